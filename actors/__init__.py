@@ -1,0 +1,1 @@
+"""Generate: the actors that own vLLM engines."""

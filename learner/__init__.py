@@ -1,0 +1,1 @@
+"""Update: the ZeRO-3 learner."""

@@ -1,0 +1,1 @@
+"""Score: scorers, the sandbox, and the workers that run them."""

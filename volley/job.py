@@ -1,0 +1,188 @@
+"""JobSpec: the one configuration tree. ``volley schema`` prints it as JSON Schema.
+
+RLJob     reinforcement learning of a k-sample objective
+SFTJob    supervised fine-tuning on prompt/answer rows, on the same learner
+EvalJob   n samples per prompt, unbiased pass@k for a list of k
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from volley.base import Spec
+from volley.objectives import Objective, check_objective
+from volley.scoring import ScorerSpec
+from volley.update import LearnerSpec, Optimizer, PolicyUpdate
+
+
+class ModelSpec(Spec):
+    """A causal language model in Hugging Face format."""
+
+    path: Path = Field(description="folder with config.json, safetensors weights and a tokenizer")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class DataSpec(Spec):
+    """A JSONL file of prompts. Fields the job does not name travel to the scorer."""
+
+    path: Path
+    prompt_field: str = "prompt"
+    id_field: str | None = Field(None, description="null: rows are named <file stem>:<line>")
+    shuffle: bool = Field(True, description="a new seeded order each pass; false keeps the file's order")
+
+
+class Sampling(Spec):
+    """How samples are drawn. In training top_p = 1 and no top_k, so that the log-probs are those of the distribution."""
+
+    n: int = Field(16, ge=1, description="samples per prompt")
+    temperature: float = Field(1.0, gt=0)
+    max_tokens: int = Field(1024, ge=1, description="length limit of one sample")
+    seeded: bool = Field(False, description="one seed per group: same weights, same samples; slower sampling")
+
+
+class EvalSampling(Sampling):
+    """Sampling for evaluation, where nucleus sampling is allowed."""
+
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class ActorsSpec(Spec):
+    """The actors that generate, each owning one vLLM engine."""
+
+    count: int = Field(1, ge=1)
+    cpus: float = Field(1, ge=0, description="Ray CPUs an actor reserves")
+    gpus: float = Field(0, ge=0, description="Ray GPUs an actor reserves")
+    threads: int = Field(1, ge=1, description="OpenMP threads of an engine on CPU")
+    max_num_seqs: int = Field(256, ge=1, description="samples an engine runs at once")
+    kv_cache_gb: float = Field(1.0, gt=0, description="key-value cache of an engine on CPU")
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="passed through to vLLM's AsyncEngineArgs"
+    )
+    start_deadline_s: float = Field(300, gt=0)
+    group_deadline_s: float = Field(600, gt=0, description="longest wait for one group")
+
+
+class RewardWorkersSpec(Spec):
+    """The workers that score."""
+
+    count: int = Field(1, ge=1)
+    cpus: float = Field(0.1, ge=0)
+    start_deadline_s: float = Field(60, gt=0)
+    group_deadline_s: float = Field(120, gt=0, description="longest wait for the scores of one group")
+
+
+class InRunEvaluation(Spec):
+    """Evaluation on held-out prompts while training."""
+
+    data: DataSpec
+    sampling: EvalSampling = EvalSampling(n=16)
+    ks: tuple[int, ...] = Field((1, 2, 4, 8, 16), min_length=1)
+    every: int | None = Field(
+        None, ge=1, description="steps between evaluations; null: only at start and end"
+    )
+    at_start: bool = True
+
+    @model_validator(mode="after")
+    def _ks_fit_n(self) -> Self:
+        _check_ks(self.ks, self.sampling.n, "evaluation")
+        return self
+
+
+class CheckpointSpec(Spec):
+    """When to write resumable checkpoints."""
+
+    every: int | None = Field(None, ge=1, description="steps between checkpoints; null: only at the end")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class _Job(Spec):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    seed: int = Field(0, ge=0)
+    model: ModelSpec
+    data: DataSpec
+
+
+class _Sampled(_Job):
+    scorer: ScorerSpec
+    actors: ActorsSpec = ActorsSpec()
+    reward_workers: RewardWorkersSpec = RewardWorkersSpec()
+
+
+class RLJob(_Sampled):
+    """Reinforcement learning of a k-sample objective."""
+
+    kind: Literal["rl"] = "rl"
+    steps: int = Field(ge=1)
+    prompts_per_step: int = Field(32, ge=1, description="P, groups in one batch")
+    max_lag: int = Field(
+        1, ge=0, description="L, versions a token may be old when trained on; 0 is synchronous"
+    )
+    sampling: Sampling = Sampling()
+    objective: Objective
+    update: PolicyUpdate = PolicyUpdate()
+    optimizer: Optimizer = Optimizer()
+    learner: LearnerSpec = LearnerSpec()
+    evaluation: InRunEvaluation | None = None
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    max_dead_batches: int = Field(
+        20, ge=1, description="batches in a row without signal that end the run with advice"
+    )
+    samples_kept: int = Field(64, ge=0, description="samples written to the excerpt every tenth step")
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> Self:
+        check_objective(self.objective, self.sampling.n)
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_groups(self) -> Self:
+        if self.learner.ranks > self.prompts_per_step:
+            raise ValueError(
+                f"learner.ranks {self.learner.ranks} > prompts_per_step {self.prompts_per_step}: a group is never "
+                "split over ranks; raise prompts_per_step or lower learner.ranks"
+            )
+        return self
+
+    @property
+    def slots(self) -> int:
+        """Groups that may be admitted and not yet trained: this alone bounds the lag."""
+        return (self.max_lag + 1) * self.prompts_per_step
+
+
+class SFTJob(_Job):
+    """Supervised fine-tuning: loss on the answer's tokens only."""
+
+    kind: Literal["sft"] = "sft"
+    steps: int = Field(ge=1)
+    rows_per_step: int = Field(128, ge=1)
+    answer_field: str = "answer"
+    optimizer: Optimizer = Optimizer(lr=1e-5)
+    learner: LearnerSpec = LearnerSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+
+
+class EvalJob(_Sampled):
+    """n samples per prompt and unbiased pass@k for each k."""
+
+    kind: Literal["eval"] = "eval"
+    sampling: EvalSampling = EvalSampling(n=64)
+    ks: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=1)
+    prompts: int | None = Field(None, ge=1, description="take only the first so many prompts")
+
+    @model_validator(mode="after")
+    def _ks_fit_n(self) -> Self:
+        _check_ks(self.ks, self.sampling.n, "the job")
+        return self
+
+
+def _check_ks(ks: tuple[int, ...], n: int, where: str) -> None:
+    bad = [k for k in ks if not 1 <= k <= n]
+    if bad:
+        raise ValueError(
+            f"ks {bad} of {where} are not in 1..n={n}: raise sampling.n to {max(ks)} or drop them"
+        )
+
+
+JobSpec = Annotated[RLJob | SFTJob | EvalJob, Field(discriminator="kind")]
+JOB: TypeAdapter[RLJob | SFTJob | EvalJob] = TypeAdapter(JobSpec)

@@ -1,0 +1,216 @@
+"""What crosses a process border: frozen, columnar, and small.
+
+Shape suffixes: ``_n`` samples of one group; ``_T`` tokens of all samples of one group, laid end to end;
+``_p`` tokens of the prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_ANSWER = -1
+
+
+class VerdictStatus(StrEnum):
+    """What scoring said of one sample."""
+
+    PASSED = "passed"  # correct in full
+    WRONG_ANSWER = "wrong_answer"  # ran and answered, but not correct in full
+    NO_ANSWER = "no_answer"  # nothing that could be scored was found in the sample
+    COMPILE_ERROR = "compile_error"  # the sample's program does not parse
+    RUNTIME_ERROR = "runtime_error"  # the sample's program failed
+    TIMEOUT = "timeout"  # the sample's own program used up its time
+    MEMORY_LIMIT = "memory_limit"  # ... its memory
+    OUTPUT_LIMIT = "output_limit"  # ... its output allowance
+    SECURITY_VIOLATION = "security_violation"  # the sample's program tried something the sandbox forbids
+    INFRA_ERROR = "infra_error"  # the scorer itself failed: carries no reward
+    REFUSED = "refused"  # the scorer declined the input: carries no reward
+
+    @property
+    def bears_reward(self) -> bool:
+        """False for the two statuses that say nothing about the sample: it leaves its group."""
+        return self not in (VerdictStatus.INFRA_ERROR, VerdictStatus.REFUSED)
+
+
+STATUSES: tuple[VerdictStatus, ...] = tuple(VerdictStatus)
+STATUS_CODE: Mapping[VerdictStatus, int] = {status: code for code, status in enumerate(STATUSES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of a dataset.
+
+    Attributes:
+        id: unique within its dataset; ``<file stem>:<line>`` where the row names none.
+        text: what the model sees.
+        reference: the row's other fields, for the scorer (numbers and target, tests, expected answer ...).
+    """
+
+    id: str
+    text: str
+    reference: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What scoring said of one sample. ``reward`` is None exactly when the status bears none."""
+
+    status: VerdictStatus
+    reward: float | None
+    answer: str | None = None  # the extracted answer; equal answers vote together in maj@k
+    detail: str = ""  # one line for people
+    failing_test: int | None = None
+    cpu_ms: float | None = None
+    wall_ms: float | None = None
+    peak_mb: float | None = None
+    stdout: str = ""  # truncated and escaped
+    stderr: str = ""
+    unsafe: bool = False  # scored without isolation
+    weak_oracle: bool = False  # the check ran where the sample's own code could have influenced it
+
+    def __post_init__(self) -> None:
+        if self.status.bears_reward != (self.reward is not None):
+            raise ValueError(
+                f"a verdict {self.status} must {'' if self.status.bears_reward else 'not '}carry a reward"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The n samples of one prompt as an actor made them.
+
+    Attributes:
+        group_id: admission number within the run, from 0.
+        prompt_id: the prompt's id.
+        prompt_p: int32 [p], prompt token ids.
+        tokens_T: int32 [T], token ids of all samples end to end; a sample that stopped ends with its stop token.
+        logprobs_T: float32 [T], log-probability of each token under the weights and sampling it was drawn with.
+        versions_T: int32 [T], the weight version each token was sampled under.
+        lengths_n: int32 [n], tokens per sample; sums to T.
+        stopped_n: bool [n], False where the sample was cut at its length limit.
+        texts: n decoded samples, stop token left out.
+        actor: name of the actor that made it.
+        seconds: wall time from request to last token.
+    """
+
+    group_id: int
+    prompt_id: str
+    prompt_p: NDArray[np.int32]
+    tokens_T: NDArray[np.int32]
+    logprobs_T: NDArray[np.float32]
+    versions_T: NDArray[np.int32]
+    lengths_n: NDArray[np.int32]
+    stopped_n: NDArray[np.bool_]
+    texts: tuple[str, ...]
+    actor: str
+    seconds: float
+
+    @property
+    def n(self) -> int:
+        return len(self.lengths_n)
+
+    def meta(self) -> "GroupMeta":
+        """The part of the group the coordinator sees."""
+        return GroupMeta(
+            group_id=self.group_id,
+            prompt_id=self.prompt_id,
+            actor=self.actor,
+            n=self.n,
+            prompt_tokens=len(self.prompt_p),
+            sample_tokens=len(self.tokens_T),
+            oldest_version=int(self.versions_T.min()) if len(self.versions_T) else 0,
+            newest_version=int(self.versions_T.max()) if len(self.versions_T) else 0,
+            truncated=int((~self.stopped_n).sum()),
+            seconds=self.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMeta:
+    """A group without its arrays: what travels by value while the arrays stay in the object store."""
+
+    group_id: int
+    prompt_id: str
+    actor: str
+    n: int
+    prompt_tokens: int
+    sample_tokens: int
+    oldest_version: int
+    newest_version: int
+    truncated: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The verdicts of one group, column by column.
+
+    Attributes:
+        rewards_n: float64 [n]; NaN where the verdict bears no reward.
+        status_n: uint8 [n], index into ``STATUSES``.
+        answers_n: int32 [n], equal for samples with equal extracted answers; ``NO_ANSWER`` where there is none.
+        verdicts: the n verdicts themselves, for pages and sample excerpts.
+        seconds: wall time of scoring the group.
+        worker: name of the reward worker.
+    """
+
+    rewards_n: NDArray[np.float64]
+    status_n: NDArray[np.uint8]
+    answers_n: NDArray[np.int32]
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+    worker: str
+
+    @property
+    def valid_n(self) -> NDArray[np.bool_]:
+        """bool [n]: False where the sample must leave its group."""
+        return ~np.isnan(self.rewards_n)
+
+    @classmethod
+    def pack(cls, verdicts: Sequence[Verdict], *, seconds: float = 0.0, worker: str = "") -> "Scores":
+        """Columns of ``verdicts``, in order."""
+        ids: dict[str, int] = {}
+        answers = [NO_ANSWER if v.answer is None else ids.setdefault(v.answer, len(ids)) for v in verdicts]
+        return cls(
+            rewards_n=np.array(
+                [np.nan if v.reward is None else v.reward for v in verdicts], dtype=np.float64
+            ),
+            status_n=np.array([STATUS_CODE[v.status] for v in verdicts], dtype=np.uint8),
+            answers_n=np.array(answers, dtype=np.int32),
+            verdicts=tuple(verdicts),
+            seconds=seconds,
+            worker=worker,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBucket:
+    """One piece of a set of weights: ``ref`` is a Ray object reference to a uint8 array that holds a safetensors file."""
+
+    ref: Any
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """A whole set of weights as the learner publishes it.
+
+    Attributes:
+        version: the weights' version.
+        buckets: in the order they must be loaded.
+        checksum: hex digest over all tensors by name, or None when checking is off.
+        gather_seconds: how long the learner took to gather and store it.
+    """
+
+    version: int
+    buckets: tuple[WeightBucket, ...]
+    checksum: str | None
+    gather_seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        return sum(bucket.nbytes for bucket in self.buckets)

@@ -1,0 +1,97 @@
+"""How a job says what one step does to the policy: the loss, the optimiser, the schedule."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from volley.base import Spec
+
+
+class NoCorrection(Spec):
+    """Treat every sample as if the current policy had made it."""
+
+    kind: Literal["none"] = "none"
+
+
+class TokenCorrection(Spec):
+    """Multiply each token's term by ``min(exp(prox - mu), cap)``: truncated importance sampling."""
+
+    kind: Literal["token"] = "token"
+    cap: float = Field(2.0, gt=0, description="largest weight a token may have")
+    mask: bool = Field(False, description="drop tokens over the cap instead of truncating their weight")
+
+
+class SequenceCorrection(Spec):
+    """Multiply each sample's term by ``min(exp(sum_t prox - mu), cap)``."""
+
+    kind: Literal["sequence"] = "sequence"
+    cap: float = Field(2.0, gt=0, description="largest weight a sample may have")
+    mask: bool = Field(False, description="drop samples over the cap instead of truncating their weight")
+
+
+Correction = Annotated[NoCorrection | TokenCorrection | SequenceCorrection, Field(discriminator="kind")]
+
+
+class KLPenalty(Spec):
+    """Pull toward the starting policy. ``coefficient`` 0 only logs the divergence."""
+
+    coefficient: float = Field(0.0, ge=0)
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    where: Literal["loss", "reward"] = "loss"
+
+
+class ValueModel(Spec):
+    """V(x), one scalar per prompt, learned beside the policy and subtracted from the reward."""
+
+    lr: float = Field(1e-6, gt=0)
+    clip: float = Field(0.2, gt=0, description="alpha of the clipped value loss")
+
+
+class PolicyUpdate(Spec):
+    """The loss of one step. Source of the terms: docs/objectives.md."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1, description="the ratio is clipped from below at 1 - clip_low")
+    clip_high: float = Field(0.2, ge=0, description="the ratio is clipped from above at 1 + clip_high")
+    ratio: Literal["token", "sequence"] = Field(
+        "token",
+        description="one ratio per token, or a single ratio pi/pi_old per sample (arXiv 2503.19595, App. A.4)",
+    )
+    updates_per_batch: int = Field(1, ge=1, description="optimiser updates made from one batch")
+    behaviour_correction: Correction = TokenCorrection()
+    aggregation: Literal["sequence_sum", "sequence_mean", "token_mean"] = Field(
+        "sequence_sum", description="sequence_sum is the estimators' own form"
+    )
+    kl: KLPenalty = KLPenalty()
+    entropy_bonus: float = Field(0.0, ge=0)
+    mask_truncated: bool = Field(False, description="samples cut at their length limit give no gradient")
+    value_model: ValueModel | None = None
+
+
+class Optimizer(Spec):
+    """AdamW and its schedule."""
+
+    lr: float = Field(1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0, description="global gradient norm; null for no clipping")
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+
+
+class LearnerSpec(Spec):
+    """The ranks that update the policy."""
+
+    ranks: int = Field(1, ge=1)
+    cpus_per_rank: float = Field(1, gt=0)
+    gpus_per_rank: float = Field(0, ge=0)
+    threads_per_rank: int = Field(1, ge=1, description="torch threads of a rank on CPU")
+    tokens_per_micro_batch: int = Field(
+        16384, ge=1, description="padded tokens a rank takes through the model at once"
+    )
+    bucket_mb: float = Field(64, gt=0, description="weights are gathered and sent in pieces of this size")
+    verify_weights: bool = Field(False, description="send a checksum that every actor verifies")
+    step_deadline_s: float = Field(600, gt=0)
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict, description="passed through to deepspeed.initialize"
+    )
