@@ -56,9 +56,7 @@ class ActorsSpec(Spec):
     threads: int = Field(1, ge=1, description="OpenMP threads of an engine on CPU")
     max_num_seqs: int = Field(256, ge=1, description="samples an engine runs at once")
     kv_cache_gb: float = Field(1.0, gt=0, description="key-value cache of an engine on CPU")
-    engine: dict[str, Any] = Field(
-        default_factory=dict, description="passed through to vLLM's AsyncEngineArgs"
-    )
+    engine: dict[str, Any] = Field(default_factory=dict, description="passed through to vLLM's AsyncEngineArgs")
     start_deadline_s: float = Field(300, gt=0)
     group_deadline_s: float = Field(600, gt=0, description="longest wait for one group")
 
@@ -78,9 +76,7 @@ class InRunEvaluation(Spec):
     data: DataSpec
     sampling: EvalSampling = EvalSampling(n=16)
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16), min_length=1)
-    every: int | None = Field(
-        None, ge=1, description="steps between evaluations; null: only at start and end"
-    )
+    every: int | None = Field(None, ge=1, description="steps between evaluations; null: only at start and end")
     at_start: bool = True
 
     @model_validator(mode="after")
@@ -115,9 +111,7 @@ class RLJob(_Sampled):
     kind: Literal["rl"] = "rl"
     steps: int = Field(ge=1)
     prompts_per_step: int = Field(32, ge=1, description="P, groups in one batch")
-    max_lag: int = Field(
-        1, ge=0, description="L, versions a token may be old when trained on; 0 is synchronous"
-    )
+    max_lag: int = Field(1, ge=0, description="L, versions a token may be old when trained on; 0 is synchronous")
     sampling: Sampling = Sampling()
     objective: Objective
     update: PolicyUpdate = PolicyUpdate()
@@ -125,9 +119,7 @@ class RLJob(_Sampled):
     learner: LearnerSpec = LearnerSpec()
     evaluation: InRunEvaluation | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
-    max_dead_batches: int = Field(
-        20, ge=1, description="batches in a row without signal that end the run with advice"
-    )
+    max_dead_batches: int = Field(20, ge=1, description="batches in a row without signal that end the run with advice")
     samples_kept: int = Field(64, ge=0, description="samples written to the excerpt every tenth step")
 
     @model_validator(mode="after")
@@ -179,9 +171,7 @@ class EvalJob(_Sampled):
 def _check_ks(ks: tuple[int, ...], n: int, where: str) -> None:
     bad = [k for k in ks if not 1 <= k <= n]
     if bad:
-        raise ValueError(
-            f"ks {bad} of {where} are not in 1..n={n}: raise sampling.n to {max(ks)} or drop them"
-        )
+        raise ValueError(f"ks {bad} of {where} are not in 1..n={n}: raise sampling.n to {max(ks)} or drop them")
 
 
 JobSpec = Annotated[RLJob | SFTJob | EvalJob, Field(discriminator="kind")]

@@ -74,9 +74,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if self.status.bears_reward != (self.reward is not None):
-            raise ValueError(
-                f"a verdict {self.status} must {'' if self.status.bears_reward else 'not '}carry a reward"
-            )
+            raise ValueError(f"a verdict {self.status} must {'' if self.status.bears_reward else 'not '}carry a reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +174,7 @@ class Scores:
         ids: dict[str, int] = {}
         answers = [NO_ANSWER if v.answer is None else ids.setdefault(v.answer, len(ids)) for v in verdicts]
         return cls(
-            rewards_n=np.array(
-                [np.nan if v.reward is None else v.reward for v in verdicts], dtype=np.float64
-            ),
+            rewards_n=np.array([np.nan if v.reward is None else v.reward for v in verdicts], dtype=np.float64),
             status_n=np.array([STATUS_CODE[v.status] for v in verdicts], dtype=np.uint8),
             answers_n=np.array(answers, dtype=np.int32),
             verdicts=tuple(verdicts),
@@ -189,7 +185,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class WeightBucket:
-    """One piece of a set of weights: ``ref`` is a Ray object reference to a uint8 array that holds a safetensors file."""
+    """One piece of a set of weights: ``ref`` refers to a uint8 array in the object store, a safetensors file."""
 
     ref: Any
     nbytes: int

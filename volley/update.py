@@ -86,12 +86,8 @@ class LearnerSpec(Spec):
     cpus_per_rank: float = Field(1, gt=0)
     gpus_per_rank: float = Field(0, ge=0)
     threads_per_rank: int = Field(1, ge=1, description="torch threads of a rank on CPU")
-    tokens_per_micro_batch: int = Field(
-        16384, ge=1, description="padded tokens a rank takes through the model at once"
-    )
+    tokens_per_micro_batch: int = Field(16384, ge=1, description="padded tokens a rank takes through the model at once")
     bucket_mb: float = Field(64, gt=0, description="weights are gathered and sent in pieces of this size")
     verify_weights: bool = Field(False, description="send a checksum that every actor verifies")
     step_deadline_s: float = Field(600, gt=0)
-    deepspeed: dict[str, Any] = Field(
-        default_factory=dict, description="passed through to deepspeed.initialize"
-    )
+    deepspeed: dict[str, Any] = Field(default_factory=dict, description="passed through to deepspeed.initialize")
