@@ -1,0 +1,47 @@
+"""Objectives of k samples: advantages, unbiased metrics, schedules. Needs numpy and pydantic only.
+
+    from volley.objectives import advantages
+    advantages(rewards, {"kind": "max_at_k", "k": 8})    # [..., n] -> [..., n]
+
+spec        the objectives and their configuration      groups       masks and per-group k, cut into dense buckets
+estimators  advantages() for every objective            maximum      max@k on-policy
+metrics     pass@k, max@k, maj@k                        off_policy   max@k with importance weights
+schedule    k and other fields over time                majority     maj@k; shapes: the rest
+"""
+
+from volley.objectives.estimators import AdvantageReport, DropReason, advantage_report, advantages
+from volley.objectives.metrics import maj_at_k, max_at_k, pass_at_k
+from volley.objectives.spec import (
+    MajAtK,
+    MaxAtK,
+    MaxRL,
+    Mean,
+    Objective,
+    PassAtKAnalytic,
+    RiskSensitive,
+    Softmax,
+    check_objective,
+    leave_p_out,
+    parse_objective,
+)
+
+__all__ = [
+    "AdvantageReport",
+    "DropReason",
+    "MajAtK",
+    "MaxAtK",
+    "MaxRL",
+    "Mean",
+    "Objective",
+    "PassAtKAnalytic",
+    "RiskSensitive",
+    "Softmax",
+    "advantage_report",
+    "advantages",
+    "check_objective",
+    "leave_p_out",
+    "maj_at_k",
+    "max_at_k",
+    "parse_objective",
+    "pass_at_k",
+]

@@ -1,0 +1,25 @@
+"""Ratios of binomial coefficients, exact to the last bit."""
+
+from functools import lru_cache
+from math import comb
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+
+@lru_cache(maxsize=512)
+def binomial_ratios(start: int, stop: int, j: int, total_n: int, total_k: int) -> FloatArray:
+    """`C(m, j) / C(total_n, total_k)` for m = start .. stop - 1; zero where m < 0, j < 0 or j > m.
+
+    Division of Python integers rounds correctly, so no size overflows and nothing is lost to cancellation.
+    The array is read-only, since it is cached.
+    """
+    total = comb(total_n, total_k)
+    ratios = np.array([comb(m, j) / total if m >= 0 and j >= 0 else 0.0 for m in range(start, stop)])
+    ratios.flags.writeable = False
+    return ratios

@@ -1,0 +1,209 @@
+"""`advantages`: from the rewards of a group to one advantage per sample, for every objective."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from volley.objectives import majority, maximum, off_policy, shapes
+from volley.objectives.combinatorics import FloatArray, IntArray
+from volley.objectives.groups import Groups, buckets, read_groups
+from volley.objectives.spec import (
+    MajAtK,
+    MaxAtK,
+    MaxRL,
+    Mean,
+    Objective,
+    ObjectiveWithK,
+    PassAtKAnalytic,
+    RiskSensitive,
+    Softmax,
+    check_objective,
+    parse_objective,
+    spare_samples,
+)
+
+_MAX_AT_K: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
+    "none": maximum.no_baseline,
+    "loo": maximum.loo,
+    "subset_loo": maximum.subset_loo,
+    "loo_minus_one": maximum.loo_minus_one,
+}
+
+
+class DropReason(StrEnum):
+    """Why a group got no advantages."""
+
+    TOO_FEW_VALID = "too_few_valid"
+    """Fewer than two valid samples: nothing to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageReport:
+    """Advantages and what was done to obtain them.
+
+    advantages: [..., n] float64. k: [...] the set size used in each group; 0 where the group was dropped.
+    dropped: the reason per dropped group, keyed by its index in the leading dimensions.
+    truncated_share: of the companion weights used, the share above `weight_cap`.
+    """
+
+    advantages: FloatArray
+    k: IntArray
+    dropped: Mapping[tuple[int, ...], DropReason]
+    truncated_share: float
+
+    @property
+    def live_group_fraction(self) -> float:
+        """The share of groups with an advantage other than zero."""
+        live = (self.advantages != 0).any(axis=-1)
+        return float(live.mean()) if live.size else 0.0
+
+
+def advantages(
+    rewards: ArrayLike,
+    objective: Objective | Mapping[str, Any],
+    *,
+    log_weights: ArrayLike | None = None,
+    answers: ArrayLike | None = None,
+    valid: ArrayLike | None = None,
+    k: ArrayLike | None = None,
+) -> FloatArray:
+    """The vector `a` of each group such that `sum_i a_i grad log pi(y_i)` estimates the objective's gradient.
+
+    rewards: [..., n], finite wherever valid.
+    log_weights: [..., n], `log pi(y_i) - log mu(y_i)` of whole samples; read only when `companion_weights` is
+        not `none`, and absent means on-policy. The result is then `A_i = a_i / w_i`, ready for the sample's ratio.
+    answers: [..., n] integer ids, needed by `maj_at_k`; only equality within a group matters.
+    valid: [..., n] bool; a masked sample leaves n and gets 0. k shrinks to what is left; a group with fewer than
+        two valid samples is all zeros.
+    k: [...] integers that replace the objective's k group by group (an adaptive schedule).
+
+    Returns [..., n] float64.
+
+    Raises:
+        ValueError: a pairing that `check_objective` refuses, shapes that disagree, values that are not finite,
+            rewards outside an objective's domain.
+    """
+    return advantage_report(rewards, objective, log_weights=log_weights, answers=answers, valid=valid, k=k).advantages
+
+
+def advantage_report(
+    rewards: ArrayLike,
+    objective: Objective | Mapping[str, Any],
+    *,
+    log_weights: ArrayLike | None = None,
+    answers: ArrayLike | None = None,
+    valid: ArrayLike | None = None,
+    k: ArrayLike | None = None,
+) -> AdvantageReport:
+    """`advantages` with an account of dropped groups, the k each group used, and truncated weights."""
+    objective = parse_objective(objective)
+    groups, lead = read_groups(rewards, log_weights, answers, valid)
+    k_B = _k_of_groups(objective, groups, lead, k)
+    rows, n = groups.g_BN.shape
+    out_BN = np.zeros((rows, n))
+    truncated = used = 0
+    for bucket, bucket_k, position_RS in buckets(groups, k_B):
+        bucket, cut = _truncate(objective, bucket)
+        truncated += cut
+        used += bucket.g_BN.size
+        out_BN.reshape(-1)[position_RS] = _bucket_advantages(objective, bucket, bucket_k)
+    dropped_B = groups.valid_counts < 2
+    return AdvantageReport(
+        advantages=out_BN.reshape((*lead, n)),
+        k=np.where(dropped_B, 0, k_B).reshape(lead),
+        dropped={_index(row, lead): DropReason.TOO_FEW_VALID for row in np.flatnonzero(dropped_B)},
+        truncated_share=truncated / used if used else 0.0,
+    )
+
+
+def _index(row: int, lead: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(row, lead)) if lead else ()
+
+
+def _k_of_groups(objective: Objective, groups: Groups, lead: tuple[int, ...], k: ArrayLike | None) -> IntArray:
+    """The k each group uses: what was asked for, shrunk to the valid samples."""
+    n = groups.g_BN.shape[-1]
+    if not isinstance(objective, ObjectiveWithK):
+        if k is not None:
+            raise ValueError(f"k= was given, and kind: {objective.kind} has no k; leave k= out")
+        check_objective(objective, n)
+        return groups.valid_counts
+    asked = np.asarray(objective.k if k is None else k)
+    if not np.issubdtype(asked.dtype, np.integer):
+        raise TypeError(f"k must be integers, got {asked.dtype}")
+    for value in np.unique(asked):
+        check_objective({**objective.model_dump(), "k": int(value)}, n)
+    asked_B = np.broadcast_to(asked, lead).reshape(-1)
+    largest_B = np.maximum(groups.valid_counts - spare_samples(objective), 1)
+    k_B: IntArray = np.minimum(asked_B, largest_B)
+    return k_B
+
+
+def _truncate(objective: Objective, bucket: Groups) -> tuple[Groups, int]:
+    """Cap the companions' weights; returns how many were above the cap."""
+    if not isinstance(objective, MaxAtK) or objective.weight_cap is None or bucket.log_w_BN is None:
+        return bucket, 0
+    log_cap = math.log(objective.weight_cap)
+    capped_BN = np.minimum(bucket.log_w_BN, log_cap)
+    return replace(bucket, log_w_BN=capped_BN), int((bucket.log_w_BN > log_cap).sum())
+
+
+def _bucket_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
+    a_BN = _raw_advantages(objective, bucket, k)
+    if objective.center:
+        a_BN = a_BN - a_BN.mean(axis=-1, keepdims=True)
+    if objective.normalize == "std":
+        flat_B1 = np.ptp(bucket.g_BN, axis=-1, keepdims=True) == 0
+        sd_B1 = np.where(flat_B1, 0.0, bucket.g_BN.std(axis=-1, keepdims=True))
+        a_BN = np.divide(a_BN, sd_B1, out=np.zeros_like(a_BN), where=sd_B1 > 0)
+    return a_BN
+
+
+def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
+    """Dispatch on the kind, before centring and normalisation."""
+    g_BN = bucket.g_BN
+    match objective:
+        case Mean():
+            return maximum.leave_one_out_mean(g_BN)
+        case Softmax(beta=beta):
+            return shapes.softmax_leave_one_out(g_BN, beta)
+        case PassAtKAnalytic():
+            return shapes.pass_at_k_analytic(g_BN, k)
+        case MaxRL():
+            return shapes.maxrl(g_BN)
+        case RiskSensitive(beta=beta):
+            return shapes.risk_sensitive(g_BN, beta)
+        case MajAtK():
+            return _maj_at_k(bucket, k)
+        case MaxAtK():
+            return _max_at_k(objective, bucket, k)
+
+
+def _maj_at_k(bucket: Groups, k: int) -> FloatArray:
+    if bucket.answers_BN is None:
+        raise ValueError("maj_at_k needs answers=, integer ids of the answers, shaped like rewards")
+    profiles = majority.vote_profiles(bucket.answers_BN, bucket.g_BN)  # before k = 1 leaves, since it checks
+    if k == 1:
+        return maximum.leave_one_out_mean(bucket.g_BN)
+    per_answer_GA = majority.loo_minus_one_profiles(profiles, k)
+    return per_answer_GA[profiles.profile_B[:, None], profiles.slot_BN]
+
+
+def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:
+    if k == 1:
+        return maximum.leave_one_out_mean(bucket.g_BN)
+    order_BN = np.argsort(bucket.g_BN, axis=-1)
+    g_BN = np.take_along_axis(bucket.g_BN, order_BN, axis=-1)
+    if objective.companion_weights == "none" or bucket.log_w_BN is None:
+        sorted_BN = _MAX_AT_K[objective.baseline](g_BN, k)
+    else:
+        log_w_BN = np.take_along_axis(bucket.log_w_BN, order_BN, axis=-1)
+        sorted_BN = off_policy.loo_minus_one_off_policy(g_BN, log_w_BN, k, objective.companion_weights)
+    out_BN = np.empty_like(sorted_BN)
+    np.put_along_axis(out_BN, order_BN, sorted_BN, axis=-1)
+    return out_BN

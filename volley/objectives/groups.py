@@ -1,0 +1,104 @@
+"""Reading a batch of groups, and cutting it into dense buckets of one size and one k.
+
+Every kernel of this package sees a plain [rows, size] array with one k: masks and per-group k end here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from volley.objectives.combinatorics import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups flattened to two dimensions; values of masked samples are meaningless.
+
+    g_BN rewards, log_w_BN log-weights or None, answers_BN ids or None, valid_BN None when all are valid.
+    """
+
+    g_BN: FloatArray
+    log_w_BN: FloatArray | None
+    answers_BN: IntArray | None
+    valid_BN: BoolArray | None
+
+    @property
+    def valid_counts(self) -> IntArray:
+        """How many valid samples each group has, [B]."""
+        rows, n = self.g_BN.shape
+        return np.full(rows, n) if self.valid_BN is None else self.valid_BN.sum(axis=-1)
+
+
+def read_groups(
+    rewards: ArrayLike,
+    log_weights: ArrayLike | None = None,
+    answers: ArrayLike | None = None,
+    valid: ArrayLike | None = None,
+) -> tuple[Groups, tuple[int, ...]]:
+    """Check and flatten a batch. Returns it with the leading shape of `rewards` [..., n].
+
+    Raises:
+        ValueError: no samples dimension, shapes that disagree, or a valid entry that is not finite (log-weights
+            may be -inf: a weight of zero).
+        TypeError: answers that are not integers, or a mask that is not boolean.
+    """
+    g = np.asarray(rewards, dtype=np.float64)
+    if g.ndim == 0:
+        raise ValueError("rewards need a last dimension of samples, [..., n]; got a scalar")
+    flat = (-1, g.shape[-1]) if g.size else (int(np.prod(g.shape[:-1])), g.shape[-1])
+    mask = None if valid is None else _same_shape(np.asarray(valid), g, "valid")
+    if mask is not None and mask.dtype != np.bool_:
+        raise TypeError(f"valid must be boolean, got {mask.dtype}; write valid.astype(bool)")
+    ids = None if answers is None else _same_shape(np.asarray(answers), g, "answers")
+    if ids is not None and not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"answers must be integer ids, got {ids.dtype}; number the distinct answers of each group")
+    log_w = None if log_weights is None else _same_shape(np.asarray(log_weights, dtype=np.float64), g, "log_weights")
+    used = True if mask is None else mask
+    if not np.isfinite(g, where=used, out=np.ones(g.shape, dtype=bool)).all():
+        raise ValueError("a valid reward is not finite; mask such samples with valid=")
+    if log_w is not None and (used & (np.isnan(log_w) | np.isposinf(log_w))).any():
+        raise ValueError("a valid log-weight is nan or +inf; mask such samples with valid=")
+    groups = Groups(
+        g_BN=g.reshape(flat),
+        log_w_BN=None if log_w is None else log_w.reshape(flat),
+        answers_BN=None if ids is None else ids.reshape(flat).astype(np.int64),
+        valid_BN=None if mask is None or mask.all() else mask.reshape(flat),
+    )
+    return groups, g.shape[:-1]
+
+
+def buckets(groups: Groups, k_B: IntArray) -> Iterator[tuple[Groups, int, IntArray]]:
+    """Groups of two or more valid samples as dense buckets of one size and one k.
+
+    Yields the bucket, its k, and the flat positions [rows, size] of its samples in the batch.
+    """
+    rows, n = groups.g_BN.shape
+    n_valid_B = groups.valid_counts
+    keys_B = n_valid_B * (n + 1) + k_B
+    # valid samples first, in their order
+    first_BN = None if groups.valid_BN is None else np.argsort(~groups.valid_BN, axis=-1, kind="stable")
+    for key in np.unique(keys_B[n_valid_B >= 2]):
+        size, k = divmod(int(key), n + 1)
+        rows_R = np.flatnonzero(keys_B == key)
+        columns_RS = np.arange(n)[None] if first_BN is None else first_BN[rows_R, :size]
+        position_RS = rows_R[:, None] * n + columns_RS
+        whole = first_BN is None and len(rows_R) == rows
+        yield (groups if whole else _take(groups, position_RS)), k, position_RS
+
+
+def _take(groups: Groups, position_RS: IntArray) -> Groups:
+    return Groups(
+        g_BN=groups.g_BN.reshape(-1)[position_RS],
+        log_w_BN=None if groups.log_w_BN is None else groups.log_w_BN.reshape(-1)[position_RS],
+        answers_BN=None if groups.answers_BN is None else groups.answers_BN.reshape(-1)[position_RS],
+        valid_BN=None,
+    )
+
+
+def _same_shape(x: NDArray[Any], g: FloatArray, name: str) -> NDArray[Any]:
+    if x.shape != g.shape:
+        raise ValueError(f"{name} has shape {x.shape}, rewards have {g.shape}; they must agree")
+    return x

@@ -1,0 +1,87 @@
+"""Unbiased estimates of pass@k, max@k and maj@k from n samples per prompt."""
+
+from typing import overload
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from volley.objectives.combinatorics import FloatArray
+from volley.objectives.groups import read_groups
+from volley.objectives.majority import maj_at_k_profiles, vote_profiles
+from volley.objectives.maximum import max_at_k_sorted
+from volley.objectives.off_policy import max_at_k_off_policy
+
+
+@overload
+def pass_at_k(n: int, c: int, k: int) -> float: ...
+@overload
+def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> float | FloatArray: ...
+def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> float | FloatArray:
+    """`1 - C(n-c, k) / C(n, k)`: the chance that k of n samples, c of them correct, hold a correct one.
+
+    Integers or integer arrays that broadcast; a float when all are scalars. The ratio is a product of
+    `1 - k/i` for i = n-c+1 .. n, summed as logarithms so that small and large chances are both precise.
+
+    Raises:
+        ValueError: unless 0 <= c <= n and 1 <= k <= n.
+        TypeError: counts that are not integers.
+    """
+    n_X, c_X, k_X = np.broadcast_arrays(*(np.asarray(x) for x in (n, c, k)))
+    if any(not np.issubdtype(x.dtype, np.integer) for x in (n_X, c_X, k_X)):
+        raise TypeError("pass_at_k takes integer counts n, c, k")
+    if (c_X < 0).any() or (c_X > n_X).any():
+        raise ValueError("pass_at_k needs 0 <= c <= n")
+    if (k_X < 1).any() or (k_X > n_X).any():
+        raise ValueError("pass_at_k needs 1 <= k <= n; lower k or draw more samples")
+    log_miss_X = np.zeros(n_X.shape)
+    with np.errstate(divide="ignore"):
+        for j in range(int(c_X.max(initial=0))):
+            # a set of k avoids the j-th correct sample; -inf once fewer than k samples are left to choose from
+            factor_X = np.log1p(-np.minimum(k_X / np.maximum(n_X - j, 1), 1.0))
+            log_miss_X = log_miss_X + np.where(j < c_X, factor_X, 0.0)
+    chance_X = -np.expm1(log_miss_X)
+    return float(chance_X) if chance_X.ndim == 0 else chance_X
+
+
+def max_at_k(rewards: ArrayLike, k: int, *, log_weights: ArrayLike | None = None) -> float | FloatArray:
+    """The unbiased max@k estimate of each group from rewards [..., n]: [...], a float for one group.
+
+    With `log_weights` [..., n] of whole samples it estimates the max@k of another policy than the one that drew
+    them: `(1/C(n,k)) sum_{|I|=k} (prod_{j in I} w_j) max_I g`.
+
+    Raises:
+        ValueError: unless 1 <= k <= n, or a value is not finite.
+    """
+    groups, lead = read_groups(rewards, log_weights)
+    _check_k(k, groups.g_BN.shape[-1])
+    order_BN = np.argsort(groups.g_BN, axis=-1)
+    g_BN = np.take_along_axis(groups.g_BN, order_BN, axis=-1)
+    if groups.log_w_BN is None:
+        return _shaped(max_at_k_sorted(g_BN, k), lead)
+    log_w_BN = np.take_along_axis(groups.log_w_BN, order_BN, axis=-1)
+    return _shaped(max_at_k_off_policy(g_BN, log_w_BN, k), lead)
+
+
+def maj_at_k(answers: ArrayLike, rewards: ArrayLike, k: int) -> float | FloatArray:
+    """The unbiased maj@k estimate of each group, uniform over tied answers: [...], a float for one group.
+
+    answers: [..., n] integer ids, equal where the answers are; rewards: [..., n], equal where the answers are.
+
+    Raises:
+        ValueError: unless 1 <= k <= n, a reward is not finite, or one answer of a group has two rewards.
+    """
+    groups, lead = read_groups(rewards, answers=answers)
+    _check_k(k, groups.g_BN.shape[-1])
+    if groups.answers_BN is None or not len(groups.g_BN):
+        return _shaped(np.zeros(0), lead)
+    profiles = vote_profiles(groups.answers_BN, groups.g_BN)
+    return _shaped(maj_at_k_profiles(profiles, k)[profiles.profile_B], lead)
+
+
+def _check_k(k: int, n: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k} needs 1 <= k <= n, and the groups have n={n} samples; lower k or draw more samples")
+
+
+def _shaped(x_B: FloatArray, lead: tuple[int, ...]) -> float | FloatArray:
+    return x_B.reshape(lead) if lead else float(x_B[0])

@@ -1,0 +1,180 @@
+"""The objectives a run can optimise: one frozen pydantic model per kind, joined by `kind`.
+
+Notation used in this package: a group has `n` samples of one prompt with rewards `g_1..g_n`; the objective is
+the expected value of some function of `k <= n` of them. Shape suffixes: `B` groups, `N` samples of a group.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from volley.base import Spec
+
+Baseline: TypeAlias = Literal["none", "loo", "subset_loo", "loo_minus_one"]
+CompanionWeights: TypeAlias = Literal["none", "exact", "first_order", "self_normalised"]
+
+
+class _ObjectiveBase(Spec):
+    """What every objective shares.
+
+    center: subtract the mean advantage of the group (arXiv 2503.19595, eq. 3); trades bias for variance.
+    normalize: `none`, or `std` to divide by the population standard deviation of the group's rewards (GRPO).
+    """
+
+    center: bool = False
+    normalize: Literal["none", "std"] = "none"
+
+
+class Mean(_ObjectiveBase):
+    """The expected reward of one sample; `a_i = (g_i - mean(g_-i)) / n` (REINFORCE leave-one-out)."""
+
+    kind: Literal["mean"] = "mean"
+
+
+class MaxAtK(_ObjectiveBase):
+    """The expected best reward of k samples; pass@k on 0/1 rewards.
+
+    baseline: `none` (arXiv 2505.15201 eq. 19), `loo` (its eq. 29), `subset_loo` (leave-one-out of the max@k
+        estimate itself, the leave-p-out of arXiv 2503.19595 with p = n - k), `loo_minus_one` (eq. 33).
+        All are unbiased; `none` and `loo_minus_one` allow k = n, the other two need k <= n - 1.
+    companion_weights: how the importance weights of the *other* samples of a set enter an off-policy estimate.
+        `none` ignores them, `exact` is unbiased, `first_order` expands their product around 1 (after
+        arXiv 2510.23393), `self_normalised` divides the exact form by its mean weight.
+    weight_cap: companions' weights above this are truncated to it.
+    """
+
+    kind: Literal["max_at_k"] = "max_at_k"
+    k: Annotated[int, Field(ge=1)]
+    baseline: Baseline = "loo_minus_one"
+    companion_weights: CompanionWeights = "none"
+    weight_cap: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _companions_fit(self) -> Self:
+        if self.companion_weights == "first_order" and self.baseline != "loo_minus_one":
+            raise ValueError(
+                f"companion_weights: first_order is defined for baseline: loo_minus_one, not {self.baseline}; "
+                "write companion_weights: exact, or baseline: loo_minus_one"
+            )
+        if self.companion_weights == "none" and self.weight_cap is not None:
+            raise ValueError(
+                "weight_cap truncates companion weights, and companion_weights is none; "
+                "drop weight_cap or write companion_weights: exact"
+            )
+        return self
+
+
+class MajAtK(_ObjectiveBase):
+    """The expected reward of the majority answer among k samples, uniform over tied answers."""
+
+    kind: Literal["maj_at_k"] = "maj_at_k"
+    k: Annotated[int, Field(ge=1)]
+
+
+class Softmax(_ObjectiveBase):
+    """The softmax-weighted reward of the n samples: the mean at beta = 0, the max as beta grows.
+
+    Source: arXiv 2503.19595, appendix B.2.
+    """
+
+    kind: Literal["softmax"] = "softmax"
+    beta: Annotated[float, Field(ge=0)]
+
+
+class PassAtKAnalytic(_ObjectiveBase):
+    """The group-normalised analytic pass@k advantage for 0/1 rewards (arXiv 2508.10751)."""
+
+    kind: Literal["pass_at_k_analytic"] = "pass_at_k_analytic"
+    k: Annotated[int, Field(ge=1)]
+
+
+class MaxRL(_ObjectiveBase):
+    """`(g_i - mean) / mean` for non-negative rewards (arXiv 2602.02710)."""
+
+    kind: Literal["maxrl"] = "maxrl"
+
+
+class RiskSensitive(_ObjectiveBase):
+    """`(exp(beta g_i) / mean exp(beta g) - 1) / beta` (arXiv 2509.24261); beta > 0 seeks risk."""
+
+    kind: Literal["risk_sensitive"] = "risk_sensitive"
+    beta: float
+
+    @model_validator(mode="after")
+    def _beta_is_not_zero(self) -> Self:
+        if self.beta == 0:
+            raise ValueError("beta = 0 is the mean objective; write kind: mean")
+        return self
+
+
+Objective: TypeAlias = Annotated[
+    Mean | MaxAtK | MajAtK | Softmax | PassAtKAnalytic | MaxRL | RiskSensitive, Field(discriminator="kind")
+]
+ObjectiveWithK: TypeAlias = MaxAtK | MajAtK | PassAtKAnalytic
+
+_ADAPTER: TypeAdapter[Objective] = TypeAdapter(Objective)
+
+
+def parse_objective(value: Objective | Mapping[str, Any]) -> Objective:
+    """An objective from a mapping such as `{"kind": "max_at_k", "k": 4}`; objectives pass through.
+
+    Raises:
+        pydantic.ValidationError (a ValueError): an unknown kind or key, or a value out of range.
+    """
+    return _ADAPTER.validate_python(value)
+
+
+def leave_p_out(p: int, n: int, **fields: Any) -> MaxAtK:
+    """The leave-p-out objective of arXiv 2503.19595 (eq. 5) on n samples, by its other name.
+
+    It is max@(n - p) with the `subset_loo` baseline; p = 1 is that paper's biased pass@n estimator.
+
+    Raises:
+        ValueError: unless 1 <= p <= n - 1.
+    """
+    if not 1 <= p <= n - 1:
+        raise ValueError(f"leave-p-out needs 1 <= p <= n - 1, got p={p}, n={n}; for p = 0 write k: {n}")
+    return MaxAtK(k=n - p, baseline="subset_loo", **fields)
+
+
+def spare_samples(objective: Objective) -> int:
+    """How many samples beyond k a group needs for its estimate to exist and to carry signal: 0 or 1."""
+    if isinstance(objective, PassAtKAnalytic):
+        return 1
+    if isinstance(objective, MaxAtK):
+        needs = objective.baseline in ("loo", "subset_loo") or (objective.baseline == "none" and objective.center)
+        return int(needs)
+    return 0
+
+
+def check_objective(objective: Objective | Mapping[str, Any], n: int) -> None:
+    """Refuse a pairing of an objective and a group size that is undefined or can carry no signal.
+
+    Raises:
+        ValueError: with the change to make, for n < 2, k > n, `loo`/`subset_loo` with k = n, a centred `none`
+            baseline with k = n, and the analytic form with k = n.
+    """
+    objective = parse_objective(objective)
+    if n < 2:
+        raise ValueError(f"a group of n={n} samples has nothing to compare with; write n: 2 or more")
+    if not isinstance(objective, ObjectiveWithK):
+        return
+    k = objective.k
+    if k > n:
+        raise ValueError(f"{objective.kind} with k={k} needs n >= {k} samples, got n={n}; lower k or raise n")
+    if k <= n - spare_samples(objective) or k == 1:
+        return
+    if isinstance(objective, PassAtKAnalytic):
+        raise ValueError(
+            f"pass_at_k_analytic with k = n = {n} is zero for every group; write k: {n - 1} or less, or kind: max_at_k"
+        )
+    if isinstance(objective, MaxAtK) and objective.baseline != "none":
+        raise ValueError(
+            f"baseline: {objective.baseline} leaves one sample out, so k = n = {n} is too large; "
+            f"write baseline: loo_minus_one, or k: {n - 1} or less"
+        )
+    raise ValueError(
+        f"a centred max_at_k with baseline: none and k = n = {n} is zero for every group; "
+        f"write baseline: loo_minus_one, or k: {n - 1} or less"
+    )
