@@ -33,7 +33,7 @@ class DataSpec(Spec):
 
 
 class Sampling(Spec):
-    """How samples are drawn. In training top_p = 1 and no top_k, so that the log-probs are those of the distribution."""
+    """How samples are drawn. Training has no top_p or top_k: the log-probs are those of the distribution."""
 
     n: int = Field(16, ge=1, description="samples per prompt")
     temperature: float = Field(1.0, gt=0)

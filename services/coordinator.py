@@ -1,0 +1,283 @@
+"""The coordinator: one run, from the first prompt to the last published version.
+
+One group's way:  dataset -> admit -> generate -> score -> buffer -> step -> publish -> broadcast -> slot freed
+
+                 ┌────────── slots freed ───────────┐
+                 v                                  │
+    prompts ─> admit ─> actors ─> reward workers ─> buffer ─> learner ─> broadcast
+                          ^                                                 │
+                          └──────────────── new weights ────────────────────┘
+
+Who waits for whom (every wait is bounded):
+
+    loop       consumes        produces      waits when                               woken by
+    admit      prompts         open groups   no slot, or a deadline would not hold    broadcast done, group dropped
+    make       open group      ready group   actors or reward workers are busy        the pools (their deadlines)
+    train      P ready groups  a version     fewer than P ready, or a due group is    a group becoming ready
+                                             not
+    broadcast  a version       free slots    the broadcast before it is under way     the actor pool (its deadlines)
+
+The coordinator touches metadata only: token arrays stay in Ray's object store.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from actors.config import BroadcastReport, GenerateRequest
+from learner.records import ScoredGroup, StepReport
+from services.buffer import SlotBuffer
+from services.dataset import order
+from services.ledger import Ledger
+from services.roles import Generator, Judge, Learner
+from services.start import first_error
+from services.tokens import EncodedPrompt
+from volley.errors import DeadlineExceeded, NoSignal
+from volley.job import RLJob
+from volley.records import GroupMeta, Prompt, Scores, WeightUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A group that is generated and scored: metadata, and a reference to its arrays."""
+
+    group: Any
+    meta: GroupMeta
+    prompt: Prompt
+    scores: Scores
+
+    def scored(self) -> ScoredGroup:
+        return ScoredGroup(
+            group=self.group,
+            meta=self.meta,
+            rewards_n=self.scores.rewards_n,
+            valid_n=self.scores.valid_n,
+            answers_n=self.scores.answers_n,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """All that is known of one step once the actors serve its weights. Times in seconds."""
+
+    step: int
+    batch: tuple[ReadyGroup, ...]
+    report: StepReport
+    broadcast: BroadcastReport
+    waited: float
+    learned: float
+    published: float
+    nbytes: int
+    ledger: dict[str, int]
+
+
+class Recorder(Protocol):
+    """Told of everything that happens; writes files, streams and the progress display."""
+
+    async def step(self, finished: FinishedStep) -> None: ...
+
+    async def event(self, kind: str, **details: Any) -> None: ...
+
+
+class Coordinator:
+    """Runs the loops above over one job. Owned by one event loop.
+
+    Args:
+        job: the job.
+        prompts: the data set, encoded; met in the job's seeded order, pass after pass.
+        actors, rewards, learner: the three roles, started, all holding version 0.
+        recorder: told of every step and event.
+        evaluate: called with a version while the actors serve it, at the job's evaluation steps.
+    """
+
+    def __init__(
+        self,
+        job: RLJob,
+        prompts: Sequence[EncodedPrompt],
+        *,
+        actors: Generator,
+        rewards: Judge,
+        learner: Learner,
+        recorder: Recorder,
+        evaluate: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self.job, self.prompts = job, prompts
+        self.actors, self.rewards, self.learner = actors, rewards, learner
+        self.recorder, self.evaluate = recorder, evaluate
+        self.ledger = Ledger()
+        self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, job.max_lag)
+        self.version = 0
+        self._changed = asyncio.Condition()
+        self._dead_batches = 0
+
+    async def run(self) -> None:
+        """Every step of the job; returns when the actors serve the last version.
+
+        Raises:
+            WorkerDied, DeadlineExceeded: a role failed, or kept somebody waiting beyond its bound.
+            NoSignal: ``max_dead_batches`` batches in a row gave no gradient.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                admitting = tasks.create_task(self._admit_loop(tasks), name="admit")
+                await self._train_loop(tasks)
+                admitting.cancel()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
+        self._close_ledger()
+
+    # ---- admit -------------------------------------------------------------------------------------------------
+
+    async def _admit_loop(self, tasks: asyncio.TaskGroup) -> None:
+        for row in order(len(self.prompts), seed=self.job.seed, shuffle=self.job.data.shuffle):
+            async with self._changed:
+                await self._changed.wait_for(self._may_admit)  # woken by the loops, which are bounded themselves
+            started_at = self.actors.version
+            group_id = self.ledger.admit()
+            self.buffer.admit(group_id, started_at=started_at)
+            tasks.create_task(self._make(group_id, self.prompts[row]), name=f"group {group_id}")
+
+    def _may_admit(self) -> bool:
+        planned = self.job.steps * self.job.prompts_per_step
+        if self.ledger.admitted - len(self.ledger.dropped) >= planned:
+            return False
+        return self.buffer.can_admit(started_at=self.actors.version, version=self.version)
+
+    # ---- make one group ----------------------------------------------------------------------------------------
+
+    async def _make(self, group_id: int, encoded: EncodedPrompt) -> None:
+        sampling = self.job.sampling
+        group, meta = await self.actors.generate(
+            GenerateRequest(
+                group_id=group_id,
+                prompt_id=encoded.prompt.id,
+                prompt_p=encoded.tokens_p,
+                n=sampling.n,
+                temperature=sampling.temperature,
+                top_p=1.0,
+                max_tokens=sampling.max_tokens,
+                seed=_group_seed(self.job.seed, group_id) if sampling.seeded else None,
+            )
+        )
+        scores = await self.rewards.score(group, encoded.prompt)
+        valid = int(scores.valid_n.sum())
+        if valid >= 2:
+            ready = ReadyGroup(group, meta, encoded.prompt, scores)
+            self.buffer.put(group_id, ready, oldest_version=meta.oldest_version)
+        else:
+            reason = f"{valid} of {meta.n} samples could be scored"
+            self.buffer.drop(group_id)
+            self.ledger.drop(group_id, reason)
+            await self.recorder.event("group_dropped", group=group_id, reason=reason)
+        await self._notify()
+
+    # ---- train -------------------------------------------------------------------------------------------------
+
+    async def _train_loop(self, tasks: asyncio.TaskGroup) -> None:
+        if self._evaluates_at(0):
+            await self.evaluate(0)
+        sending: asyncio.Task[None] | None = None
+        for step in range(self.job.steps):
+            begun = time.monotonic()
+            batch = await self._next_batch()
+            waited = time.monotonic()
+            report = await self.learner.step([ready.scored() for ready in batch], version=self.version)
+            self._account(step, batch, report)
+            learned = time.monotonic()
+            update = await self.learner.publish(self.version + 1)
+            published = time.monotonic()
+            self.version += 1
+            if sending is not None:
+                await sending
+            sending = tasks.create_task(
+                self._send(step, batch, report, update, waited - begun, learned - waited, published - learned),
+                name=f"broadcast {self.version}",
+            )
+            await self._check_signal(report)
+            if self._evaluates_at(self.version):
+                await sending
+                await self.evaluate(self.version)
+        if sending is not None:
+            await sending
+
+    async def _next_batch(self) -> tuple[ReadyGroup, ...]:
+        bound = self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s
+        while (batch := self.buffer.take(self.version)) is None:
+            try:
+                async with asyncio.timeout(bound), self._changed:
+                    await self._changed.wait()
+            except TimeoutError:
+                raise DeadlineExceeded("learner", self._awaited(), bound) from None
+        return tuple(ready for _, ready in batch)
+
+    def _awaited(self) -> str:
+        due = self.buffer.waiting_for(self.version)
+        groups = f"groups {due[:5]}, due at version {self.version}" if due else "groups in generation or scoring"
+        return f"step {self.version}: {self.buffer.ready} of {self.buffer.batch} groups ready, {groups}"
+
+    def _account(self, step: int, batch: Sequence[ReadyGroup], report: StepReport) -> None:
+        for ready in batch:
+            group_id = ready.meta.group_id
+            if (reason := report.dropped.get(group_id)) is not None:
+                self.ledger.drop(group_id, reason)
+            else:
+                self.ledger.train(group_id, step)
+        self.ledger.check()
+
+    async def _check_signal(self, report: StepReport) -> None:
+        live = report.metrics["live_group_fraction"]
+        self._dead_batches = 0 if live > 0 else self._dead_batches + 1
+        if self._dead_batches >= self.job.max_dead_batches:
+            raise NoSignal(
+                f"{self._dead_batches} batches in a row in which every group's samples earned the same reward: nothing "
+                "can be learned from them. Take easier or harder prompts, raise sampling.n, warm the model up first, "
+                "or check the scorer on samples.jsonl"
+            )
+
+    # ---- broadcast ---------------------------------------------------------------------------------------------
+
+    async def _send(
+        self,
+        step: int,
+        batch: tuple[ReadyGroup, ...],
+        report: StepReport,
+        update: WeightUpdate,
+        waited: float,
+        learned: float,
+        published: float,
+    ) -> None:
+        broadcast = await self.actors.broadcast(update)
+        self.buffer.release(len(batch))
+        await self._notify()
+        await self.recorder.step(
+            FinishedStep(
+                step, batch, report, broadcast, waited, learned, published, update.nbytes, self.ledger.counts()
+            )
+        )
+
+    # ---- small parts -------------------------------------------------------------------------------------------
+
+    def _evaluates_at(self, version: int) -> bool:
+        plan = self.job.evaluation
+        if plan is None:
+            return False
+        if version == 0:
+            return plan.at_start
+        return version == self.job.steps or (plan.every is not None and version % plan.every == 0)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _close_ledger(self) -> None:
+        for group_id in sorted(self.ledger.in_flight):
+            self.ledger.drop(group_id, "the run ended")
+        self.ledger.check()
+
+
+def _group_seed(seed: int, group_id: int) -> int:
+    return int(np.random.SeedSequence([seed, group_id]).generate_state(1)[0])

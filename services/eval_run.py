@@ -1,0 +1,60 @@
+"""Run a job of kind ``eval``: n samples of every prompt, and pass@k for each k."""
+
+import contextlib
+from dataclasses import dataclass
+
+from actors.pool import ActorPool
+from reward_servers.pool import RewardPool
+from reward_servers.scorers import check_scorer
+from services import plots
+from services.dataset import read_prompts
+from services.display import Display
+from services.evaluate import evaluate, groups_at_once
+from services.recorder import RunRecorder
+from services.run_folder import RunFolder
+from services.start import start_all
+from services.store import RunStore
+from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
+from services.wiring import actor_config, reward_config
+from volley.job import EvalJob
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was read and checked before any process started."""
+
+    prompts: list[EncodedPrompt]
+    length: int
+
+
+def prepare(job: EvalJob) -> Prepared:
+    """Read and check data, scorer and lengths; raises `JobError` for what can not be used."""
+    prompts = read_prompts(job.data)[: job.prompts]
+    check_scorer(job.scorer, prompts)
+    tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
+    return Prepared(encode_prompts(tokenizer, prompts, room=job.sampling.max_tokens, length=length), length)
+
+
+async def run(job: EvalJob, prepared: Prepared, folder: RunFolder, store: RunStore, display: Display) -> None:
+    """One evaluation of the job's model, which is version 0."""
+    recorder = RunRecorder(folder, store, display, samples_kept=0)
+    display.say(f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s)")
+    async with contextlib.AsyncExitStack() as stack:
+        actors, rewards = await start_all(
+            stack,
+            ActorPool.start(actor_config(job, prepared.length, folder)),
+            RewardPool.start(reward_config(job, folder)),
+        )
+        with display.bar(f"{job.name} prompts", len(prepared.prompts)) as bar:
+            evaluation = await evaluate(
+                prepared.prompts,
+                job.sampling,
+                job.ks,
+                actors=actors,
+                rewards=rewards,
+                at_once=groups_at_once(job.actors, job.sampling.n),
+                seed=job.seed,
+                on_group=bar.advance,
+            )
+        await recorder.evaluation(evaluation)
+    plots.pass_at_k({job.name: evaluation.row()}, folder.plots / "pass_at_k.png")

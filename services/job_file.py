@@ -1,0 +1,94 @@
+"""A job file: YAML in, a checked `JobSpec` out, with errors that say where and what to write."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from volley.errors import JobError
+from volley.job import JOB, EvalJob, RLJob, SFTJob
+
+Job = RLJob | SFTJob | EvalJob
+_UNION_TAGS = frozenset({"rl", "sft", "eval"})
+
+
+def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
+    """Read, check and resolve a job file.
+
+    Relative paths in it are taken from the file's own folder. ``overrides`` maps dotted keys to values, such as
+    ``{"learner.ranks": 2}``.
+
+    Raises:
+        JobError: the file is missing, is not YAML, or does not describe a job.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JobError(f"job file {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise JobError(f"job file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise JobError(f"job file {path} must be a mapping that starts with 'kind: rl', 'sft' or 'eval'")
+    for key, value in (overrides or {}).items():
+        _assign(tree, key.split("."), value)
+    try:
+        job = JOB.validate_python(_absolute(tree, path.parent))
+    except ValidationError as error:
+        raise JobError(explain(path, error)) from error
+    return job
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """``["learner.ranks=2"]`` as ``{"learner.ranks": 2}``; values are YAML."""
+    overrides: dict[str, Any] = {}
+    for pair in pairs:
+        key, found, value = pair.partition("=")
+        if not found or not key:
+            raise JobError(f"--set {pair!r}: write key=value, such as learner.ranks=2")
+        try:
+            overrides[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise JobError(f"--set {pair!r}: the value is not YAML") from error
+    return overrides
+
+
+def dump_job(job: Job) -> str:
+    """The resolved job as YAML, every default written out."""
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False)
+
+
+def explain(path: Path | str, error: ValidationError) -> str:
+    """One line for each thing wrong with a job."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        where = ".".join(str(part) for part in problem["loc"] if part not in _UNION_TAGS)
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "unknown key; `volley schema` lists the known ones"
+        elif problem["type"] == "missing":
+            message = "required, but missing"
+        elif problem["type"] != "value_error":
+            message = f"{message}, got {problem['input']!r:.60}"
+        lines.append(f"{path}: {where + ': ' if where else ''}{message}")
+    return "\n".join(lines)
+
+
+def _assign(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        child = tree.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise JobError(f"--set {'.'.join(keys)}: '{key}' holds a value, not a mapping")
+        tree = child
+    tree[keys[-1]] = value
+
+
+def _absolute(tree: Any, base: Path) -> Any:
+    """``tree`` with every relative text under a key ``path`` taken from ``base``."""
+    if isinstance(tree, dict):
+        return {
+            key: str((base / value).resolve()) if key == "path" and isinstance(value, str) else _absolute(value, base)
+            for key, value in tree.items()
+        }
+    return [_absolute(item, base) for item in tree] if isinstance(tree, list) else tree

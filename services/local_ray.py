@@ -1,0 +1,61 @@
+"""A Ray cluster to run on: the one that is there, or a local head of our own that ends with us."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+
+from services.needs import Needs
+from volley.errors import HostError
+
+
+@contextlib.contextmanager
+def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
+    """Connect to Ray for the length of the block; yields the cluster's address.
+
+    With no ``address`` (and no ``RAY_ADDRESS``) a head is started on the loopback interface. Its CPU count is a
+    scheduling figure, so it is raised to what the job reserves: more processes than cores share the cores.
+
+    Raises:
+        HostError: no cluster answers at ``address``, or the one there lacks what the job needs.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The environment of a worker is the driver's, whatever tool started the driver.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        else:
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)),
+                object_store_memory=needs.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="error",
+                _node_ip_address="127.0.0.1",
+            )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = f"at {address} does not answer" if address else "head did not start"
+        raise HostError(f"Ray {where}: {' '.join(str(error).split())[:300]}") from error
+    try:
+        _check_resources(needs, ray.cluster_resources(), address)
+        yield str(ray.get_runtime_context().gcs_address)
+    finally:
+        ray.shutdown()
+
+
+def _check_resources(needs: Needs, there: dict[str, float], address: str | None) -> None:
+    lacking = [
+        f"{wanted:g} {name}s, it has {there.get(name, 0):g}"
+        for name, wanted in (("CPU", needs.cpus), ("GPU", needs.gpus))
+        if wanted > there.get(name, 0)
+    ]
+    if lacking:
+        raise HostError(
+            f"the Ray cluster{f' at {address}' if address else ''} is too small: the job reserves "
+            f"{'; '.join(lacking)}. Lower actors.count, reward_workers.count or learner.ranks, or add nodes"
+        )

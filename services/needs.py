@@ -1,0 +1,71 @@
+"""What a job needs of its host, and the checks made before any process starts."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from volley.errors import HostError
+from volley.job import EvalJob, RLJob, SFTJob
+
+GIB = 1 << 30
+# Resident memory of an idle process of each role with a small model, as measured; the model comes on top.
+ACTOR_BYTES = int(1.6 * GIB)
+RANK_BYTES = int(0.9 * GIB)
+WORKER_BYTES = int(0.15 * GIB)
+RAY_BYTES = int(0.7 * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Resources a job reserves from Ray, and the memory its processes will take on one host."""
+
+    cpus: float
+    gpus: float
+    memory_bytes: int
+    object_store_bytes: int
+
+
+def needs_of(job: RLJob | SFTJob | EvalJob) -> Needs:
+    """What ``job`` needs, model size included."""
+    weights = sum(file.stat().st_size for file in job.model.path.glob("*.safetensors"))
+    cpus = gpus = 0.0
+    memory, store = RAY_BYTES, 256 << 20
+    if isinstance(job, RLJob | EvalJob):
+        cpus += job.actors.count * job.actors.cpus + job.reward_workers.count * job.reward_workers.cpus
+        gpus += job.actors.count * job.actors.gpus
+        cache = 0 if job.actors.gpus else int(job.actors.kv_cache_gb * GIB)
+        memory += job.actors.count * (ACTOR_BYTES + weights + cache) + job.reward_workers.count * WORKER_BYTES
+    if isinstance(job, RLJob | SFTJob):
+        cpus += job.learner.ranks * job.learner.cpus_per_rank
+        gpus += job.learner.ranks * job.learner.gpus_per_rank
+        memory += job.learner.ranks * RANK_BYTES + 5 * weights  # parameters, gradient, two moments, reference
+        store += 2 * weights  # the version in use and the one being sent
+    return Needs(cpus, gpus, memory + store, store)
+
+
+def check_host(needs: Needs, folder: Path) -> None:
+    """Raise `HostError` where memory, shared memory or disk can not hold the run."""
+    available = available_memory()
+    if needs.memory_bytes > available:
+        raise HostError(
+            f"the run needs about {needs.memory_bytes / GIB:.1f} GiB of memory and {available / GIB:.1f} GiB are free: "
+            "lower actors.count, actors.kv_cache_gb or learner.ranks, or free memory"
+        )
+    shared = shutil.disk_usage("/dev/shm").free
+    if needs.object_store_bytes > shared:
+        raise HostError(
+            f"the run needs {needs.object_store_bytes / GIB:.1f} GiB of shared memory and /dev/shm has "
+            f"{shared / GIB:.1f} GiB free: enlarge it (in a container: --shm-size=2g)"
+        )
+    disk = shutil.disk_usage(folder)
+    if disk.free < GIB:
+        raise HostError(f"{folder} has {disk.free / GIB:.1f} GiB of disk left: free at least 1 GiB")
+
+
+def available_memory() -> int:
+    """Bytes the kernel says can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,40 @@
+"""What the coordinator asks of the three roles. The pools and the rank group satisfy these; tests use small fakes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from actors.config import BroadcastReport, GenerateRequest
+from learner.records import ScoredGroup, StepReport
+from volley.objectives import Objective
+from volley.records import GroupMeta, Prompt, Scores, WeightUpdate
+
+
+class Generator(Protocol):
+    """`actors.pool.ActorPool`."""
+
+    @property
+    def version(self) -> int:
+        """The oldest version any live actor serves."""
+
+    async def generate(self, request: GenerateRequest) -> tuple[Any, GroupMeta]: ...
+
+    async def broadcast(self, update: WeightUpdate) -> BroadcastReport: ...
+
+
+class Judge(Protocol):
+    """`reward_servers.pool.RewardPool`."""
+
+    async def score(self, group: Any, prompt: Prompt) -> Scores: ...
+
+
+class Learner(Protocol):
+    """`learner.group.LearnerGroup`."""
+
+    async def step(
+        self, batch: Sequence[ScoredGroup], *, version: int, objective: Objective | None = None
+    ) -> StepReport: ...
+
+    async def publish(self, version: int) -> WeightUpdate: ...
+
+    async def save(self, folder: Path, extra: Mapping[str, Any]) -> None: ...

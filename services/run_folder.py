@@ -1,0 +1,81 @@
+"""The run folder: everything a run leaves behind, readable without Volley.
+
+job.yaml            the resolved job
+metrics.jsonl       one object a step
+events.jsonl        one object an event
+samples.jsonl       an excerpt of samples with verdicts and advantages
+evaluations.jsonl   one object an evaluation
+summary.json        how the run ended
+plots/              PNG
+logs/               one file a process
+checkpoints/        resumable state, the newest few
+model/              the exported Hugging Face model
+"""
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.job_file import Job, dump_job
+from volley.errors import HostError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run, and the appending of rows."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, parent: Path, job: Job) -> "RunFolder":
+        """A new folder ``parent/<name>-<date>-<time>`` with the resolved job in it."""
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        return cls.at(parent / f"{job.name}-{stamp}", job)
+
+    @classmethod
+    def at(cls, path: Path, job: Job) -> "RunFolder":
+        """The folder at ``path``, made if need be; raises `HostError` where it can not be written."""
+        folder = cls(path.resolve())
+        try:
+            for part in (folder.logs, folder.plots, folder.checkpoints):
+                part.mkdir(parents=True, exist_ok=True)
+            (folder.path / "job.yaml").write_text(dump_job(job))
+        except OSError as error:
+            raise HostError(f"run folder {path} can not be written: {error.strerror or error}") from error
+        return folder
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append ``rows`` to ``<name>.jsonl``."""
+        with (self.path / f"{name}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """The rows of ``<name>.jsonl``; none if there is no such file."""
+        file = self.path / f"{name}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

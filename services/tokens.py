@@ -1,0 +1,83 @@
+"""Tokenising prompts, one convention for training, evaluation and supervised rows.
+
+A prompt is encoded as its tokenizer encodes a text: with a beginning-of-text token only if the tokenizer adds one.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from volley.errors import JobError
+from volley.records import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt and its token ids, int32 [p]."""
+
+    prompt: Prompt
+    tokens_p: NDArray[np.int32]
+
+
+def load_tokenizer(model: Path) -> Any:
+    """The model's tokenizer; raises `JobError` where the folder holds none that loads."""
+    if not (model / "config.json").is_file():
+        raise JobError(f"model {model}: no config.json there; give a folder in Hugging Face format")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise JobError(f"model {model}: its tokenizer does not load: {' '.join(str(error).split())[:200]}") from error
+
+
+def model_length(model: Path) -> int:
+    """Positions the model was made for, from its ``config.json``."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise JobError(f"model {model}: config.json can not be read: {error}") from error
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise JobError(f"model {model}: config.json names no max_position_embeddings")
+    return length
+
+
+def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt], *, room: int, length: int) -> list[EncodedPrompt]:
+    """Prompts with their token ids.
+
+    Args:
+        room: tokens a sample may take.
+        length: the model's length.
+
+    Raises:
+        JobError: a prompt and its sample do not fit in the model's length.
+    """
+    ids = tokenizer([prompt.text for prompt in prompts]).input_ids
+    encoded = [
+        EncodedPrompt(prompt, np.asarray(tokens, dtype=np.int32)) for prompt, tokens in zip(prompts, ids, strict=True)
+    ]
+    longest = max(encoded, key=lambda each: len(each.tokens_p))
+    if len(longest.tokens_p) + room > length:
+        raise JobError(
+            f"prompt {longest.prompt.id} has {len(longest.tokens_p)} tokens; with sampling.max_tokens {room} that is "
+            f"over the model's length {length}: lower sampling.max_tokens to "
+            f"{max(length - len(longest.tokens_p), 1)} or drop longer prompts"
+        )
+    empty = next((each.prompt.id for each in encoded if not len(each.tokens_p)), None)
+    if empty is not None:
+        raise JobError(f"prompt {empty} has no tokens under this model's tokenizer")
+    return encoded
+
+
+def encode_answers(tokenizer: Any, answers: Sequence[str]) -> list[NDArray[np.int32]]:
+    """Token ids of each answer, closed by the end-of-text token."""
+    if tokenizer.eos_token_id is None:
+        raise JobError("the model's tokenizer has no eos_token: answers could not be ended")
+    ids = tokenizer(list(answers), add_special_tokens=False).input_ids
+    return [np.asarray([*tokens, tokenizer.eos_token_id], dtype=np.int32) for tokens in ids]

@@ -1,0 +1,67 @@
+import itertools
+from pathlib import Path
+
+import pytest
+
+from services.dataset import order, read_prompts
+from volley.errors import DataError, JobError
+from volley.job import DataSpec
+
+
+def write(folder: Path, *lines: str | bytes) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    return path
+
+
+def test_rows_become_prompts_and_other_fields_travel_to_the_scorer(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"prompt": "a", "answer": 1}', "", '{"prompt": "b"}')
+    first, second = read_prompts(DataSpec(path=path))
+    assert (first.id, first.text, first.reference) == ("rows:1", "a", {"answer": 1})
+    assert (second.id, second.reference) == ("rows:3", {})
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"prompt": "a"', "not JSON"),
+        ("[1, 2]", "a list, not an object"),
+        ('{"text": "a"}', "no field 'prompt'; the row has 'text'"),
+        ('{"prompt": 3}', "is a int, not a text"),
+        ('{"prompt": ""}', "is empty"),
+        (b'{"prompt": "\xff"}', "not UTF-8"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str | bytes, problem: str) -> None:
+    path = write(tmp_path, '{"prompt": "fine"}', line)
+    with pytest.raises(DataError) as caught:
+        read_prompts(DataSpec(path=path))
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert problem in str(caught.value)
+
+
+def test_ids_must_be_there_and_differ(tmp_path: Path) -> None:
+    twice = write(tmp_path, '{"prompt": "a", "id": "x"}', '{"prompt": "b", "id": "x"}')
+    with pytest.raises(DataError, match=r":2: id 'x' is already that of line 1"):
+        read_prompts(DataSpec(path=twice, id_field="id"))
+    without = write(tmp_path, '{"prompt": "a"}')
+    with pytest.raises(DataError, match=r":1: field 'id' must hold"):
+        read_prompts(DataSpec(path=without, id_field="id"))
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="No such file"):
+        read_prompts(DataSpec(path=tmp_path / "no.jsonl"))
+    with pytest.raises(JobError, match="has no rows"):
+        read_prompts(DataSpec(path=write(tmp_path, "")))
+
+
+def test_each_pass_is_a_permutation_of_its_own_and_a_cursor_resumes_it() -> None:
+    drawn = list(itertools.islice(order(10, seed=3, shuffle=True), 30))
+    passes = [drawn[0:10], drawn[10:20], drawn[20:30]]
+    assert all(sorted(each) == list(range(10)) for each in passes)
+    assert passes[0] != passes[1]
+    for cursor in (0, 4, 10, 17):
+        assert list(itertools.islice(order(10, seed=3, shuffle=True, cursor=cursor), 13)) == drawn[cursor : cursor + 13]
+    assert list(itertools.islice(order(3, seed=0, shuffle=False), 7)) == [0, 1, 2, 0, 1, 2, 0]

@@ -1,0 +1,86 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.job_file import dump_job, load_job, parse_overrides
+from volley.errors import JobError
+from volley.job import JOB, RLJob
+
+SMALL: dict[str, Any] = {
+    "kind": "rl",
+    "name": "small",
+    "steps": 2,
+    "model": {"path": "model"},
+    "data": {"path": "train.jsonl"},
+    "scorer": {"kind": "countdown"},
+    "objective": {"kind": "max_at_k", "k": 8},
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes}))
+    return path
+
+
+def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_path: Path) -> None:
+    job = load_job(write(tmp_path))
+    assert isinstance(job, RLJob)
+    assert job.model.path == tmp_path / "model"
+    assert job.slots == 64
+    assert JOB.validate_python(yaml.safe_load(dump_job(job))) == job
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stepz": 3}, "stepz: unknown key; `volley schema` lists the known ones"),
+        ({"learner": {"rank": 2}}, "learner.rank: unknown key"),
+        ({"objective": {"kind": "max_at_k", "k": 17}}, "k"),
+        ({"sampling": {"n": 4}}, "k"),
+        ({"learner": {"ranks": 64}}, "a group is never split over ranks"),
+        ({"steps": 0}, "steps: Input should be greater than or equal to 1, got 0"),
+        ({"kind": "magic"}, "kind"),
+        ({"scorer": {"kind": "nobody"}}, "scorer"),
+        ({"name": "../x"}, "name"),
+        (
+            {"evaluation": {"data": {"path": "x"}, "sampling": {"n": 8}, "ks": [1, 16]}},
+            "raise sampling.n to 16 or drop them",
+        ),
+    ],
+)
+def test_a_wrong_job_is_refused_with_the_key_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(JobError) as caught:
+        load_job(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in SMALL.items() if key != "model"}))
+    with pytest.raises(JobError, match="model: required, but missing"):
+        load_job(path)
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "must be a mapping"), ("", "mapping")])
+def test_not_a_job_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(JobError, match=message):
+        load_job(path)
+    with pytest.raises(JobError, match="No such file"):
+        load_job(tmp_path / "none.yaml")
+
+
+def test_overrides(tmp_path: Path) -> None:
+    job = load_job(write(tmp_path), parse_overrides(["learner.ranks=2", "max_lag=0", "optimizer.lr=1e-3"]))
+    assert isinstance(job, RLJob)
+    assert (job.learner.ranks, job.max_lag, job.optimizer.lr) == (2, 0, 1e-3)
+    with pytest.raises(JobError, match="write key=value"):
+        parse_overrides(["learner"])
+    with pytest.raises(JobError, match="'name' holds a value"):
+        load_job(write(tmp_path), {"name.x": 1})

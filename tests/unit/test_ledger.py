@@ -1,0 +1,30 @@
+import pytest
+
+from services.ledger import Ledger
+from volley.errors import AccountingError
+
+
+def test_every_group_ends_once() -> None:
+    ledger = Ledger()
+    a, b, c = ledger.admit(), ledger.admit(), ledger.admit()
+    ledger.train(a, 0)
+    ledger.drop(b, "too old")
+    ledger.check()
+    assert ledger.counts() == {"admitted": 3, "trained": 1, "dropped": 1, "in_flight": 1}
+    assert ledger.reasons() == {"too old": 1}
+    assert ledger.in_flight == {c}
+
+
+def test_a_second_end_is_refused() -> None:
+    ledger = Ledger()
+    group = ledger.admit()
+    ledger.train(group, 0)
+    with pytest.raises(AccountingError, match="second end"):
+        ledger.drop(group, "again")
+
+
+def test_a_lost_group_is_noticed() -> None:
+    ledger = Ledger()
+    ledger.in_flight.discard(ledger.admit())
+    with pytest.raises(AccountingError, match="admitted 1 != trained 0 \\+ dropped 0 \\+ in flight 0"):
+        ledger.check()
