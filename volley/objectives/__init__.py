@@ -10,7 +10,18 @@ schedule    k and other fields over time                majority     maj@k; shap
 """
 
 from volley.objectives.estimators import AdvantageReport, DropReason, advantage_report, advantages
-from volley.objectives.metrics import maj_at_k, max_at_k, pass_at_k
+from volley.objectives.metrics import bootstrap_interval, maj_at_k, max_at_k, pass_at_k
+from volley.objectives.schedule import (
+    AdaptiveK,
+    Schedule,
+    SolveRate,
+    Stage,
+    adaptive_k,
+    check_schedule,
+    resolve,
+    visited,
+    with_changes,
+)
 from volley.objectives.spec import (
     MajAtK,
     MaxAtK,
@@ -26,6 +37,7 @@ from volley.objectives.spec import (
 )
 
 __all__ = [
+    "AdaptiveK",
     "AdvantageReport",
     "DropReason",
     "MajAtK",
@@ -35,13 +47,22 @@ __all__ = [
     "Objective",
     "PassAtKAnalytic",
     "RiskSensitive",
+    "Schedule",
     "Softmax",
+    "SolveRate",
+    "Stage",
+    "adaptive_k",
     "advantage_report",
     "advantages",
+    "bootstrap_interval",
     "check_objective",
+    "check_schedule",
     "leave_p_out",
     "maj_at_k",
     "max_at_k",
     "parse_objective",
     "pass_at_k",
+    "resolve",
+    "visited",
+    "with_changes",
 ]

@@ -23,3 +23,17 @@ def binomial_ratios(start: int, stop: int, j: int, total_n: int, total_k: int) -
     ratios = np.array([comb(m, j) / total if m >= 0 and j >= 0 else 0.0 for m in range(start, stop)])
     ratios.flags.writeable = False
     return ratios
+
+
+def log_binomials(n: int, k: IntArray) -> FloatArray:
+    """`log C(n, k)` element by element; -inf where k < 0 or k > n."""
+    inside = (k >= 0) & (k <= n)
+    clipped = np.clip(k, 0, n)
+    table = _log_factorials(n)
+    return np.where(inside, table[n] - table[clipped] - table[n - clipped], -np.inf)
+
+
+@lru_cache(maxsize=512)
+def _log_factorials(n: int) -> FloatArray:
+    """`log j!` for j = 0 .. n."""
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])

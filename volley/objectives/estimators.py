@@ -203,7 +203,8 @@ def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:
         sorted_BN = _MAX_AT_K[objective.baseline](g_BN, k)
     else:
         log_w_BN = np.take_along_axis(bucket.log_w_BN, order_BN, axis=-1)
-        sorted_BN = off_policy.loo_minus_one_off_policy(g_BN, log_w_BN, k, objective.companion_weights)
+        weights = objective.companion_weights
+        sorted_BN = off_policy.off_policy_advantages(g_BN, log_w_BN, k, objective.baseline, weights)
     out_BN = np.empty_like(sorted_BN)
     np.put_along_axis(out_BN, order_BN, sorted_BN, axis=-1)
     return out_BN

@@ -85,3 +85,27 @@ def _check_k(k: int, n: int) -> None:
 
 def _shaped(x_B: FloatArray, lead: tuple[int, ...]) -> float | FloatArray:
     return x_B.reshape(lead) if lead else float(x_B[0])
+
+
+def bootstrap_interval(
+    values_P: ArrayLike, level: float = 0.95, seed: int = 0, resamples: int = 4000
+) -> tuple[float, float]:
+    """A percentile bootstrap interval for the mean over prompts of a metric; `values_P` [P] has one value a prompt.
+
+    Prompts are the unit that is drawn: n samples of one prompt say little about another. The interval is exact
+    only as P grows; below some 30 prompts it is too narrow.
+
+    Raises:
+        ValueError: no prompts, a value that is not finite, or a level outside (0, 1).
+    """
+    x_P = np.asarray(values_P, dtype=np.float64)
+    if x_P.ndim != 1 or not x_P.size:
+        raise ValueError(f"bootstrap_interval takes one value per prompt, [P] with P >= 1; got shape {x_P.shape}")
+    if not np.isfinite(x_P).all():
+        raise ValueError("a value is not finite; drop such prompts first")
+    if not 0 < level < 1:
+        raise ValueError(f"level={level} is not between 0 and 1; write level=0.95 for a 95% interval")
+    rng = np.random.default_rng(seed)
+    means_R = np.array([x_P[rng.integers(x_P.size, size=x_P.size)].mean() for _ in range(resamples)])
+    low, high = np.quantile(means_R, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -1,74 +1,157 @@
-"""Off-policy max@k: what the importance weights of the other samples of a set do to an advantage.
+"""Off-policy max@k: the importance weights of the other samples of a set, exactly, in O(n k).
 
 A sample's own weight is left to the policy update (its ratio), so the returned advantage `A_i = a_i / w_i`
-depends on the other samples' weights only. Derivation: order the group by reward; a set without i whose best is
-below `g_(m+1)` lies among the m smallest, so with `e_j` the elementary symmetric polynomial of degree j
+depends on the other samples' weights only. Order the group by reward: a set without i whose best is below
+`g_(m+1)` lies among the m smallest, so with `e_j` the elementary symmetric polynomial of degree j
 
     A_(i) = sum_{m<i} (g_(m+1) - g_(m)) e_{k-1}(w_(1..m)) / C(n, k)
-          = sum_{m<i} (g_(m+1) - g_(m)) C(m, k-1) / C(n, k) * E_{k-1}(w_(1..m))
+          = sum_{m<i} (g_(m+1) - g_(m)) C(m, k-1) / C(n, k) * E_{k-1}(w_(1..m)),    E_j(w_1..m) = e_j / C(m, j)
 
-where `E_j(w_1..m) = e_j / C(m, j)` is the mean product over the sets: the on-policy estimate with each term
-multiplied by the mean weight of its sets. All terms are non-negative, so log space loses none of them.
+That is the on-policy estimate with every term multiplied by the mean weight of its sets. All terms are
+non-negative and every recursion below is a convex combination, so log space loses none of them.
+Both arguments of each function, rewards `g_BN` and log-weights `log_w_BN`, are ordered by reward, ascending.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
-from volley.objectives.combinatorics import FloatArray, binomial_ratios
-from volley.objectives.spec import CompanionWeights
-
-
-def loo_minus_one_off_policy(
-    g_BN: FloatArray, log_w_BN: FloatArray, k: int, companion_weights: CompanionWeights
-) -> FloatArray:
-    """`A_i` of the `loo_minus_one` baseline; needs k >= 2. Both arrays are ordered by reward, ascending.
-
-    `exact` is unbiased when the sample's own ratio multiplies it. `first_order` takes
-    `prod w_j = 1 + sum (w_j - 1)`. `self_normalised` divides by `e_k(w) / C(n, k)`.
-    """
-    n = g_BN.shape[-1]
-    out_BN = np.zeros_like(g_BN)
-    gained_BM = np.diff(g_BN, axis=-1) * binomial_ratios(1, n, k - 1, n, k)
-    if companion_weights == "first_order":
-        sizes_M = np.arange(1, n)
-        excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / sizes_M
-        np.cumsum(gained_BM * (1 + (k - 1) * excess_BM), axis=-1, out=out_BN[..., 1:])
-        return out_BN
-    log_mean_BM, log_mean_all_B1 = log_mean_products(log_w_BN, k)
-    if companion_weights == "self_normalised":
-        log_mean_BM = log_mean_BM - log_mean_all_B1
-    with np.errstate(divide="ignore"):
-        np.cumsum(np.exp(np.log(gained_BM) + log_mean_BM), axis=-1, out=out_BN[..., 1:])
-    return out_BN
-
-
-def log_mean_products(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
-    """`log E_{k-1}(w_1..m)` for m = 1 .. n - 1, [B, n-1], and `log E_k(w_1..n)`, [B, 1]; O(n k).
-
-    Recursion: a j-set of the first m either lacks sample m or holds it, so
-    `E_j(1..m) = (1 - j/m) E_j(1..m-1) + (j/m) w_m E_{j-1}(1..m-1)`: a convex combination, in log space.
-    """
-    *lead, n = log_w_BN.shape
-    log_e_JB = np.full((k + 1, *lead), -np.inf)
-    log_e_JB[0] = 0.0
-    prefix_BM = np.full((*lead, n - 1), -np.inf)
-    for m in range(1, n + 1):
-        lo, hi = max(1, k - 1 - (n - m)), min(m, k)  # degrees that still reach k - 1
-        share_J = np.arange(lo, hi + 1).reshape(-1, *[1] * len(lead)) / m
-        with np.errstate(divide="ignore"):
-            log_lacks_J, log_holds_J = np.log1p(-share_J), np.log(share_J)
-        held_JB = log_holds_J + log_w_BN[..., m - 1] + log_e_JB[lo - 1 : hi]
-        log_e_JB[lo : hi + 1] = np.logaddexp(log_lacks_J + log_e_JB[lo : hi + 1], held_JB)
-        if k - 1 <= m < n:
-            prefix_BM[..., m - 1] = log_e_JB[k - 1]
-    return prefix_BM, log_e_JB[k][..., None]
+from volley.objectives.combinatorics import FloatArray, binomial_ratios, log_binomials
+from volley.objectives.spec import Baseline, CompanionWeights
 
 
 def max_at_k_off_policy(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
-    """`(1/C(n,k)) sum_i g_(i) w_(i) e_{k-1}(w_(1..i-1))`, [B]; both arrays ordered by reward, ascending."""
+    """`(1/C(n,k)) sum_{|I|=k} (prod_{j in I} w_j) max_I g = sum_i g_(i) w_(i) e_{k-1}(w_(1..i-1)) / C(n,k)`, [B]."""
     n = g_BN.shape[-1]
-    log_mean_BM, _ = log_mean_products(log_w_BN, k)
-    zero_B1 = np.full((*g_BN.shape[:-1], 1), 0.0 if k == 1 else -np.inf)
-    log_mean_below_BN = np.concatenate([zero_B1, log_mean_BM], axis=-1)
-    weighted_BN = g_BN * np.exp(log_w_BN + log_mean_below_BN)
+    log_below_BN, _ = _log_mean_products(log_w_BN, k)
+    weighted_BN = g_BN * np.exp(log_w_BN + log_below_BN)
     out_B: FloatArray = weighted_BN @ binomial_ratios(0, n, k - 1, n, k)
     return out_B
+
+
+def off_policy_advantages(
+    g_BN: FloatArray, log_w_BN: FloatArray, k: int, baseline: Baseline, companion_weights: CompanionWeights
+) -> FloatArray:
+    """`A_i = a_i / w_i` for k >= 2; k <= n - 1 with the baselines `loo` and `subset_loo`.
+
+    `exact` is unbiased once the sample's own ratio multiplies it, whatever the baseline: each baseline is the
+    off-policy max@k estimate of the other samples alone. `self_normalised` divides by `e_k(w) / C(n, k)`.
+    `first_order` takes `prod w_j = 1 + sum (w_j - 1)` and knows `loo_minus_one` only.
+    """
+    n = g_BN.shape[-1]
+    if companion_weights == "first_order":
+        sizes_M = np.arange(1, n)
+        mean_excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / sizes_M
+        return _sum_of_gaps(g_BN, k, 1 + (k - 1) * mean_excess_BM)
+    log_below_BN, log_all_B1 = _log_mean_products(log_w_BN, k)
+    # one factor taken out of every weight makes e_k(w) = C(n, k), before anything can overflow
+    self_normalised = companion_weights == "self_normalised"
+    log_unit_B1 = np.where(self_normalised & np.isfinite(log_all_B1), log_all_B1 / k, 0.0)
+    log_w_BN = log_w_BN - log_unit_B1
+    a_BN = _sum_of_gaps(g_BN, k, np.exp(log_below_BN[:, 1:] - (k - 1) * log_unit_B1))
+    if baseline != "loo_minus_one":
+        a_BN += k / n * _max_at_k_without(g_BN, log_w_BN, k - 1)
+    a_BN *= np.exp(-log_unit_B1)
+    if baseline in ("loo", "subset_loo"):
+        a_BN -= k / (n - 1 if baseline == "loo" else n) * _max_at_k_without(g_BN, log_w_BN, k)
+    return a_BN
+
+
+def _sum_of_gaps(g_BN: FloatArray, k: int, mean_weight_BM: FloatArray) -> FloatArray:
+    n = g_BN.shape[-1]
+    gained_BM = np.diff(g_BN, axis=-1) * binomial_ratios(1, n, k - 1, n, k)
+    # a mean weight of inf belongs to sets that exist, but a gap of zero counts none of them
+    gained_BM = np.multiply(gained_BM, mean_weight_BM, out=np.zeros_like(gained_BM), where=gained_BM > 0)
+    out_BN = np.zeros_like(g_BN)
+    np.cumsum(gained_BM, axis=-1, out=out_BN[..., 1:])
+    return out_BN
+
+
+def _log_mean_products(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
+    """`log E_{k-1}` of the samples before each one, [B, n], and `log E_k` of all, [B, 1]."""
+    n = log_w_BN.shape[-1]
+    below_BN = np.full(log_w_BN.shape, -np.inf)
+    for m, log_e_JB in enumerate(_log_means(log_w_BN, k)):
+        if k - 1 <= m < n:
+            below_BN[..., m] = log_e_JB[k - 1]
+    return below_BN, log_e_JB[k][:, None]
+
+
+def _log_means(log_w_BN: FloatArray, top: int) -> Iterator[FloatArray]:
+    """`log E_j(w_1..m)` as [top + 1, B], one array for each m = 0 .. n, updated in place.
+
+    A j-set of the first m samples lacks or holds sample m, so
+    `E_j(1..m) = (1 - j/m) E_j(1..m-1) + (j/m) w_m E_{j-1}(1..m-1)`.
+    Degrees too low to reach top - 1 with the samples that are left are not kept up.
+    """
+    rows, n = log_w_BN.shape
+    log_e_JB = np.full((top + 1, rows), -np.inf)
+    log_e_JB[0] = 0.0
+    yield log_e_JB
+    for m in range(1, n + 1):
+        low, high = max(1, top - 1 - (n - m)), min(m, top)
+        log_lacks_J1, log_holds_J1 = _log_shares(low, high, m)
+        held_JB = log_holds_J1 + log_w_BN[:, m - 1] + log_e_JB[low - 1 : high]
+        np.logaddexp(log_lacks_J1 + log_e_JB[low : high + 1], held_JB, out=log_e_JB[low : high + 1])
+        yield log_e_JB
+
+
+def _log_shares(low: int, high: int, m: int) -> tuple[FloatArray, FloatArray]:
+    """`log(1 - j/m)` and `log(j/m)` for j = low .. high, as columns."""
+    share_J1 = np.arange(low, high + 1)[:, None] / m
+    with np.errstate(divide="ignore"):
+        return np.log1p(-share_J1), np.log(share_J1)
+
+
+def _max_at_k_without(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
+    """The off-policy max@k estimate of each `g_-i`, [B, n]; needs k <= n - 1.
+
+    A k-set without i takes j samples before i and k - j after it, and its best is after i unless j = k. So the
+    estimate joins the prefix means `E_j` with the suffix means of weight and of weighted best, hypergeometrically.
+    """
+    n = g_BN.shape[-1]
+    lowest_B = g_BN[:, 0]
+    with np.errstate(divide="ignore"):
+        log_g_BN = np.log(g_BN - lowest_B[:, None])
+    after = _suffix_means(log_g_BN, log_w_BN, k)
+    log_best_B = np.full(len(g_BN), -np.inf)  # of the prefix: its own max@k, above the lowest reward
+    out_BN = np.empty_like(g_BN)
+    for i, log_e_JB in zip(range(n), _log_means(log_w_BN, k), strict=False):
+        log_e_after_JB, log_best_after_JB = after.pop()
+        log_chance_J1 = _log_hypergeometric(i, n - 1, k)
+        joined_JB = log_chance_J1 + log_e_JB
+        weight_B = np.exp(joined_JB + log_e_after_JB[::-1]).sum(axis=0)
+        best_B = np.exp(joined_JB + log_best_after_JB[::-1]).sum(axis=0) + np.exp(log_chance_J1[k] + log_best_B)
+        out_BN[:, i] = lowest_B * weight_B + best_B
+        if i + 1 >= k:
+            log_lacks_11, log_holds_11 = _log_shares(k, k, i + 1)
+            held_B = log_holds_11[0] + log_w_BN[:, i] + log_g_BN[:, i] + log_e_JB[k - 1]
+            log_best_B = np.logaddexp(log_lacks_11[0] + log_best_B, held_B)
+    return out_BN
+
+
+def _suffix_means(log_g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> list[tuple[FloatArray, FloatArray]]:
+    """For suffixes of 0 .. n - 1 samples: log mean weight and log mean weighted best of its j-sets, [k + 1, B] each."""
+    rows, n = log_w_BN.shape
+    log_e_JB = np.full((k + 1, rows), -np.inf)
+    log_best_JB = log_e_JB.copy()
+    log_e_JB[0] = 0.0
+    means = [(log_e_JB, log_best_JB)]
+    for size in range(1, n):
+        high = min(size, k)
+        log_lacks_J1, log_holds_J1 = _log_shares(1, high, size)
+        log_own_B = log_w_BN[:, n - size]
+        best_without_JB = np.concatenate([log_g_BN[None, :, n - size], log_best_JB[1:high]])
+        log_e_JB, log_best_JB = log_e_JB.copy(), log_best_JB.copy()
+        held_JB = log_holds_J1 + log_own_B
+        log_e_JB[1 : high + 1] = np.logaddexp(log_lacks_J1 + log_e_JB[1 : high + 1], held_JB + means[-1][0][:high])
+        log_best_JB[1 : high + 1] = np.logaddexp(log_lacks_J1 + log_best_JB[1 : high + 1], held_JB + best_without_JB)
+        means.append((log_e_JB, log_best_JB))
+    return means
+
+
+def _log_hypergeometric(before: int, total: int, k: int) -> FloatArray:
+    """The log chance that j of k draws from `total` samples fall on the first `before`, for j = 0 .. k, as a column."""
+    j = np.arange(k + 1)
+    log_chance_J = log_binomials(before, j) + log_binomials(total - before, k - j) - log_binomials(total, np.array(k))
+    return log_chance_J[:, None]

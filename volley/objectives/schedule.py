@@ -1,0 +1,146 @@
+"""Objectives that change: by step, per prompt, or by hand while a run is live.
+
+Pure functions: the caller owns the step, the solve rates and the live changes, and checkpoints them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from volley.base import Spec
+from volley.objectives.combinatorics import IntArray
+from volley.objectives.spec import Objective, ObjectiveWithK, check_objective, parse_objective, spare_samples
+
+
+class Stage(Spec):
+    """From step `at` on, these objective fields have these values: `{at: 1500, set: {k: 1}}`."""
+
+    at: Annotated[int, Field(ge=0)]
+    set: dict[str, Any] = Field(min_length=1)
+
+
+class AdaptiveK(Spec):
+    """k of each prompt from its own solve rate p: `clip(round(1/p), min_k, max_k)`.
+
+    The signal of max@k is densest where p is near 1/k (arXiv 2503.19595, section 3.1). Only earlier visits of a
+    prompt count, since a k that depends on the samples it is used on would bias the estimate.
+
+    max_k: null means the largest k the objective allows in a group of n.
+    decay: what a visit keeps of the weight of the visits before it; 1 weighs all visits alike.
+    solved_above: a sample is solved if its reward is above this.
+    """
+
+    min_k: Annotated[int, Field(ge=1)] = 1
+    max_k: Annotated[int, Field(ge=1)] | None = None
+    decay: Annotated[float, Field(ge=0, le=1)] = 0.5
+    solved_above: float = 0.0
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Self:
+        if self.max_k is not None and self.max_k < self.min_k:
+            raise ValueError(f"max_k {self.max_k} is below min_k {self.min_k}; swap them")
+        return self
+
+
+class Schedule(Spec):
+    """How a job's objective changes over a run; the empty schedule keeps it constant.
+
+    stages: fields by step, in order of `at`. PKPO's annealing (arXiv 2505.15201) is `[{at: 1500, set: {k: 1}}]`.
+    adaptive_k: per-prompt k in place of the objective's; prompts not seen before use the objective's.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    adaptive_k: AdaptiveK | None = None
+
+    @model_validator(mode="after")
+    def _stages_are_ordered(self) -> Self:
+        for earlier, later in pairwise(self.stages):
+            if later.at <= earlier.at:
+                raise ValueError(f"stage at: {later.at} follows at: {earlier.at}; write stages in rising order of at")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SolveRate:
+    """Decayed counts of solved and of all valid samples of one prompt."""
+
+    solved: float
+    seen: float
+
+    @property
+    def value(self) -> float:
+        """The share solved."""
+        return self.solved / self.seen
+
+
+def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
+    """The objective with some fields replaced. A new `kind` keeps only the fields that all kinds share.
+
+    Raises:
+        pydantic.ValidationError (a ValueError): a field the kind does not have, or a value out of range.
+    """
+    kept = objective.model_dump()
+    if changes.get("kind", objective.kind) != objective.kind:
+        kept = {"center": objective.center, "normalize": objective.normalize}
+    return parse_objective({**kept, **changes})
+
+
+def resolve(objective: Objective, schedule: Schedule, step: int, changes: Mapping[str, Any] | None = None) -> Objective:
+    """The objective of a step: the job's, then every stage up to the step, then live changes.
+
+    Raises:
+        pydantic.ValidationError (a ValueError): as `with_changes`.
+    """
+    for stage in schedule.stages:
+        if stage.at <= step:
+            objective = with_changes(objective, stage.set)
+    return with_changes(objective, changes) if changes else objective
+
+
+def check_schedule(objective: Objective, schedule: Schedule, n: int) -> None:
+    """Refuse a schedule that reaches an invalid objective, or one without signal, at any step.
+
+    Raises:
+        ValueError: naming the stage, with the advice of `check_objective`.
+    """
+    check_objective(objective, n)
+    for stage in schedule.stages:
+        try:
+            objective = with_changes(objective, stage.set)
+            check_objective(objective, n)
+        except ValueError as error:
+            raise ValueError(f"stage at: {stage.at}: {error}") from error
+    rule = schedule.adaptive_k
+    if rule is None:
+        return
+    for at in (0, *(stage.at for stage in schedule.stages)):
+        stage_objective = resolve(objective, schedule, at)
+        if not isinstance(stage_objective, ObjectiveWithK):
+            raise ValueError(
+                f"adaptive_k needs an objective with k, and kind: {stage_objective.kind} of step {at} has none; "
+                "drop adaptive_k or write kind: max_at_k"
+            )
+        if rule.min_k > n - spare_samples(stage_objective):
+            raise ValueError(f"adaptive_k.min_k {rule.min_k} is too large for n={n}; lower it")
+
+
+def visited(rate: SolveRate | None, rewards: Sequence[float], rule: AdaptiveK) -> SolveRate:
+    """The solve rate of a prompt after one more group; `rewards` are those of its valid samples."""
+    earlier = rate or SolveRate(0.0, 0.0)
+    solved = sum(reward > rule.solved_above for reward in rewards)
+    return SolveRate(rule.decay * earlier.solved + solved, rule.decay * earlier.seen + len(rewards))
+
+
+def adaptive_k(objective: ObjectiveWithK, rule: AdaptiveK, rates: Sequence[SolveRate | None], n: int) -> IntArray:
+    """The k of each group, [P], for `advantages(..., k=)`; a prompt without a rate keeps the objective's k."""
+    largest = min(rule.max_k or n, n - spare_samples(objective))
+    wanted = [_inverse(rate, n) if rate is not None and rate.seen > 0 else objective.k for rate in rates]
+    return np.clip(np.rint(wanted).astype(np.int64), min(rule.min_k, largest), largest)
+
+
+def _inverse(rate: SolveRate, n: int) -> float:
+    return n if rate.value * n <= 1 else 1 / rate.value
