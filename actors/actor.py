@@ -1,0 +1,100 @@
+"""The Ray actor that owns one vLLM engine."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors import environment
+from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
+from actors.weight_files import WeightFile, closing_all
+from volley.checksum import weights_checksum
+from volley.records import Group, GroupMeta, WeightUpdate
+
+if TYPE_CHECKING:
+    from actors.engine import Engine
+
+
+class Actor:
+    """Made remote by the pool. All methods share one event loop: an update waits for no group in flight."""
+
+    def __init__(self, config: ActorConfig, index: int) -> None:
+        self._started = time.perf_counter()
+        self._config, self._index, self._name = config, index, f"actor-{index}"
+        self._log = log_path(config.log_dir, self._name)
+        self._engine: Engine | None = None
+
+    async def start(self) -> ActorInfo:
+        """Start the engine; returns when it serves at full speed.
+
+        Raises:
+            JobError: the model does not load, or an engine option is not vLLM's.
+        """
+        environment.enter(self._config.actors, self._log)
+        from actors.engine import Engine  # imports vLLM, which reads the environment
+
+        self._engine = await Engine.start(self._config, self._index, self._name, self._log)
+        return ActorInfo(
+            name=self._name,
+            pid=os.getpid(),
+            engine_pids=self._engine.pids,
+            max_model_len=self._engine.max_model_len,
+            start_seconds=time.perf_counter() - self._started,
+        )
+
+    async def generate(self, request: GenerateRequest) -> tuple[Group, GroupMeta]:
+        """One group; call with ``num_returns=2`` so that its arrays stay in the object store."""
+        group = await self._running.generate(request)
+        return group, group.meta()
+
+    async def update(self, update: WeightUpdate) -> ActorUpdate:
+        """Serve ``update`` from here on; generation stands still only while the engine loads it.
+
+        Raises:
+            HostError: no memory for a second copy of the weights.
+            ValueError: the weights received are not those published.
+        """
+        started = time.perf_counter()
+        with closing_all() as files:
+            for bucket in update.buckets:
+                data: NDArray[np.uint8] = await bucket.ref
+                files.append(await asyncio.to_thread(WeightFile, data))
+            if self._config.verify and update.checksum is not None:
+                await asyncio.to_thread(_verify, update, files)
+            fetched = time.perf_counter()
+            stall, load = await self._running.load(update.version, [file.path for file in files])
+        return ActorUpdate(self._name, update.version, update.nbytes, fetched - started, load, stall)
+
+    async def served_weights(self) -> NDArray[np.uint8]:
+        """The weights the engine computes with, as a safetensors file in checkpoint names."""
+        with closing_all() as files:
+            file = WeightFile()
+            files.append(file)
+            await self._running.save_served_weights(file.path)
+            return file.read()
+
+    async def stop(self) -> None:
+        """End the engine. The caller then ends this process."""
+        if self._engine is not None:
+            await self._engine.stop()
+
+    @property
+    def _running(self) -> "Engine":
+        if self._engine is None:
+            raise RuntimeError(f"{self._name} was not started")
+        return self._engine
+
+
+def _verify(update: WeightUpdate, files: list[WeightFile]) -> None:
+    received = weights_checksum(file.read() for file in files)
+    if received != update.checksum:
+        raise ValueError(f"weights {update.version} arrived as {received}, published as {update.checksum}")
+
+
+def log_path(log_dir: Path, name: str) -> Path:
+    """Where an actor and its engine write."""
+    return log_dir / f"{name}.log"

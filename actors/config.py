@@ -1,0 +1,113 @@
+"""What an actor is told and what it reports. Light: importable without Ray, torch or vLLM."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from volley.job import ActorsSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ActorConfig:
+    """Everything the actors of one run share.
+
+    Attributes:
+        model: the model every engine loads before the first weight update; it is version 0.
+        actors: counts, resources, engine options and deadlines.
+        max_model_len: longest prompt plus sample in tokens; None takes it from the model's configuration.
+        seed: actor i samples from ``seed + i``.
+        log_dir: actor i and its engine write ``actor-<i>.log`` here.
+        verify: recompute the checksum of each set of weights that carries one before serving it.
+    """
+
+    model: ModelSpec
+    actors: ActorsSpec
+    max_model_len: int | None
+    seed: int
+    log_dir: Path
+    verify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One group to generate.
+
+    Attributes:
+        group_id: admission number within the run.
+        prompt_id: the prompt's id.
+        prompt_p: int32 [p], prompt token ids, special tokens included.
+        n: samples to draw.
+        temperature: divides the logits; the recorded log-probs are those after the division.
+        top_p: nucleus; 1 keeps the whole distribution.
+        max_tokens: length limit of one sample.
+        seed: makes the group's samples a function of weights and seed; None is faster.
+    """
+
+    group_id: int
+    prompt_id: str
+    prompt_p: NDArray[np.int32]
+    n: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActorInfo:
+    """What a started actor is.
+
+    Attributes:
+        name: ``actor-<i>``.
+        pid: its process.
+        engine_pids: the processes of its vLLM engine.
+        max_model_len: longest prompt plus sample in tokens.
+        start_seconds: from process start to the first sample drawn.
+    """
+
+    name: str
+    pid: int
+    engine_pids: tuple[int, ...]
+    max_model_len: int
+    start_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActorUpdate:
+    """One actor's receipt of one set of weights.
+
+    Attributes:
+        actor: its name.
+        version: what it serves from here on.
+        nbytes: bytes received.
+        fetch_seconds: bringing the weights next to the engine, while it generates.
+        load_seconds: loading them, part of the stall.
+        stall_seconds: how long generation stood still.
+    """
+
+    actor: str
+    version: int
+    nbytes: int
+    fetch_seconds: float
+    load_seconds: float
+    stall_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastReport:
+    """One set of weights received by every actor."""
+
+    version: int
+    actors: tuple[ActorUpdate, ...]
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        return sum(update.nbytes for update in self.actors)
+
+    @property
+    def stall_seconds(self) -> float:
+        """The longest time any one actor's generation stood still."""
+        return max((update.stall_seconds for update in self.actors), default=0.0)

@@ -1,0 +1,243 @@
+"""One vLLM engine: started warm, generating groups, changing weights in the middle of samples."""
+
+import asyncio
+import itertools
+import re
+import time
+from collections.abc import Coroutine
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from actors.columns import to_group
+from actors.config import ActorConfig, GenerateRequest
+from actors.environment import last_lines
+from actors.weight_engine import BACKEND
+from volley.errors import JobError, WorkerDied
+from volley.records import Group
+
+_T = TypeVar("_T")
+EXIT_SECONDS = 5.0
+
+
+class Engine:
+    """A started engine. Every method but ``start`` raises ``WorkerDied`` once the engine's process has ended."""
+
+    def __init__(self, llm: AsyncLLM, config: ActorConfig, name: str, log: Path) -> None:
+        self._llm, self._config, self._name, self._log = llm, config, name, log
+        self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        self._stop_ids = stop_token_ids(config.model.path, self._tokenizer)
+        self._requests = itertools.count()
+        self._open = asyncio.Event()  # cleared while weights change
+        self._open.set()
+        self._updating = asyncio.Lock()
+        self._version = 0
+        self._processes = list(llm.engine_core.resources.engine_manager.processes)
+        self._death: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        for process in self._processes:
+            asyncio.get_running_loop().add_reader(process.sentinel, self._on_exit, process)
+
+    @classmethod
+    async def start(cls, config: ActorConfig, index: int, name: str, log: Path) -> "Engine":
+        """Load the model and draw the first samples.
+
+        Raises:
+            JobError: the model does not load, or an engine option is not vLLM's.
+        """
+        args = engine_args(config, index)
+        try:
+            llm = AsyncLLM.from_engine_args(args)
+        except Exception as error:  # vLLM raises whatever the model's code raises
+            raise JobError(f"{name}: the engine did not start: {_root_cause(error, log)} (log: {log})") from error
+        engine = cls(llm, config, name, log)
+        await engine._alive(engine._prepare())
+        return engine
+
+    @property
+    def version(self) -> int:
+        """The version of the weights a new sample starts under."""
+        return self._version
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._llm.model_config.max_model_len)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    async def generate(self, request: GenerateRequest) -> Group:
+        """Draw ``request.n`` samples; the group's log-probs are those of the distribution they were drawn from.
+
+        Raises:
+            JobError: vLLM refuses the request.
+        """
+        started = time.perf_counter()
+        await self._open.wait()
+        completions = await self._alive(self._completions(request))
+        return to_group(request, completions, self._decode, actor=self._name, seconds=time.perf_counter() - started)
+
+    async def load(self, version: int, paths: list[str]) -> tuple[float, float]:
+        """Serve other weights, in the middle of samples; returns the seconds stalled and, of these, spent loading.
+
+        Args:
+            version: becomes the version of every token sampled from here on.
+            paths: safetensors files the engine's process can open, in order.
+        """
+        async with self._updating:
+            self._open.clear()
+            try:
+                return await self._alive(self._load(version, paths))
+            finally:
+                self._open.set()
+
+    async def save_served_weights(self, path: str) -> None:
+        """Write the weights the engine computes with to ``path``, a safetensors file in checkpoint names."""
+        await self._alive(self._llm.collective_rpc("save_served_weights", args=(path,)))
+
+    async def stop(self) -> None:
+        """End the engine's processes; nothing in flight is kept."""
+        for process in self._processes:
+            asyncio.get_running_loop().remove_reader(process.sentinel)
+        await asyncio.to_thread(self._llm.shutdown, EXIT_SECONDS)
+
+    async def _prepare(self) -> None:
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({}))
+        await self._llm.update_weight_version("0")
+        warm_up = GenerateRequest(
+            -1, "", np.array([0], dtype=np.int32), min(16, self._config.actors.max_num_seqs), 1.0, 1.0, 2
+        )
+        await self._completions(warm_up)
+
+    async def _completions(self, request: GenerateRequest) -> list[Any]:
+        params = SamplingParams(
+            n=request.n,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        # The salt keeps a prompt from reusing keys and values that other weights computed.
+        prompt = tokens_input(request.prompt_p.tolist(), cache_salt=str(self._version))
+        async for output in self._llm.generate(prompt, params, str(next(self._requests))):
+            final = output
+        return list(final.outputs)
+
+    async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:
+        llm, started = self._llm, time.perf_counter()
+        await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        paused = time.perf_counter()
+        await llm.start_weight_update()
+        await llm.update_weights(WeightTransferUpdateRequest({"paths": paths}))
+        await llm.finish_weight_update(str(version))
+        self._version = version
+        loaded = time.perf_counter()
+        await llm.resume_generation()
+        return time.perf_counter() - started, loaded - paused
+
+    def _decode(self, bodies: list[list[int]]) -> list[str]:
+        return self._tokenizer.batch_decode(bodies, skip_special_tokens=True)  # type: ignore[no-any-return]
+
+    async def _alive(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """``work``'s result, or ``WorkerDied`` as soon as the engine's process is gone."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._death), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise self._died(f"its engine exited with code {self._death.result()}")
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise self._died(f"its engine failed: {error}") from error
+        finally:
+            task.cancel()
+
+    def _on_exit(self, process: Any) -> None:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        if not self._death.done():
+            self._death.set_result(process.exitcode)
+
+    def _died(self, cause: str) -> WorkerDied:
+        return WorkerDied(self._name, cause, last_lines(self._log))
+
+
+OWN_OPTIONS = {
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "dtype": "model.dtype",
+    "seed": "seed",
+    "max_model_len": "sampling.max_tokens and the data",
+    "max_num_seqs": "actors.max_num_seqs",
+    "kv_cache_memory_bytes": "actors.kv_cache_gb",
+}
+FIXED_OPTIONS = frozenset(
+    {"logprobs_mode", "skip_tokenizer_init", "weight_transfer_config", "worker_extension_cls", "data_parallel_size"}
+)
+
+
+def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
+    """vLLM's arguments for actor ``index``: Volley's defaults with ``actors.engine`` over them.
+
+    Raises:
+        JobError: ``actors.engine`` names an option vLLM has not, or one that the job sets elsewhere.
+    """
+    spec = config.actors
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    for option in spec.engine:
+        if option not in known:
+            near = get_close_matches(option, known, n=1)
+            raise JobError(
+                f"actors.engine: vLLM has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        if option in OWN_OPTIONS:
+            raise JobError(f"actors.engine: {option!r} is set by {OWN_OPTIONS[option]}; remove it")
+        if option in FIXED_OPTIONS:
+            raise JobError(f"actors.engine: {option!r} is set by Volley and can not be changed; remove it")
+    options: dict[str, Any] = {
+        "model": str(config.model.path),
+        "dtype": config.model.dtype,
+        "seed": config.seed + index,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "worker_extension_cls": "actors.weight_engine.ServedWeights",
+        "disable_log_stats": True,
+        "generation_config": "vllm",
+    }
+    if spec.gpus == 0:
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
+    return AsyncEngineArgs(**options | spec.engine)
+
+
+def stop_token_ids(model: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end a sample: the tokenizer's, and those of the model's generation configuration."""
+    ids = {tokenizer.eos_token_id}
+    if (model / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(model).eos_token_id
+        ids |= set(eos) if isinstance(eos, list) else {eos}
+    return sorted(ids - {None})
+
+
+def _root_cause(error: Exception, log: Path) -> str:
+    """One line: the error itself, or the last one the engine's process wrote where vLLM only says it failed."""
+    if "root cause above" not in str(error):
+        return " ".join(str(error).split())
+    causes = re.findall(r"\b(\w+(?:Error|Exception): .+)$", last_lines(log, 200), flags=re.MULTILINE)
+    return causes[-1] if causes else "its process ended without a word"

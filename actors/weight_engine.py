@@ -1,0 +1,160 @@
+"""vLLM's side of a weight update: the plug-in that runs inside the engine's processes.
+
+``register`` is the ``vllm.general_plugins`` entry point; vLLM calls it in every process of an engine.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+BACKEND = "volley"
+
+
+def register() -> None:
+    """Name the engine to vLLM, and let this process end with the one that started it."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, WeightFileEngine)
+        _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """vLLM's engine process does not notice that its parent was killed: it would stay for ever."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), SIGKILL)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """There is nothing to agree on beforehand."""
+
+
+@dataclass
+class WeightFiles(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Paths of safetensors files in checkpoint names, in the order they must be loaded."""
+
+    paths: list[str]
+
+
+class WeightFileEngine(WeightTransferEngine[NoInit, WeightFiles]):  # type: ignore[misc]
+    """Loads weights from files in memory, through the model's own checkpoint loader.
+
+    Layerwise reload gives every layer its checkpoint layout back while it loads and packs it for its kernels after.
+    """
+
+    init_info_cls = NoInit
+    update_info_cls = WeightFiles
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to connect to."""
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: WeightFiles) -> None:
+        for path in update_info.paths:
+            self.model.load_weights(_tensors(path))
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied_heads(self.model)
+
+    def shutdown(self) -> None:
+        """Nothing is held between updates."""
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """A head tied to the embedding loads nothing itself, and on CPU multiplies with a packed copy: make it anew."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    embeddings = {layer.weight.data_ptr() for layer in layers if not isinstance(layer, ParallelLMHead)}
+    for head in layers:
+        if isinstance(head, ParallelLMHead) and head.weight.data_ptr() in embeddings:
+            head.quant_method.process_weights_after_loading(head)
+
+
+def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            yield name, file.get_tensor(name)
+
+
+class ServedWeights:
+    """Mixed into vLLM's worker: reads back, in checkpoint names, the weights the model computes with."""
+
+    model_runner: Any
+    model_config: Any
+    device: torch.device
+
+    def save_served_weights(self, path: str) -> None:
+        """Write them to ``path`` as a safetensors file."""
+        units = torch.get_default_dtype()
+        torch.set_default_dtype(self.model_config.dtype)
+        try:
+            Path(path).write_bytes(save(served_weights(self.model_runner.get_model(), self.device)))
+        finally:
+            torch.set_default_dtype(units)
+
+
+@torch.inference_mode()
+def served_weights(model: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
+    """What each layer of ``model`` computes with, by checkpoint name; units of the default dtype are fed to it.
+
+    A kernel may keep its matrix packed in a form nobody can read and leave the parameter empty. Its product with a
+    unit vector has one non-zero term, so it is the matrix's column to the bit. For unsharded, unquantised models.
+    """
+    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    found: dict[str, torch.Tensor] = {}
+    for path, layer in model.named_modules():
+        parent, _, leaf = path.rpartition(".")
+        parts = [f"{parent}.{part}" if parent else part for part in packed.get(leaf, [leaf])]
+        sizes = list(getattr(layer, "output_sizes", ())) if len(parts) > 1 else None
+        for name, tensor in _tensors_of(layer, device):
+            pieces = (tensor,) if sizes is None else torch.split(tensor, sizes)
+            found |= {f"{part}.{name}": piece.contiguous() for part, piece in zip(parts, pieces, strict=True)}
+    return found
+
+
+def _tensors_of(layer: Any, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    multiplies = isinstance(layer, LinearBase | ParallelLMHead)
+    for name, parameter in layer.named_parameters(recurse=False):
+        if name == "weight" and multiplies:
+            product = layer.quant_method.apply(layer, torch.eye(_width(layer), device=device), None).T
+            yield name, product[: layer.org_vocab_size] if isinstance(layer, ParallelLMHead) else product
+        elif name == "weight" and isinstance(layer, VocabParallelEmbedding):
+            yield name, parameter[: layer.org_vocab_size].clone()
+        else:
+            yield name, parameter.clone()
+
+
+def _width(layer: Any) -> int:
+    return int(layer.embedding_dim if hasattr(layer, "embedding_dim") else layer.input_size)
