@@ -27,7 +27,8 @@ async def test_what_was_written_is_read_and_outlives_the_server(tmp_path: Path) 
         assert await store.ledger() == {"admitted": 4, "trained": 2}
         (event,) = await store.events()
         assert (event["kind"], event["version"]) == ("evaluation", 0)
-        assert await RunStore(url, "other").record() is None
+        async with RunStore(url, "other") as other:
+            assert await other.record() is None
 
 
 async def test_nothing_is_left_behind(tmp_path: Path) -> None:
