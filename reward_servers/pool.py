@@ -1,0 +1,240 @@
+"""The pool of reward workers, as the coordinator holds it.
+
+    score(group) -> wait for an idle worker -> one Ray call -> Scores
+                        | worker dies, or is silent past the group's deadline
+                        v
+                 kill it, start another under the same name, score the group again
+
+Scoring is idempotent, so a group may be scored again. A group that took ``ATTEMPTS`` workers with it comes back as
+infra errors: it leaves the run instead of ending it. More than ``respawns`` replacements in all raise ``WorkerDied``:
+something is wrong with the host or the scorer, and starting workers for ever would hide it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from reward_servers.scorers.base import infra_error
+from reward_servers.worker import RewardWorker
+from volley.errors import DeadlineExceeded, WorkerDied
+from volley.job import RewardWorkersSpec
+from volley.records import Prompt, Scores
+from volley.scoring import ScorerSpec
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 2  # workers one group may cost
+LOG_TAIL_LINES = 20
+STOP_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RewardConfig:
+    """What a pool needs to know of its job.
+
+    Attributes:
+        scorer: how samples are judged.
+        workers: how many workers, what each reserves, the deadlines.
+        log_dir: folder for ``reward-<i>.log``.
+        prefix: put before the Ray names of the workers, so that runs on one cluster do not clash.
+        respawns: replacements of dead or stuck workers in the pool's life.
+    """
+
+    scorer: ScorerSpec
+    workers: RewardWorkersSpec
+    log_dir: Path
+    prefix: str = ""
+    respawns: int = 20
+
+
+class RewardPool:
+    """Scores groups on a set of workers that can grow, shrink and be replaced while in use."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._config = config
+        self._workers: dict[int, _Worker] = {}
+        self._births: Counter[int] = Counter()
+        self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._waiting = 0
+        self._respawned = 0
+        self._resize = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, config: RewardConfig) -> "RewardPool":
+        """Start ``config.workers.count`` workers and wait until all can score.
+
+        Raises:
+            WorkerDied: a worker ended while it started; carries its last log lines.
+            DeadlineExceeded: a worker was not ready within ``start_deadline_s``.
+        """
+        pool = cls(config)
+        try:
+            await pool.scale(config.workers.count)
+        except BaseException:
+            await pool.stop()
+            raise
+        return pool
+
+    @property
+    def waiting(self) -> int:
+        """Groups that wait for a worker: what autoscaling looks at."""
+        return self._waiting
+
+    @property
+    def count(self) -> int:
+        """Workers started and not retired."""
+        return len(self._workers)
+
+    @property
+    def respawned(self) -> int:
+        """Workers replaced so far."""
+        return self._respawned
+
+    async def score(self, group: Any, prompt: Prompt) -> Scores:
+        """One verdict per sample of the group that the object reference ``group`` stands for.
+
+        The group's deadline counts from the moment a worker takes it, not while it waits for one.
+
+        Raises:
+            WorkerDied: workers died or hung more often than ``respawns`` allows.
+        """
+        failure = ""
+        for _ in range(ATTEMPTS):
+            worker = await self._next_idle()
+            try:
+                scores = await self._score_on(worker, group, prompt)
+            except (DeadlineExceeded, WorkerDied) as problem:
+                failure = str(problem)
+                log.warning("%s; replacing it", failure.splitlines()[0])
+                await self._replace(worker, failure)
+            else:
+                await self._give_back(worker)
+                return scores
+        lost = await group
+        return Scores.pack([infra_error(failure)] * len(lost.texts))
+
+    async def scale(self, count: int) -> None:
+        """Start or retire workers until there are ``count``. A retired worker finishes the group it has."""
+        if count < 1:
+            raise ValueError(f"count {count}: a run needs at least one reward worker")
+        async with self._resize:
+            missing = [i for i in range(count) if i not in self._workers]
+            for worker in await self._spawn(missing):
+                self._workers[worker.index] = worker
+                self._idle.put_nowait(worker)
+            for index in [i for i in self._workers if i >= count]:
+                self._workers.pop(index).retired = True
+            idle = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+            await asyncio.gather(*(self._give_back(worker) for worker in idle))
+
+    async def stop(self) -> None:
+        """End every worker and what it started. Raises nothing for a worker that is dead already."""
+        workers = list(self._workers.values())
+        self._workers.clear()
+        await asyncio.gather(*(_end(worker) for worker in workers))
+
+    async def _score_on(self, worker: "_Worker", group: Any, prompt: Prompt) -> Scores:
+        bound = self._config.workers.group_deadline_s
+        try:
+            scores: Scores = await asyncio.wait_for(_result(worker.actor.score.remote(group, prompt)), bound)
+        except TimeoutError:
+            raise DeadlineExceeded("coordinator", f"{worker.name} to score a group", bound) from None
+        except RayActorError as death:
+            raise self._died(worker, death) from death
+        return scores
+
+    async def _next_idle(self) -> "_Worker":
+        self._waiting += 1
+        try:
+            return await self._idle.get()
+        finally:
+            self._waiting -= 1
+
+    async def _give_back(self, worker: "_Worker") -> None:
+        if worker.retired:
+            await _end(worker)
+        else:
+            self._idle.put_nowait(worker)
+
+    async def _replace(self, worker: "_Worker", failure: str) -> None:
+        """Kill ``worker`` and start another in its place. Raises WorkerDied when the pool's respawns are used up."""
+        await asyncio.to_thread(_kill, worker)
+        if worker.retired:
+            return
+        self._respawned += 1
+        if self._respawned > self._config.respawns:
+            raise WorkerDied(worker.name, f"workers were replaced {self._config.respawns} times; the last: {failure}")
+        (fresh,) = await self._spawn([worker.index])
+        self._workers[worker.index] = fresh
+        self._idle.put_nowait(fresh)
+
+    async def _spawn(self, indices: list[int]) -> list["_Worker"]:
+        started = [self._create(index) for index in indices]
+        outcomes = await asyncio.gather(*(self._await_ready(worker) for worker in started), return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if failures:
+            await asyncio.gather(*(_end(worker) for worker in started))
+            raise failures[0]
+        return started
+
+    def _create(self, index: int) -> "_Worker":
+        name = f"reward-{index}"
+        suffix = f".{self._births[index]}" if self._births[index] else ""  # Ray frees a dead actor's name late
+        self._births[index] += 1
+        actor = (
+            ray.remote(RewardWorker)
+            .options(name=f"{self._config.prefix}{name}{suffix}", num_cpus=self._config.workers.cpus, max_restarts=0)
+            .remote(name, self._config.scorer, self._config.log_dir / f"{name}.log", tuple(sys.path))
+        )
+        return _Worker(index, name, actor)
+
+    async def _await_ready(self, worker: "_Worker") -> None:
+        bound = self._config.workers.start_deadline_s
+        try:
+            worker.pid = await asyncio.wait_for(_result(worker.actor.ready.remote()), bound)
+        except TimeoutError:
+            raise DeadlineExceeded("coordinator", f"{worker.name} to start", bound) from None
+        except RayActorError as death:
+            raise self._died(worker, death) from death
+
+    def _died(self, worker: "_Worker", death: RayActorError) -> WorkerDied:
+        cause = next((line for line in str(death).splitlines() if line.strip()), type(death).__name__)
+        return WorkerDied(worker.name, cause, _tail(self._config.log_dir / f"{worker.name}.log"))
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    index: int
+    name: str
+    actor: Any
+    pid: int = 0
+    retired: bool = False
+
+
+async def _result(ref: Any) -> Any:
+    return await ref
+
+
+async def _end(worker: _Worker) -> None:
+    """Let the worker end its own child processes, then end it."""
+    with contextlib.suppress(RayActorError, TimeoutError):
+        await asyncio.wait_for(_result(worker.actor.close.remote()), STOP_GRACE_S)
+    await asyncio.to_thread(_kill, worker)
+
+
+def _kill(worker: _Worker) -> None:
+    ray.kill(worker.actor, no_restart=True)
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

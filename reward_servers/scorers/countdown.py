@@ -1,0 +1,172 @@
+"""``countdown``: an expression in ``+ - *`` that uses each given number once and equals the target.
+
+The grammar, without unary signs, so that every number of a correct answer is one of those given:
+
+    sum     = product (("+" | "-") product)*
+    product = factor ("*" factor)*
+    factor  = digits | "(" sum ")"
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from reward_servers.scorers.base import passed_or, row_error
+from volley.records import Prompt, Verdict, VerdictStatus
+from volley.scoring import CountdownScorer
+
+MAX_LENGTH = 256  # characters of an expression worth reading
+MAX_DEPTH = 16  # nested parentheses
+MAX_DIGITS = 6
+
+
+class ParseError(ValueError):
+    """The text is no expression of the grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """What an expression says, however it was written.
+
+    Attributes:
+        value: what it equals.
+        numbers: the numbers it uses, in order of appearance.
+        canonical: equal for expressions that differ only in order, spacing and needless parentheses.
+    """
+
+    value: int
+    numbers: tuple[int, ...]
+    canonical: str
+
+
+def parse(text: str) -> Expression:
+    """Read one expression; linear in the length of ``text``. Raises ParseError."""
+    compact = "".join(text.split())
+    if not compact or len(compact) > MAX_LENGTH:
+        raise ParseError("empty" if not compact else f"longer than {MAX_LENGTH} characters")
+    parser = _Parser(compact)
+    terms = parser.sum(0)
+    if parser.at < len(compact):
+        raise ParseError(f"unexpected {compact[parser.at]!r}")
+    return Expression(sum(term.value for term in terms), tuple(parser.numbers), _write_sum(terms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A signed product within a flattened sum."""
+
+    sign: int
+    magnitude: int  # value without the sign in front; may itself be negative
+    factors: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "*".join(sorted(self.factors))
+
+    @property
+    def value(self) -> int:
+        return self.sign * self.magnitude
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+        self.numbers: list[int] = []
+
+    def _peek(self) -> str:
+        return self.text[self.at] if self.at < len(self.text) else ""
+
+    def sum(self, depth: int) -> list[_Term]:
+        terms = self._product(1, depth)
+        while (op := self._peek()) in ("+", "-"):
+            self.at += 1
+            terms += self._product(1 if op == "+" else -1, depth)
+        return terms
+
+    def _product(self, sign: int, depth: int) -> list[_Term]:
+        factors = [self._factor(depth)]
+        while self._peek() == "*":
+            self.at += 1
+            factors.append(self._factor(depth))
+        if len(factors) == 1:  # a lone parenthesis dissolves into the sum around it
+            return [_Term(sign * term.sign, term.magnitude, term.factors) for term in factors[0]]
+        value = prod(sum(term.value for term in factor) for factor in factors)
+        return [_Term(sign, value, tuple(part for factor in factors for part in _write_factor(factor)))]
+
+    def _factor(self, depth: int) -> list[_Term]:
+        if self._peek() == "(":
+            if depth >= MAX_DEPTH:
+                raise ParseError(f"parentheses nested deeper than {MAX_DEPTH}")
+            self.at += 1
+            terms = self.sum(depth + 1)
+            if self._peek() != ")":
+                raise ParseError("a parenthesis is not closed")
+            self.at += 1
+            return terms
+        start = self.at
+        while (ch := self._peek()) and ch in "0123456789":
+            self.at += 1
+        digits = self.text[start : self.at]
+        if not digits or len(digits) > MAX_DIGITS:
+            raise ParseError(f"a number of 1 to {MAX_DIGITS} digits was expected at {self.text[start : start + 8]!r}")
+        self.numbers.append(int(digits))
+        return [_Term(1, int(digits), (str(int(digits)),))]
+
+
+def _write_sum(terms: list[_Term]) -> str:
+    plus = sorted(term.text for term in terms if term.sign > 0)
+    minus = sorted(term.text for term in terms if term.sign < 0)
+    return "+".join(plus) + "".join(f"-{text}" for text in minus)
+
+
+def _write_factor(terms: list[_Term]) -> tuple[str, ...]:
+    """What one factor adds to the product around it: a product in brackets dissolves, a sum keeps them."""
+    if len(terms) == 1:
+        return terms[0].factors
+    return (f"({_write_sum(terms)})",)
+
+
+class Countdown:
+    """Right where the expression uses exactly the row's ``numbers`` and equals its ``target``."""
+
+    def __init__(self, spec: CountdownScorer) -> None:
+        self._spec = spec
+
+    @staticmethod
+    def check(spec: CountdownScorer) -> None:
+        """Any ``countdown`` scorer can run."""
+
+    @staticmethod
+    def check_row(spec: CountdownScorer, prompt: Prompt) -> None:
+        """Raises JobError where the row lacks ``numbers`` or ``target``."""
+        numbers, target = prompt.reference.get("numbers"), prompt.reference.get("target")
+        if not (isinstance(numbers, list | tuple) and numbers and all(_is_int(number) for number in numbers)):
+            raise row_error(prompt, 'the countdown scorer needs a list of integers, such as "numbers": [3, 5, 2, 7]')
+        if not _is_int(target):
+            raise row_error(prompt, 'the countdown scorer needs an integer, such as "target": 24')
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        allowed, target = Counter(prompt.reference["numbers"]), prompt.reference["target"]
+        return [self._judge(text, allowed, target) for text in texts]
+
+    def _judge(self, text: str, allowed: Counter[int], target: int) -> Verdict:
+        values = self._spec.values
+        try:
+            expression = parse(text)
+        except ParseError as problem:
+            return passed_or(VerdictStatus.NO_ANSWER, values, detail=str(problem))
+        if Counter(expression.numbers) != allowed:
+            status, detail = VerdictStatus.WRONG_ANSWER, "does not use each number once"
+        elif expression.value != target:
+            status, detail = VerdictStatus.WRONG_ANSWER, f"equals {expression.value}, not {target}"
+        else:
+            status, detail = VerdictStatus.PASSED, ""
+        return passed_or(status, values, answer=expression.canonical, detail=detail)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

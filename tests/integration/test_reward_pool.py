@@ -1,0 +1,138 @@
+"""The pool on real Ray workers: scores, deaths, hangs, scaling."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import pytest
+import ray
+
+from reward_servers.pool import RewardConfig, RewardPool
+from volley.errors import DeadlineExceeded, WorkerDied
+from volley.job import RewardWorkersSpec
+from volley.records import Group, Prompt, VerdictStatus
+from volley.scoring import CountdownScorer, PythonScorer
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("ray_local")]
+
+
+def group(texts: tuple[str, ...]) -> Group:
+    n = len(texts)
+    return Group(
+        group_id=0,
+        prompt_id="p:1",
+        prompt_p=np.zeros(3, np.int32),
+        tokens_T=np.zeros(n, np.int32),
+        logprobs_T=np.zeros(n, np.float32),
+        versions_T=np.zeros(n, np.int32),
+        lengths_n=np.ones(n, np.int32),
+        stopped_n=np.ones(n, np.bool_),
+        texts=texts,
+        actor="actor-0",
+        seconds=0.0,
+    )
+
+
+def config(tmp_path: Path, *, python: bool = False, **workers: float) -> RewardConfig:
+    scorer = PythonScorer(target="reward_functions:trouble") if python else CountdownScorer()
+    return RewardConfig(scorer, RewardWorkersSpec.model_validate(workers), tmp_path, prefix=f"{tmp_path.name}-")
+
+
+COUNTDOWN = Prompt("p:1", "", {"numbers": [8, 3, 1, 1], "target": 24})
+
+
+async def test_scores_come_back_in_order_from_all_workers(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, count=2))
+    right, wrong = ray.put(group(("8*3*1*1", "8+3+1+1", "?"))), ray.put(group(("1+1", "8*3*1*1")))
+    scores = await asyncio.gather(*(pool.score(right if i % 2 else wrong, COUNTDOWN) for i in range(40)))
+    await pool.stop()
+    assert [s.rewards_n.tolist() for s in scores] == [[1.0, 0.0, 0.0] if i % 2 else [0.0, 1.0] for i in range(40)]
+    assert {s.worker for s in scores} == {"reward-0", "reward-1"}
+    assert "reward-0 ready" in (tmp_path / "reward-0.log").read_text()
+
+
+async def test_one_call_costs_little(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path))
+    ref = ray.put(group(("8*3*1*1",) * 16))
+    await pool.score(ref, COUNTDOWN)
+    began = time.perf_counter()
+    await asyncio.gather(*(pool.score(ref, COUNTDOWN) for _ in range(200)))
+    each_ms = (time.perf_counter() - began) / 200 * 1e3
+    await pool.stop()
+    assert each_ms < 50, f"one group of 16 costs {each_ms:.2f} ms"
+
+
+async def test_a_killed_worker_is_replaced_and_its_group_scored_again(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True))
+    ref = ray.put(group(("kill once", "fine")))
+    scores = await pool.score(ref, Prompt("p", "", {"flag": str(tmp_path / "flag")}))
+    assert scores.rewards_n.tolist() == [1.0, 1.0]
+    assert pool.respawned == 1
+    await pool.stop()
+
+
+async def test_a_group_that_kills_every_worker_becomes_infra_errors(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True))
+    reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
+    scores = await pool.score(ray.put(group(("kill", "fine"))), reference)
+    assert [v.status for v in scores.verdicts] == [VerdictStatus.INFRA_ERROR] * 2
+    assert "reward-0 died" in scores.verdicts[0].detail
+    assert not scores.valid_n.any()
+    again = await pool.score(ray.put(group(("fine",))), reference)
+    assert again.rewards_n.tolist() == [1.0]
+    await pool.stop()
+
+
+async def test_a_stuck_worker_is_killed_with_its_children(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True, group_deadline_s=3))
+    stuck = await asyncio.wait_for(
+        pool.score(ray.put(group(("stop",))), Prompt("p", "", {"flag": str(tmp_path / "flag")})), 60
+    )
+    assert stuck.verdicts[0].status is VerdictStatus.INFRA_ERROR
+    assert "waited 3 s for reward-0" in stuck.verdicts[0].detail
+    await pool.stop()
+
+
+async def test_too_many_deaths_end_the_pool(tmp_path: Path) -> None:
+    few = config(tmp_path, python=True)
+    pool = await RewardPool.start(RewardConfig(few.scorer, few.workers, few.log_dir, few.prefix, respawns=1))
+    with pytest.raises(WorkerDied, match=r"reward-0.*replaced 1 times") as death:
+        await pool.score(ray.put(group(("kill",))), Prompt("p", "", {"flag": str(tmp_path / "flag")}))
+    assert death.value.worker == "reward-0"
+    await pool.stop()
+
+
+async def test_scaling_down_lets_a_busy_worker_finish_and_leaves_no_process(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True, count=1))
+    await pool.scale(3)
+    assert pool.count == 3
+    reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
+    busy = [asyncio.create_task(pool.score(ray.put(group(("slow", "slow"))), reference)) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    await pool.scale(1)
+    scores = await asyncio.gather(*busy)
+    assert all(s.rewards_n.tolist() == [1.0, 1.0] for s in scores)
+    await pool.stop()
+    assert await gone("reward_functions:trouble")
+
+
+async def test_a_worker_that_can_not_start_is_named(tmp_path: Path) -> None:
+    broken = RewardConfig(
+        PythonScorer(target="reward_functions:trouble"), RewardWorkersSpec(start_deadline_s=0.01), tmp_path
+    )
+    with pytest.raises(DeadlineExceeded, match="reward-0 to start"):
+        await RewardPool.start(broken)
+
+
+async def gone(needle: str) -> bool:
+    for _ in range(50):
+        mine = [p for p in psutil.process_iter(["cmdline"]) if needle in " ".join(p.info["cmdline"] or [])]
+        if not mine:
+            return True
+        await asyncio.sleep(0.1)
+    for process in mine:
+        process.send_signal(signal.SIGKILL)
+    return False
