@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from volley.objectives import majority, maximum, off_policy, shapes
+from volley.objectives import majority, majority_off_policy, maximum, off_policy, shapes
 from volley.objectives.combinatorics import FloatArray, IntArray
 from volley.objectives.groups import Groups, buckets, read_groups
 from volley.objectives.spec import (
@@ -146,7 +146,7 @@ def _k_of_groups(objective: Objective, groups: Groups, lead: tuple[int, ...], k:
 
 def _truncate(objective: Objective, bucket: Groups) -> tuple[Groups, int]:
     """Cap the companions' weights; returns how many were above the cap."""
-    if not isinstance(objective, MaxAtK) or objective.weight_cap is None or bucket.log_w_BN is None:
+    if not isinstance(objective, MaxAtK | MajAtK) or objective.weight_cap is None or bucket.log_w_BN is None:
         return bucket, 0
     log_cap = math.log(objective.weight_cap)
     capped_BN = np.minimum(bucket.log_w_BN, log_cap)
@@ -179,19 +179,27 @@ def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
         case RiskSensitive(beta=beta):
             return shapes.risk_sensitive(g_BN, beta)
         case MajAtK():
-            return _maj_at_k(bucket, k)
+            return _maj_at_k(objective, bucket, k)
         case MaxAtK():
             return _max_at_k(objective, bucket, k)
 
 
-def _maj_at_k(bucket: Groups, k: int) -> FloatArray:
+def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:
     if bucket.answers_BN is None:
         raise ValueError("maj_at_k needs answers=, integer ids of the answers, shaped like rewards")
-    profiles = majority.vote_profiles(bucket.answers_BN, bucket.g_BN)  # before k = 1 leaves, since it checks
+    answers = majority.read_answers(bucket.answers_BN, bucket.g_BN)  # checks them, so before k = 1 leaves
     if k == 1:
         return maximum.leave_one_out_mean(bucket.g_BN)
-    per_answer_GA = majority.loo_minus_one_profiles(profiles, k)
-    return per_answer_GA[profiles.profile_B[:, None], profiles.slot_BN]
+    if objective.companion_weights == "none" or bucket.log_w_BN is None:
+        profiles = majority.vote_profiles(answers)
+        per_answer_GA = majority.loo_minus_one_profiles(profiles, k)
+        return per_answer_GA[profiles.profile_B[:, None], profiles.slot_BN]
+    if objective.companion_weights == "exact":
+        return majority_off_policy.loo_minus_one_off_policy(answers, bucket.log_w_BN, k)
+    log_w_BN, log_unit_B1 = off_policy.unit_weights(bucket.log_w_BN, k)
+    a_BN = majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, k)
+    a_BN *= np.exp(-log_unit_B1)
+    return a_BN
 
 
 def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from volley.objectives.combinatorics import FloatArray
 from volley.objectives.groups import read_groups
-from volley.objectives.majority import maj_at_k_profiles, vote_profiles
+from volley.objectives.majority import maj_at_k_profiles, read_answers, vote_profiles
 from volley.objectives.maximum import max_at_k_sorted
 from volley.objectives.off_policy import max_at_k_off_policy
 
@@ -74,7 +74,7 @@ def maj_at_k(answers: ArrayLike, rewards: ArrayLike, k: int) -> float | FloatArr
     _check_k(k, groups.g_BN.shape[-1])
     if groups.answers_BN is None or not len(groups.g_BN):
         return _shaped(np.zeros(0), lead)
-    profiles = vote_profiles(groups.answers_BN, groups.g_BN)
+    profiles = vote_profiles(read_answers(groups.answers_BN, groups.g_BN))
     return _shaped(maj_at_k_profiles(profiles, k)[profiles.profile_B], lead)
 
 

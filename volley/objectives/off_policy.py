@@ -23,7 +23,7 @@ from volley.objectives.spec import Baseline, CompanionWeights
 def max_at_k_off_policy(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
     """`(1/C(n,k)) sum_{|I|=k} (prod_{j in I} w_j) max_I g = sum_i g_(i) w_(i) e_{k-1}(w_(1..i-1)) / C(n,k)`, [B]."""
     n = g_BN.shape[-1]
-    log_below_BN, _ = _log_mean_products(log_w_BN, k)
+    log_below_BN = _log_mean_products(log_w_BN, k)
     weighted_BN = g_BN * np.exp(log_w_BN + log_below_BN)
     out_B: FloatArray = weighted_BN @ binomial_ratios(0, n, k - 1, n, k)
     return out_B
@@ -43,18 +43,28 @@ def off_policy_advantages(
         sizes_M = np.arange(1, n)
         mean_excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / sizes_M
         return _sum_of_gaps(g_BN, k, 1 + (k - 1) * mean_excess_BM)
-    log_below_BN, log_all_B1 = _log_mean_products(log_w_BN, k)
-    # one factor taken out of every weight makes e_k(w) = C(n, k), before anything can overflow
-    self_normalised = companion_weights == "self_normalised"
-    log_unit_B1 = np.where(self_normalised & np.isfinite(log_all_B1), log_all_B1 / k, 0.0)
-    log_w_BN = log_w_BN - log_unit_B1
-    a_BN = _sum_of_gaps(g_BN, k, np.exp(log_below_BN[:, 1:] - (k - 1) * log_unit_B1))
+    log_unit_B1 = np.zeros((len(g_BN), 1))
+    if companion_weights == "self_normalised":
+        log_w_BN, log_unit_B1 = unit_weights(log_w_BN, k)
+    a_BN = _sum_of_gaps(g_BN, k, np.exp(_log_mean_products(log_w_BN, k)[:, 1:]))
     if baseline != "loo_minus_one":
         a_BN += k / n * _max_at_k_without(g_BN, log_w_BN, k - 1)
-    a_BN *= np.exp(-log_unit_B1)
+    a_BN *= np.exp(-log_unit_B1)  # so far products of k - 1 weights; the next ones have k
     if baseline in ("loo", "subset_loo"):
         a_BN -= k / (n - 1 if baseline == "loo" else n) * _max_at_k_without(g_BN, log_w_BN, k)
     return a_BN
+
+
+def unit_weights(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
+    """Log-weights with a common factor taken out such that `e_k(w) = C(n, k)`, and its log, [B, 1].
+
+    Taken out before anything is exponentiated, so that self-normalised estimates can not overflow. A group whose
+    k-sets all have weight zero keeps its weights.
+    """
+    *_, log_e_JB = _log_means(log_w_BN, k)
+    log_all_B1 = log_e_JB[k][:, None]
+    log_unit_B1: FloatArray = np.where(np.isfinite(log_all_B1), log_all_B1 / k, 0.0)
+    return log_w_BN - log_unit_B1, log_unit_B1
 
 
 def _sum_of_gaps(g_BN: FloatArray, k: int, mean_weight_BM: FloatArray) -> FloatArray:
@@ -67,14 +77,13 @@ def _sum_of_gaps(g_BN: FloatArray, k: int, mean_weight_BM: FloatArray) -> FloatA
     return out_BN
 
 
-def _log_mean_products(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
-    """`log E_{k-1}` of the samples before each one, [B, n], and `log E_k` of all, [B, 1]."""
+def _log_mean_products(log_w_BN: FloatArray, k: int) -> FloatArray:
+    """`log E_{k-1}` of the samples before each one, [B, n]."""
     n = log_w_BN.shape[-1]
     below_BN = np.full(log_w_BN.shape, -np.inf)
-    for m, log_e_JB in enumerate(_log_means(log_w_BN, k)):
-        if k - 1 <= m < n:
-            below_BN[..., m] = log_e_JB[k - 1]
-    return below_BN, log_e_JB[k][:, None]
+    for m, log_e_JB in zip(range(n), _log_means(log_w_BN, k - 1), strict=False):
+        below_BN[..., m] = log_e_JB[k - 1]
+    return below_BN
 
 
 def _log_means(log_w_BN: FloatArray, top: int) -> Iterator[FloatArray]:
@@ -82,14 +91,14 @@ def _log_means(log_w_BN: FloatArray, top: int) -> Iterator[FloatArray]:
 
     A j-set of the first m samples lacks or holds sample m, so
     `E_j(1..m) = (1 - j/m) E_j(1..m-1) + (j/m) w_m E_{j-1}(1..m-1)`.
-    Degrees too low to reach top - 1 with the samples that are left are not kept up.
+    Degrees too low to reach top with the samples that are left are not kept up.
     """
     rows, n = log_w_BN.shape
     log_e_JB = np.full((top + 1, rows), -np.inf)
     log_e_JB[0] = 0.0
     yield log_e_JB
     for m in range(1, n + 1):
-        low, high = max(1, top - 1 - (n - m)), min(m, top)
+        low, high = max(1, top - (n - m)), min(m, top)
         log_lacks_J1, log_holds_J1 = _log_shares(low, high, m)
         held_JB = log_holds_J1 + log_w_BN[:, m - 1] + log_e_JB[low - 1 : high]
         np.logaddexp(log_lacks_J1 + log_e_JB[low : high + 1], held_JB, out=log_e_JB[low : high + 1])

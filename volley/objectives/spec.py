@@ -13,6 +13,7 @@ from volley.base import Spec
 
 Baseline: TypeAlias = Literal["none", "loo", "subset_loo", "loo_minus_one"]
 CompanionWeights: TypeAlias = Literal["none", "exact", "first_order", "self_normalised"]
+WeightCap: TypeAlias = Annotated[float, Field(gt=0)] | None
 
 
 class _ObjectiveBase(Spec):
@@ -48,28 +49,34 @@ class MaxAtK(_ObjectiveBase):
     k: Annotated[int, Field(ge=1)]
     baseline: Baseline = "loo_minus_one"
     companion_weights: CompanionWeights = "none"
-    weight_cap: Annotated[float, Field(gt=0)] | None = None
+    weight_cap: WeightCap = None
 
     @model_validator(mode="after")
     def _companions_fit(self) -> Self:
+        _check_weight_cap(self.companion_weights, self.weight_cap)
         if self.companion_weights == "first_order" and self.baseline != "loo_minus_one":
             raise ValueError(
                 f"companion_weights: first_order is defined for baseline: loo_minus_one, not {self.baseline}; "
                 "write companion_weights: exact, or baseline: loo_minus_one"
             )
-        if self.companion_weights == "none" and self.weight_cap is not None:
-            raise ValueError(
-                "weight_cap truncates companion weights, and companion_weights is none; "
-                "drop weight_cap or write companion_weights: exact"
-            )
         return self
 
 
 class MajAtK(_ObjectiveBase):
-    """The expected reward of the majority answer among k samples, uniform over tied answers."""
+    """The expected reward of the majority answer among k samples, uniform over tied answers.
+
+    The estimate has the `loo_minus_one` form; companion_weights and weight_cap are those of `max_at_k`.
+    """
 
     kind: Literal["maj_at_k"] = "maj_at_k"
     k: Annotated[int, Field(ge=1)]
+    companion_weights: Literal["none", "exact", "self_normalised"] = "none"
+    weight_cap: WeightCap = None
+
+    @model_validator(mode="after")
+    def _companions_fit(self) -> Self:
+        _check_weight_cap(self.companion_weights, self.weight_cap)
+        return self
 
 
 class Softmax(_ObjectiveBase):
@@ -106,6 +113,14 @@ class RiskSensitive(_ObjectiveBase):
         if self.beta == 0:
             raise ValueError("beta = 0 is the mean objective; write kind: mean")
         return self
+
+
+def _check_weight_cap(companion_weights: CompanionWeights, weight_cap: float | None) -> None:
+    if companion_weights == "none" and weight_cap is not None:
+        raise ValueError(
+            "weight_cap truncates companion weights, and companion_weights is none; "
+            "drop weight_cap or write companion_weights: exact"
+        )
 
 
 Objective: TypeAlias = Annotated[

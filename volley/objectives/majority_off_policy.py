@@ -1,0 +1,80 @@
+"""Off-policy maj@k: the importance weights of the other voters, exactly, without enumerating subsets.
+
+As for max@k, the sample's own weight is left to the policy update. Each other sample j takes part in a set J with
+chance `p_j = x w_j / (1 + x w_j)`, independently; given that k - 1 take part, J is drawn in proportion to its weight
+`prod_{j in J} w_j`. So the binomial counts of majority.py become sums of unequal Bernoulli variables, and the rest
+of the method stands. The tilt x makes k - 1 a likely number, so nothing overflows and no term that counts underflows.
+"""
+
+import numpy as np
+
+from volley.objectives.combinatorics import BoolArray, FloatArray, IntArray, log_binomials
+from volley.objectives.majority import Answers, chunks, pivotal_counts, reward_marks, vote_changes
+
+
+def loo_minus_one_off_policy(answers: Answers, log_w_BN: FloatArray, k: int) -> FloatArray:
+    """`A_i = (1/C(n,k)) sum_{I: i in I} (prod_{j in I, j != i} w_j) (f(I) - f(I without i))`, [B, n]; needs k >= 2.
+
+    Sample j takes part in J with chance `p_j = x w_j / (1 + x w_j)`, independently; given that k - 1 take part, J has
+    a chance in proportion to its weight. The tilt x makes k - 1 a likely number, so nothing under- or overflows.
+    """
+    B, n = log_w_BN.shape
+    out_BN = np.zeros((B, n))
+    for rows, A in chunks(answers.counts_BA, k, n):
+        counts_GA, slot_GN = answers.counts_BA[rows, :A], answers.slot_BN[rows]
+        marks = reward_marks(counts_GA, answers.rewards_BA[rows, :A])
+        log_tilt_G1 = _tilt(log_w_BN[rows], k - 1)
+        log_odds_GN = log_w_BN[rows] + log_tilt_G1
+        log_absent_GN = -np.logaddexp(0.0, log_odds_GN)
+        chance_GAX, own_GNX = _bernoulli_counts(slot_GN, log_odds_GN, log_absent_GN, A, k // 2)
+        chances = [chance_GAX[:, a] for a in range(A)]
+        change_GN = np.zeros((len(rows), n))
+        for votes in pivotal_counts(counts_GA, k):
+            joins_GA, wins_GA = vote_changes(chances, marks, votes, k)
+            change_GN += np.take_along_axis(joins_GA, slot_GN, -1) * own_GNX[..., votes - 1]
+            change_GN += np.take_along_axis(wins_GA, slot_GN, -1) * own_GNX[..., votes]
+        log_scale_GN = log_absent_GN - log_absent_GN.sum(axis=-1, keepdims=True) - (k - 1) * log_tilt_G1
+        out_BN[rows] = change_GN * np.exp(log_scale_GN - log_binomials(n, np.array(k)))
+    return out_BN
+
+
+def _tilt(log_w_GN: FloatArray, draws: int) -> FloatArray:
+    """`log x` such that `sum_j x w_j / (1 + x w_j)` is close to the number of draws, [G, 1], by bisection."""
+    n = log_w_GN.shape[-1]
+    weighty_GN = np.isfinite(log_w_GN)
+    target_G1 = np.minimum(draws * n / (n - 1), weighty_GN.sum(axis=-1, keepdims=True) - 0.5)
+    low_G1: FloatArray = -np.max(log_w_GN, axis=-1, keepdims=True, where=weighty_GN, initial=-700.0) - np.log(n + 1)
+    high_G1: FloatArray = -np.min(log_w_GN, axis=-1, keepdims=True, where=weighty_GN, initial=700.0) + np.log(2 * n)
+    for _ in range(50):
+        middle_G1 = (low_G1 + high_G1) / 2
+        expected_G1 = np.exp(-np.logaddexp(0.0, -(middle_G1 + log_w_GN))).sum(axis=-1, keepdims=True)
+        low_G1 = np.where(expected_G1 < target_G1, middle_G1, low_G1)
+        high_G1 = np.where(expected_G1 < target_G1, high_G1, middle_G1)
+    return low_G1
+
+
+def _bernoulli_counts(
+    slot_GN: IntArray, log_odds_GN: FloatArray, log_absent_GN: FloatArray, A: int, top: int
+) -> tuple[FloatArray, FloatArray]:
+    """Chances that x = 0 .. top samples of an answer take part.
+
+    Of each answer, [G, A, top + 1], and of each sample's answer without that sample, [G, n, top + 1].
+    """
+    G, n = slot_GN.shape
+    chance_GAX, own_GNX = np.zeros((G, A, top + 1)), np.zeros((G, n, top + 1))
+    chance_GAX[..., 0] = own_GNX[..., 0] = 1.0
+    present_GN, absent_GN = np.exp(log_odds_GN + log_absent_GN), np.exp(log_absent_GN)
+    for j in range(n):
+        p_G11, q_G11 = present_GN[:, j, None, None], absent_GN[:, j, None, None]
+        _take_part(chance_GAX, slot_GN[:, j, None] == np.arange(A), p_G11, q_G11)
+        _take_part(own_GNX, (slot_GN[:, j, None] == slot_GN) & (np.arange(n) != j), p_G11, q_G11)
+    return chance_GAX, own_GNX
+
+
+def _take_part(chance_GRX: FloatArray, concerned_GR: BoolArray, p_G11: FloatArray, q_G11: FloatArray) -> None:
+    """Add one sample to the counts it concerns, in place."""
+    p_GR1 = np.where(concerned_GR[..., None], p_G11, 0.0)
+    q_GR1 = np.where(concerned_GR[..., None], q_G11, 1.0)
+    one_more_GRX = chance_GRX[..., :-1] * p_GR1
+    chance_GRX *= q_GR1
+    chance_GRX[..., 1:] += one_more_GRX
