@@ -46,7 +46,8 @@ class DropReason(StrEnum):
 class AdvantageReport:
     """Advantages and what was done to obtain them.
 
-    advantages: [..., n] float64. k: [...] the set size used in each group; 0 where the group was dropped.
+    advantages: [..., n] float64.
+    k: [...] the set size used in each group (n for objectives without k); 0 where the group was dropped.
     dropped: the reason per dropped group, keyed by its index in the leading dimensions.
     truncated_share: of the companion weights used, the share above `weight_cap`.
     """
@@ -155,11 +156,13 @@ def _truncate(objective: Objective, bucket: Groups) -> tuple[Groups, int]:
 
 def _bucket_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
     a_BN = _raw_advantages(objective, bucket, k)
+    flat_B = np.ptp(bucket.g_BN, axis=-1) == 0
     if objective.center:
         a_BN = a_BN - a_BN.mean(axis=-1, keepdims=True)
+        if bucket.log_w_BN is None:
+            a_BN[flat_B] = 0.0  # what rounding leaves of equal advantages is no signal
     if objective.normalize == "std":
-        flat_B1 = np.ptp(bucket.g_BN, axis=-1, keepdims=True) == 0
-        sd_B1 = np.where(flat_B1, 0.0, bucket.g_BN.std(axis=-1, keepdims=True))
+        sd_B1 = np.where(flat_B, 0.0, bucket.g_BN.std(axis=-1))[:, None]
         a_BN = np.divide(a_BN, sd_B1, out=np.zeros_like(a_BN), where=sd_B1 > 0)
     return a_BN
 

@@ -43,8 +43,8 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> float | FloatArray:
     return float(chance_X) if chance_X.ndim == 0 else chance_X
 
 
-def max_at_k(rewards: ArrayLike, k: int, *, log_weights: ArrayLike | None = None) -> float | FloatArray:
-    """The unbiased max@k estimate of each group from rewards [..., n]: [...], a float for one group.
+def max_at_k(rewards: ArrayLike, k: int, *, log_weights: ArrayLike | None = None) -> FloatArray:
+    """The unbiased max@k estimate of each group from rewards [..., n]: [...].
 
     With `log_weights` [..., n] of whole samples it estimates the max@k of another policy than the one that drew
     them: `(1/C(n,k)) sum_{|I|=k} (prod_{j in I} w_j) max_I g`.
@@ -62,8 +62,8 @@ def max_at_k(rewards: ArrayLike, k: int, *, log_weights: ArrayLike | None = None
     return _shaped(max_at_k_off_policy(g_BN, log_w_BN, k), lead)
 
 
-def maj_at_k(answers: ArrayLike, rewards: ArrayLike, k: int) -> float | FloatArray:
-    """The unbiased maj@k estimate of each group, uniform over tied answers: [...], a float for one group.
+def maj_at_k(answers: ArrayLike, rewards: ArrayLike, k: int) -> FloatArray:
+    """The unbiased maj@k estimate of each group, uniform over tied answers: [...].
 
     answers: [..., n] integer ids, equal where the answers are; rewards: [..., n], equal where the answers are.
 
@@ -83,8 +83,9 @@ def _check_k(k: int, n: int) -> None:
         raise ValueError(f"k={k} needs 1 <= k <= n, and the groups have n={n} samples; lower k or draw more samples")
 
 
-def _shaped(x_B: FloatArray, lead: tuple[int, ...]) -> float | FloatArray:
-    return x_B.reshape(lead) if lead else float(x_B[0])
+def _shaped(x_B: FloatArray, lead: tuple[int, ...]) -> FloatArray:
+    out: FloatArray = x_B.reshape(lead)[()]  # as NumPy's own reductions: a float64 scalar where no dimension is left
+    return out
 
 
 def bootstrap_interval(

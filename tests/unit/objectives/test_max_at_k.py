@@ -1,0 +1,151 @@
+"""max@k advantages and metrics against enumeration of all subsets in rational arithmetic."""
+
+from fractions import Fraction
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.objectives import oracle
+from tests.unit.objectives.strategies import Case, cases, close, floats, logs, size_of
+from volley.objectives import MaxAtK, advantages, max_at_k, pass_at_k
+from volley.objectives.spec import Baseline
+
+
+def on_policy_oracle(baseline: Baseline, case: Case) -> list[Fraction]:
+    if case.k == 1:
+        return oracle.reinforce_loo(case.g)
+    by_name = {
+        "none": oracle.no_baseline,
+        "loo": oracle.loo,
+        "subset_loo": oracle.subset_loo,
+        "loo_minus_one": oracle.loo_minus_one,
+    }
+    return by_name[baseline](oracle.best, case.g, case.k)  # type: ignore[operator, no-any-return]
+
+
+@pytest.mark.parametrize("baseline", ["none", "loo_minus_one"])
+@given(case=cases())
+def test_advantages_up_to_k_equal_n(baseline: Baseline, case: Case) -> None:
+    actual = advantages(floats(case.g), MaxAtK(k=case.k, baseline=baseline))
+    close(actual, on_policy_oracle(baseline, case), size_of(case.g))
+
+
+@pytest.mark.parametrize("baseline", ["loo", "subset_loo"])
+@given(case=cases(spare=1))
+def test_advantages_that_leave_one_out(baseline: Baseline, case: Case) -> None:
+    actual = advantages(floats(case.g), MaxAtK(k=case.k, baseline=baseline))
+    close(actual, on_policy_oracle(baseline, case), size_of(case.g))
+
+
+@given(case=cases())
+def test_metric(case: Case) -> None:
+    close([max_at_k(floats(case.g), case.k)], [oracle.metric(oracle.best, case.g, case.k)], size_of(case.g))
+
+
+@given(case=cases())
+def test_off_policy_metric(case: Case) -> None:
+    exact = oracle.metric(oracle.best, case.g, case.k, case.w)
+    actual = max_at_k(floats(case.g), case.k, log_weights=logs(case.w))
+    close([actual], [exact], size_of(case.g, case.w, case.k))
+
+
+@given(case=cases(min_k=2))
+def test_exact_companion_weights(case: Case) -> None:
+    objective = MaxAtK(k=case.k, companion_weights="exact")
+    actual = advantages(floats(case.g), objective, log_weights=logs(case.w))
+    exact = oracle.loo_minus_one(oracle.best, case.g, case.k, oracle.product_weight(case.w))
+    np.testing.assert_allclose(actual, floats(exact), rtol=1e-11)  # no term cancels, so relative
+
+
+@given(case=cases(min_k=2))
+def test_exact_companion_weights_without_baseline(case: Case) -> None:
+    objective = MaxAtK(k=case.k, baseline="none", companion_weights="exact")
+    actual = advantages(floats(case.g), objective, log_weights=logs(case.w))
+    exact = oracle.no_baseline(oracle.best, case.g, case.k, oracle.product_weight(case.w))
+    close(actual, exact, size_of(case.g, case.w, case.k))
+
+
+@pytest.mark.parametrize("baseline", ["loo", "subset_loo"])
+@given(case=cases(min_k=2, spare=1))
+def test_exact_companion_weights_with_leave_one_out(baseline: Baseline, case: Case) -> None:
+    objective = MaxAtK(k=case.k, baseline=baseline, companion_weights="exact")
+    actual = advantages(floats(case.g), objective, log_weights=logs(case.w))
+    enumerate_sets = oracle.loo if baseline == "loo" else oracle.subset_loo
+    exact = enumerate_sets(oracle.best, case.g, case.k, case.w)
+    close(actual, exact, size_of(case.g, case.w, case.k))
+
+
+@given(case=cases(min_k=2))
+def test_first_order_companion_weights(case: Case) -> None:
+    objective = MaxAtK(k=case.k, companion_weights="first_order")
+    actual = advantages(floats(case.g), objective, log_weights=logs(case.w))
+    exact = oracle.loo_minus_one(oracle.best, case.g, case.k, oracle.first_order_weight(case.w))
+    close(actual, exact, size_of(case.g, case.w, case.k))
+
+
+@pytest.mark.parametrize("baseline", ["none", "subset_loo", "loo", "loo_minus_one"])
+@given(case=cases(min_k=2, spare=1))
+def test_self_normalised_is_exact_over_the_mean_weight(baseline: Baseline, case: Case) -> None:
+    g, log_w = floats(case.g), logs(case.w)
+    exact = advantages(g, MaxAtK(k=case.k, baseline=baseline, companion_weights="exact"), log_weights=log_w)
+    normalised = advantages(
+        g, MaxAtK(k=case.k, baseline=baseline, companion_weights="self_normalised"), log_weights=log_w
+    )
+    mean_weight = float(oracle.metric(lambda _: oracle.ONE, case.g, case.k, case.w))
+    size = size_of(case.g, case.w, case.k)
+    np.testing.assert_allclose(normalised * mean_weight, exact, rtol=1e-10, atol=1e-12 * size)
+
+
+@given(case=cases(min_k=2), cap=st.builds(Fraction, st.integers(1, 8), st.integers(1, 3)))
+def test_weight_cap_truncates_the_companions(case: Case, cap: Fraction) -> None:
+    objective = MaxAtK(k=case.k, companion_weights="exact", weight_cap=float(cap))
+    actual = advantages(floats(case.g), objective, log_weights=logs(case.w))
+    capped = [min(weight, cap) for weight in case.w]
+    close(
+        actual,
+        oracle.loo_minus_one(oracle.best, case.g, case.k, oracle.product_weight(capped)),
+        size_of(case.g, capped, case.k),
+    )
+
+
+@given(n=st.integers(1, 60), data=st.data())
+def test_pass_at_k(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    exact = 1 - Fraction(comb(n - c, k), comb(n, k))
+    np.testing.assert_allclose(pass_at_k(n, c, k), float(exact), rtol=1e-13)
+
+
+@given(n=st.integers(2, 12), data=st.data())
+def test_pass_at_k_is_max_at_k_on_binary_rewards(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    rewards = [1.0] * c + [0.0] * (n - c)
+    np.testing.assert_allclose(max_at_k(rewards, k), pass_at_k(n, c, k), rtol=1e-13)
+
+
+def test_pass_at_k_broadcasts() -> None:
+    table = pass_at_k(10, np.arange(11)[:, None], np.array([1, 5, 10]))
+    assert isinstance(table, np.ndarray)
+    assert table.shape == (11, 3)
+    np.testing.assert_allclose(table[:, 0], np.arange(11) / 10, atol=1e-15)
+    np.testing.assert_array_equal(table[:, 2], [0.0] + [1.0] * 10)
+    assert isinstance(pass_at_k(10, 3, 2), float)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
+def test_pass_at_k_refuses_impossible_counts(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match="pass_at_k needs"):
+        pass_at_k(n, c, k)
+
+
+def test_pass_at_k_refuses_fractions() -> None:
+    with pytest.raises(TypeError, match="integer counts"):
+        pass_at_k(4, 0.5, 1)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_max_at_k_refuses_k_outside_the_group(k: int) -> None:
+    with pytest.raises(ValueError, match="lower k or draw more samples"):
+        max_at_k([1.0, 0.0, 2.0], k)
