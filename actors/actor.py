@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from actors import environment
+from actors import environment, prefork
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
@@ -35,8 +35,12 @@ class Actor:
             JobError: the model does not load, or an engine option is not vLLM's.
         """
         environment.enter(self._config.actors, self._log)
+        if self._config.actors.gpus == 0:
+            prefork.begin()
         from actors.engine import Engine  # imports vLLM, which reads the environment
 
+        if self._config.actors.gpus == 0:
+            prefork.use()
         self._engine = await Engine.start(self._config, self._index, self._name, self._log)
         return ActorInfo(
             name=self._name,
