@@ -197,11 +197,8 @@ def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:
         profiles = majority.vote_profiles(answers)
         per_answer_GA = majority.loo_minus_one_profiles(profiles, k)
         return per_answer_GA[profiles.profile_B[:, None], profiles.slot_BN]
-    if objective.companion_weights == "exact":
-        return majority_off_policy.loo_minus_one_off_policy(answers, bucket.log_w_BN, k)
-    log_w_BN, log_unit_B1 = off_policy.unit_weights(bucket.log_w_BN, k)
-    a_BN = majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, k)
-    a_BN *= np.exp(-log_unit_B1)
+    log_w_BN, scale_B1 = _common_scale(objective, bucket.log_w_BN, k)
+    a_BN: FloatArray = scale_B1 * majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, k)
     return a_BN
 
 
@@ -213,9 +210,20 @@ def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:
     if objective.companion_weights == "none" or bucket.log_w_BN is None:
         sorted_BN = _MAX_AT_K[objective.baseline](g_BN, k)
     else:
-        log_w_BN = np.take_along_axis(bucket.log_w_BN, order_BN, axis=-1)
-        weights = objective.companion_weights
-        sorted_BN = off_policy.off_policy_advantages(g_BN, log_w_BN, k, objective.baseline, weights)
+        log_w_BN, scale_B1 = _common_scale(objective, bucket.log_w_BN, k)
+        log_w_BN = np.take_along_axis(log_w_BN, order_BN, axis=-1)
+        if objective.companion_weights == "first_order":
+            sorted_BN = off_policy.first_order_advantages(g_BN, log_w_BN, k)
+        else:
+            sorted_BN = scale_B1 * off_policy.exact_advantages(g_BN, log_w_BN, k, objective.baseline)
     out_BN = np.empty_like(sorted_BN)
     np.put_along_axis(out_BN, order_BN, sorted_BN, axis=-1)
     return out_BN
+
+
+def _common_scale(objective: MaxAtK | MajAtK, log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
+    """Log-weights as the exact estimate takes them, and what multiplies it, since A_i has one weight less than a_i."""
+    if objective.companion_weights != "self_normalised":
+        return log_w_BN, np.ones((len(log_w_BN), 1))
+    log_w_BN, log_unit_B1 = off_policy.unit_weights(log_w_BN, k)
+    return log_w_BN, np.exp(-log_unit_B1)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from volley.objectives.combinatorics import FloatArray, binomial_ratios, log_binomials
-from volley.objectives.spec import Baseline, CompanionWeights
+from volley.objectives.spec import Baseline
 
 
 def max_at_k_off_policy(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
@@ -29,37 +29,33 @@ def max_at_k_off_policy(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> Float
     return out_B
 
 
-def off_policy_advantages(
-    g_BN: FloatArray, log_w_BN: FloatArray, k: int, baseline: Baseline, companion_weights: CompanionWeights
-) -> FloatArray:
-    """`A_i = a_i / w_i` for k >= 2; k <= n - 1 with the baselines `loo` and `subset_loo`.
+def exact_advantages(g_BN: FloatArray, log_w_BN: FloatArray, k: int, baseline: Baseline) -> FloatArray:
+    """`A_i = a_i / w_i` for k >= 2, and for k <= n - 1 with the baselines `loo` and `subset_loo`.
 
-    `exact` is unbiased once the sample's own ratio multiplies it, whatever the baseline: each baseline is the
-    off-policy max@k estimate of the other samples alone. `self_normalised` divides by `e_k(w) / C(n, k)`.
-    `first_order` takes `prod w_j = 1 + sum (w_j - 1)` and knows `loo_minus_one` only.
+    Unbiased once the sample's own ratio multiplies it, whatever the baseline: each baseline is an off-policy
+    estimate that the other samples alone make.
     """
     n = g_BN.shape[-1]
-    if companion_weights == "first_order":
-        sizes_M = np.arange(1, n)
-        mean_excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / sizes_M
-        return _sum_of_gaps(g_BN, k, 1 + (k - 1) * mean_excess_BM)
-    log_unit_B1 = np.zeros((len(g_BN), 1))
-    if companion_weights == "self_normalised":
-        log_w_BN, log_unit_B1 = unit_weights(log_w_BN, k)
     a_BN = _sum_of_gaps(g_BN, k, np.exp(_log_mean_products(log_w_BN, k)[:, 1:]))
     if baseline != "loo_minus_one":
         a_BN += k / n * _max_at_k_without(g_BN, log_w_BN, k - 1)
-    a_BN *= np.exp(-log_unit_B1)  # so far products of k - 1 weights; the next ones have k
     if baseline in ("loo", "subset_loo"):
         a_BN -= k / (n - 1 if baseline == "loo" else n) * _max_at_k_without(g_BN, log_w_BN, k)
     return a_BN
 
 
-def unit_weights(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
-    """Log-weights with a common factor taken out such that `e_k(w) = C(n, k)`, and its log, [B, 1].
+def first_order_advantages(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
+    """`A_i` of the `loo_minus_one` baseline with `prod w_j` taken as `1 + sum (w_j - 1)`; O(n)."""
+    sizes_M = np.arange(1, g_BN.shape[-1])
+    mean_excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / sizes_M
+    return _sum_of_gaps(g_BN, k, 1 + (k - 1) * mean_excess_BM)
 
-    Taken out before anything is exponentiated, so that self-normalised estimates can not overflow. A group whose
-    k-sets all have weight zero keeps its weights.
+
+def unit_weights(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
+    """Log-weights with a common factor taken out such that `e_k(w) = C(n, k)`, and the log of that factor, [B, 1].
+
+    This is self-normalisation: the mean weight of a k-set becomes 1, and since it happens before anything is
+    exponentiated, nothing overflows. A group whose k-sets all have weight zero keeps its weights.
     """
     *_, log_e_JB = _log_means(log_w_BN, k)
     log_all_B1 = log_e_JB[k][:, None]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from volley.base import Spec
 from volley.objectives.combinatorics import IntArray
@@ -113,7 +113,7 @@ def check_schedule(objective: Objective, schedule: Schedule, n: int) -> None:
             objective = with_changes(objective, stage.set)
             check_objective(objective, n)
         except ValueError as error:
-            raise ValueError(f"stage at: {stage.at}: {error}") from error
+            raise ValueError(f"stage at: {stage.at}: {_advice(error)}") from error
     rule = schedule.adaptive_k
     if rule is None:
         return
@@ -126,6 +126,12 @@ def check_schedule(objective: Objective, schedule: Schedule, n: int) -> None:
             )
         if rule.min_k > n - spare_samples(stage_objective):
             raise ValueError(f"adaptive_k.min_k {rule.min_k} is too large for n={n}; lower it")
+
+
+def _advice(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
 
 
 def visited(rate: SolveRate | None, rewards: Sequence[float], rule: AdaptiveK) -> SolveRate:

@@ -41,7 +41,8 @@ class MaxAtK(_ObjectiveBase):
         All are unbiased; `none` and `loo_minus_one` allow k = n, the other two need k <= n - 1.
     companion_weights: how the importance weights of the *other* samples of a set enter an off-policy estimate.
         `none` ignores them, `exact` is unbiased, `first_order` expands their product around 1 (after
-        arXiv 2510.23393), `self_normalised` divides the exact form by its mean weight.
+        arXiv 2510.23393), `self_normalised` is the exact form with all weights divided by a common factor that
+        makes the mean weight of a k-set 1.
     weight_cap: companions' weights above this are truncated to it.
     """
 

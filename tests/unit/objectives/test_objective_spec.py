@@ -1,0 +1,116 @@
+"""The objective as configuration: parsing, and refusals that say what to write instead."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from volley.objectives import MaxAtK, Mean, Objective, advantages, check_objective, leave_p_out, parse_objective
+
+KINDS: list[dict[str, Any]] = [
+    {"kind": "mean"},
+    {"kind": "max_at_k", "k": 2},
+    {"kind": "maj_at_k", "k": 2},
+    {"kind": "softmax", "beta": 0.5},
+    {"kind": "pass_at_k_analytic", "k": 2},
+    {"kind": "maxrl"},
+    {"kind": "risk_sensitive", "beta": -1.0},
+]
+
+
+@pytest.mark.parametrize("value", KINDS, ids=lambda value: value["kind"])
+def test_every_kind_survives_json(value: dict[str, Any]) -> None:
+    objective = parse_objective({**value, "center": True, "normalize": "std"})
+    adapter: TypeAdapter[Any] = TypeAdapter(Objective)
+    assert adapter.validate_json(adapter.dump_json(objective)) == objective
+    assert parse_objective(objective) is objective
+
+
+def test_the_default_is_pkpo() -> None:
+    objective = MaxAtK(k=8)
+    assert (objective.baseline, objective.companion_weights, objective.weight_cap) == ("loo_minus_one", "none", None)
+    assert (objective.center, objective.normalize) == (False, "none")
+
+
+def test_objectives_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        MaxAtK(k=8).k = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"kind": "best_of_n"}, "does not match any of the expected tags"),
+        ({"kind": "mean", "k": 3}, "Extra inputs are not permitted"),
+        ({"kind": "max_at_k"}, "Field required"),
+        ({"kind": "max_at_k", "k": 0}, "greater than or equal to 1"),
+        ({"kind": "max_at_k", "k": 2, "weight_cap": 2.0}, "drop weight_cap or write companion_weights: exact"),
+        ({"kind": "max_at_k", "k": 2, "companion_weights": "exact", "weight_cap": 0}, "greater than 0"),
+        ({"kind": "max_at_k", "k": 2, "companion_weights": "first_order", "baseline": "loo"}, "defined for baseline"),
+        ({"kind": "maj_at_k", "k": 2, "companion_weights": "first_order"}, "'none', 'exact' or 'self_normalised'"),
+        ({"kind": "maj_at_k", "k": 2, "weight_cap": 2.0}, "drop weight_cap"),
+        ({"kind": "softmax", "beta": -1.0}, "greater than or equal to 0"),
+        ({"kind": "softmax", "beta": float("inf")}, "finite number"),
+        ({"kind": "risk_sensitive", "beta": 0}, "write kind: mean"),
+    ],
+)
+def test_refused(value: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_objective(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "n", "message"),
+    [
+        ({"kind": "mean"}, 1, "write n: 2 or more"),
+        ({"kind": "max_at_k", "k": 9}, 8, "lower k or raise n"),
+        ({"kind": "maj_at_k", "k": 9}, 8, "lower k or raise n"),
+        ({"kind": "max_at_k", "k": 8, "baseline": "loo"}, 8, "write baseline: loo_minus_one, or k: 7 or less"),
+        ({"kind": "max_at_k", "k": 8, "baseline": "subset_loo"}, 8, "write baseline: loo_minus_one, or k: 7 or less"),
+        ({"kind": "max_at_k", "k": 8, "baseline": "none", "center": True}, 8, "zero for every group"),
+        ({"kind": "pass_at_k_analytic", "k": 8}, 8, "zero for every group"),
+    ],
+)
+def test_pairings_without_meaning_or_signal(value: dict[str, Any], n: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_objective(value, n)
+    with pytest.raises(ValueError, match=message):
+        advantages(np.zeros((2, n)), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"kind": "max_at_k", "k": 8},
+        {"kind": "max_at_k", "k": 8, "center": True},
+        {"kind": "max_at_k", "k": 8, "baseline": "none"},
+        {"kind": "max_at_k", "k": 7, "baseline": "none", "center": True},
+        {"kind": "max_at_k", "k": 7, "baseline": "loo"},
+        {"kind": "pass_at_k_analytic", "k": 7},
+        {"kind": "maj_at_k", "k": 8, "center": True},
+    ],
+)
+def test_allowed_pairings_carry_signal_somewhere(value: dict[str, Any]) -> None:
+    check_objective(value, 8)
+    rewards = np.array([[1.0] * c + [0.0] * (8 - c) for c in range(9)])
+    assert advantages(rewards, value, answers=rewards.astype(int)).any()
+
+
+def test_what_is_refused_for_signal_is_indeed_dead() -> None:
+    """The reasons given for refusing k = n, checked on the formulas just inside the limit."""
+    g = np.random.default_rng(0).normal(size=(5, 8))
+    s = advantages(g, MaxAtK(k=8, baseline="none"))
+    np.testing.assert_allclose(s, np.broadcast_to(g.max(axis=-1, keepdims=True), (5, 8)))  # one constant: centred, zero
+
+
+def test_leave_p_out_is_an_alias() -> None:
+    assert leave_p_out(3, 8, normalize="std") == MaxAtK(k=5, baseline="subset_loo", normalize="std")
+    for p in (0, 8):
+        with pytest.raises(ValueError, match="1 <= p <= n - 1"):
+            leave_p_out(p, 8)
+
+
+def test_k_one_needs_two_samples_only() -> None:
+    check_objective(MaxAtK(k=1, baseline="none", center=True), 2)
+    check_objective(Mean(), 2)

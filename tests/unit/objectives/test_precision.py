@@ -1,0 +1,192 @@
+"""Large groups and extreme weights against exact integers: relative error under 1e-9, no overflow, no lost terms."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from math import comb, log
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from volley.objectives import MajAtK, MaxAtK, advantages, maj_at_k, max_at_k, pass_at_k
+from volley.objectives.spec import Baseline
+
+N, K = 1024, 512
+UNIT = 2**20
+SAMPLED = [0, 300, 509, 510, 511, 512, 513, 600, 768, 1000, 1022, 1023]  # ranks
+choose = cache(comb)
+
+
+def rewards_and_order() -> tuple[list[int], NDArray[np.int64]]:
+    """Rewards in units of 1/UNIT, ascending, and where each is put in the group."""
+    rng = np.random.default_rng(0)
+    scaled = np.sort((rng.normal(size=N) * UNIT).astype(np.int64))
+    return scaled.tolist(), rng.permutation(N)
+
+
+def exact_max_at_k(g: Sequence[int], k: int) -> Fraction:
+    n = len(g)
+    return Fraction(sum(choose(p, k - 1) * g[p] for p in range(n)), choose(n, k) * UNIT)
+
+
+def exact_advantage(baseline: Baseline, g: list[int], i: int, k: int) -> Fraction:
+    n, others = len(g), g[:i] + g[i + 1 :]
+    sets_with_i = g[i] * choose(i, k - 1) + sum(g[p] * choose(p - 1, k - 2) for p in range(i + 1, n))
+    s = Fraction(sets_with_i, choose(n, k) * UNIT)
+    subtracted = {
+        "none": lambda: Fraction(0),
+        "loo": lambda: Fraction(k, n - 1) * exact_max_at_k(others, k),
+        "subset_loo": lambda: Fraction(k, n) * exact_max_at_k(others, k),
+        "loo_minus_one": lambda: Fraction(k, n) * exact_max_at_k(others, k - 1),
+    }
+    return s - subtracted[baseline]()
+
+
+@pytest.mark.parametrize("baseline", ["none", "loo", "subset_loo", "loo_minus_one"])
+def test_max_at_k_of_a_thousand_samples(baseline: Baseline) -> None:
+    scaled, order = rewards_and_order()
+    g = np.empty(N)
+    g[order] = np.array(scaled) / UNIT
+    a = advantages(g, MaxAtK(k=K, baseline=baseline))[order]
+    exact = [float(exact_advantage(baseline, scaled, i, K)) for i in SAMPLED]
+    np.testing.assert_allclose(a[SAMPLED], exact, rtol=1e-9, atol=0)
+    np.testing.assert_allclose(max_at_k(g, K), float(exact_max_at_k(scaled, K)), rtol=1e-12)
+
+
+def test_the_smallest_advantages_keep_their_digits() -> None:
+    """Rank 512 has one set in 10^306 to its credit, and that credit is right to 1e-9."""
+    scaled, _ = rewards_and_order()
+    a = advantages(np.array(scaled) / UNIT, MaxAtK(k=K))
+    assert 0 < a[511] < 1e-305
+    np.testing.assert_allclose(a[511], float(exact_advantage("loo_minus_one", scaled, 511, K)), rtol=1e-9, atol=0)
+
+
+def test_off_policy_max_at_k_of_a_thousand_samples() -> None:
+    """Weights of 1/4 to 9/4; the exact elementary symmetric polynomials are Python integers."""
+    scaled, order = rewards_and_order()
+    quarters = np.random.default_rng(1).integers(1, 10, N).tolist()
+    e = [1] + [0] * (K - 1)
+    numerator, slope, exact = 0, 0, {}
+    for i, (g, w) in enumerate(zip(scaled, quarters, strict=True)):
+        if i in SAMPLED:
+            exact[i] = float(Fraction(g * slope - numerator, choose(N, K) * UNIT * 4 ** (K - 1)))
+        ending_here = w * e[K - 2]
+        slope, numerator = slope + ending_here, numerator + ending_here * g
+        for j in range(K - 1, 0, -1):
+            e[j] += w * e[j - 1]
+    g_N, log_w_N = np.empty(N), np.empty(N)
+    g_N[order], log_w_N[order] = np.array(scaled) / UNIT, np.log(np.array(quarters) / 4)
+    a = advantages(g_N, MaxAtK(k=K, companion_weights="exact"), log_weights=log_w_N)[order]
+    np.testing.assert_allclose(a[list(exact)], list(exact.values()), rtol=1e-9, atol=0)
+
+
+COUNTS = (400, 330, 294)
+VALUES = (0, 6, -12)  # sixfold, so that shared rewards are integers
+
+
+def winners_value(votes: Sequence[int]) -> int:
+    winning = [value for value, count in zip(VALUES, votes, strict=True) if count == max(votes)]
+    return sum(winning) // len(winning)
+
+
+def exact_vote_sums(answer: int | None, weights: Sequence[int], draws: int) -> Fraction:
+    """Over the draws from the group (without one sample of `answer`), f, or the change of f by a vote for `answer`."""
+    left = [count - (a == answer) for a, count in enumerate(COUNTS)]
+    tables = [[choose(c, x) * w**x for x in range(draws + 1)] for c, w in zip(left, weights, strict=True)]
+    total = 0
+    for x in range(min(left[0], draws) + 1):
+        for y in range(max(0, draws - x - left[2]), min(left[1], draws - x) + 1):
+            votes = [x, y, draws - x - y]
+            value = winners_value(votes)
+            if answer is not None:
+                after = [count + (a == answer) for a, count in enumerate(votes)]
+                value = winners_value(after) - value
+            if value:
+                total += value * tables[0][x] * tables[1][y] * tables[2][votes[2]]
+    return Fraction(total, 6)
+
+
+def vote_group() -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    answers = np.random.default_rng(2).permutation(np.repeat(np.arange(3), COUNTS))
+    return answers, np.array(VALUES)[answers] / 6, np.array([np.flatnonzero(answers == a)[0] for a in range(3)])
+
+
+def test_maj_at_k_of_a_thousand_samples() -> None:
+    answers, rewards, first = vote_group()
+    exact = float(exact_vote_sums(None, (1, 1, 1), K) / choose(N, K))
+    np.testing.assert_allclose(maj_at_k(answers, rewards, K), exact, rtol=1e-9)
+    a = advantages(rewards, MajAtK(k=K), answers=answers)
+    exact_a = [float(exact_vote_sums(answer, (1, 1, 1), K - 1) / choose(N, K)) for answer in range(3)]
+    np.testing.assert_allclose(a[first], exact_a, rtol=1e-9, atol=0)
+
+
+def test_off_policy_maj_at_k_of_a_thousand_samples() -> None:
+    """Weights of 3/4, 5/4 and 1 by answer."""
+    answers, rewards, first = vote_group()
+    weights = (3, 5, 4)
+    log_w = np.log(np.array(weights) / 4)[answers]
+    a = advantages(rewards, MajAtK(k=K, companion_weights="exact"), answers=answers, log_weights=log_w)
+    exact_a = [float(exact_vote_sums(answer, weights, K - 1) / (choose(N, K) * 4 ** (K - 1))) for answer in range(3)]
+    np.testing.assert_allclose(a[first], exact_a, rtol=1e-9, atol=0)
+
+
+def powers_of_two(n: int, largest: int) -> tuple[list[Fraction], NDArray[np.float64]]:
+    exponents = np.random.default_rng(3).integers(-largest, largest + 1, n)
+    return [Fraction(2) ** int(e) for e in exponents], (exponents * log(2)).astype(np.float64)
+
+
+def exact_off_policy(g: Sequence[int], w: Sequence[Fraction], k: int) -> tuple[list[Fraction], Fraction]:
+    """`A_i` for ascending integer rewards, and `e_k(w) / C(n, k)`."""
+    n = len(g)
+    e = [Fraction(1)] + [Fraction(0)] * k
+    slope = numerator = Fraction(0)
+    out = []
+    for reward, weight in zip(g, w, strict=True):
+        out.append((reward * slope - numerator) / choose(n, k))
+        slope, numerator = slope + weight * e[k - 2], numerator + weight * e[k - 2] * reward
+        for j in range(k, 0, -1):
+            e[j] += weight * e[j - 1]
+    return out, e[k] / choose(n, k)
+
+
+def test_weights_over_many_orders_of_magnitude() -> None:
+    """Log-ratios of sd 35: set weights from 1e-200 to 1e200 within one group."""
+    g, (w, log_w), k = list(range(40)), powers_of_two(40, 90), 10
+    exact, mean_weight = exact_off_policy(g, w, k)
+    a = advantages(np.array(g), MaxAtK(k=k, companion_weights="exact"), log_weights=log_w)
+    np.testing.assert_allclose(a, [float(x) for x in exact], rtol=1e-9, atol=0)
+    normalised = advantages(np.array(g), MaxAtK(k=k, companion_weights="self_normalised"), log_weights=log_w)
+    np.testing.assert_allclose(normalised, [float(x / mean_weight) for x in exact], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("baseline", ["loo_minus_one", "none", "subset_loo"])
+def test_self_normalised_weights_of_any_common_size(baseline: Baseline) -> None:
+    """exp(400) and exp(-400) are no floats to multiply ten times; normalised, they are all the same."""
+    g = np.arange(40.0)
+    log_w = np.random.default_rng(4).normal(size=40)
+    objective = MaxAtK(k=10, baseline=baseline, companion_weights="self_normalised")
+    reference = advantages(g, objective, log_weights=log_w)
+    for shift in (-400.0, 400.0):
+        # a_i = w_i A_i is what the shift leaves alone
+        a = advantages(g, objective, log_weights=log_w + shift) * np.exp(shift)
+        np.testing.assert_allclose(a, reference, rtol=1e-9, atol=1e-12)
+
+
+def test_off_policy_maj_at_k_with_weights_over_many_orders_of_magnitude() -> None:
+    """Two answers, each of one weight, 2^90 apart: every draw that matters is an unlikely one."""
+    answers = np.repeat([0, 1], 8)
+    rewards, log_w = answers.astype(float), np.where(answers == 0, -45, 45) * log(2)
+    a = advantages(rewards, MajAtK(k=9, companion_weights="exact"), answers=answers, log_weights=log_w)
+    light, heavy = Fraction(1, 2**45), Fraction(2**45)
+    for answer, sign in ((0, -1), (1, 1)):
+        # one more vote decides between four and four, for either answer
+        others = [choose(8 - (answer == x), 4) * w**4 for x, w in ((0, light), (1, heavy))]
+        exact = sign * Fraction(1, 2) * others[0] * others[1] / choose(16, 9)
+        np.testing.assert_allclose(a[answer * 8], float(exact), rtol=1e-9, atol=0)
+
+
+def test_pass_at_k_of_rare_and_of_common_solutions() -> None:
+    for n, c, k in [(10_000, 1, 1), (10_000, 9_999, 5_000), (1024, 2, 512), (10_000, 3, 4_000)]:
+        exact = 1 - Fraction(choose(n - c, k), choose(n, k))
+        np.testing.assert_allclose(pass_at_k(n, c, k), float(exact), rtol=1e-12)
