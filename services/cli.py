@@ -29,14 +29,15 @@ def run(
     from services.display import Display
     from services.foreground import run_in_foreground
     from services.job_file import load_job, parse_overrides
-    from services.run import run_alone
+    from services.run import prepare, run_alone
     from services.run_folder import RunFolder
 
     job = load_job(job_file, parse_overrides(set_))
     display = Display(quiet=quiet)
+    prepared = prepare(job)  # a job that can not run leaves no folder
     folder = RunFolder.create(out, job)
     display.say(f"{job.kind} job {job.name}: {folder.path}")
-    result = run_in_foreground(run_alone(job, folder, display, redis_url=redis, ray_address=ray))
+    result = run_in_foreground(run_alone(job, folder, display, prepared=prepared, redis_url=redis, ray_address=ray))
     display.say(f"done in {result.seconds:.0f} s")
 
 

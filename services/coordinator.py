@@ -205,7 +205,7 @@ class Coordinator:
             await sending
 
     async def _next_batch(self) -> tuple[ReadyGroup, ...]:
-        bound = self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s
+        bound = round(self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s, 3)
         while (batch := self.buffer.take(self.version)) is None:
             try:
                 async with asyncio.timeout(bound), self._changed:

@@ -49,10 +49,15 @@ def prepare(job: Job) -> Any:
 
 
 async def run_alone(
-    job: Job, folder: RunFolder, display: Display, *, redis_url: str | None = None, ray_address: str | None = None
+    job: Job,
+    folder: RunFolder,
+    display: Display,
+    *,
+    prepared: Any,
+    redis_url: str | None = None,
+    ray_address: str | None = None,
 ) -> Result:
     """Run ``job`` on a stack of its own (or on the servers named) and end the stack with it."""
-    prepared = prepare(job)
     needs = needs_of(job)
     check_host(needs, folder.path)
     async with local_stack(needs, folder.logs, redis_url=redis_url, ray_address=ray_address) as stack:

@@ -66,7 +66,8 @@ class RunStore:
         """Append one step's metrics and replace the ledger's counts, in one round trip."""
         pipe = self._redis.pipeline()
         pipe.xadd(f"{self._key}:metrics", {"json": json.dumps(metrics)}, maxlen=STREAM_LENGTH, approximate=True)
-        pipe.hset(f"{self._key}:ledger", mapping=dict(ledger))
+        if ledger:
+            pipe.hset(f"{self._key}:ledger", mapping=dict(ledger))
         await self._execute(pipe)
 
     async def add_event(self, kind: str, **details: Any) -> None:

@@ -1,9 +1,10 @@
 """What each role is told of a job: the one place where the job tree meets the roles' own configurations."""
 
 from actors.config import ActorConfig
+from learner.config import LearnerConfig
 from reward_servers.pool import RewardConfig
 from services.run_folder import RunFolder
-from volley.job import EvalJob, RLJob
+from volley.job import EvalJob, RLJob, SFTJob
 
 
 def actor_config(job: RLJob | EvalJob, length: int, folder: RunFolder) -> ActorConfig:
@@ -21,3 +22,40 @@ def actor_config(job: RLJob | EvalJob, length: int, folder: RunFolder) -> ActorC
 def reward_config(job: RLJob | EvalJob, folder: RunFolder) -> RewardConfig:
     """The reward workers of ``job``."""
     return RewardConfig(job.scorer, job.reward_workers, folder.logs, prefix=f"{folder.run_id}-")
+
+
+def rl_learner_config(job: RLJob, folder: RunFolder) -> LearnerConfig:
+    """The learner of a reinforcement learning job."""
+    return LearnerConfig(
+        model=job.model,
+        learner=job.learner,
+        optimizer=job.optimizer,
+        steps=job.steps,
+        seed=job.seed,
+        log_dir=folder.logs,
+        update=job.update,
+        objective=job.objective,
+        temperature=job.sampling.temperature,
+        max_lag=job.max_lag,
+        ks=powers_of_two(job.sampling.n),
+        prefix=f"{folder.run_id}-",
+    )
+
+
+def sft_learner_config(job: SFTJob, folder: RunFolder) -> LearnerConfig:
+    """The learner of a supervised job."""
+    return LearnerConfig(
+        model=job.model,
+        learner=job.learner,
+        optimizer=job.optimizer,
+        steps=job.steps,
+        seed=job.seed,
+        log_dir=folder.logs,
+        prefix=f"{folder.run_id}-",
+    )
+
+
+def powers_of_two(n: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and n itself: the k for which a group's pass@k is reported."""
+    powers = [1 << power for power in range(n.bit_length()) if 1 << power <= n]
+    return tuple(sorted({*powers, n}))

@@ -64,7 +64,7 @@ class DeadlineExceeded(VolleyError, TimeoutError):
     """
 
     def __init__(self, waiter: str, awaited: str, seconds: float) -> None:
-        super().__init__(f"{waiter} waited {seconds:.0f} s for {awaited}")
+        super().__init__(f"{waiter} waited {seconds:g} s for {awaited}")
         self.waiter, self.awaited, self.seconds = waiter, awaited, seconds
 
     def __reduce__(self) -> tuple[type["DeadlineExceeded"], tuple[str, str, float]]:

@@ -33,11 +33,17 @@ Correction = Annotated[NoCorrection | TokenCorrection | SequenceCorrection, Fiel
 
 
 class KLPenalty(Spec):
-    """Pull toward the starting policy. ``coefficient`` 0 only logs the divergence."""
+    """Pull toward the starting policy. ``coefficient`` 0 only logs the divergence, on a share of the groups."""
 
     coefficient: float = Field(0.0, ge=0)
     estimator: Literal["k1", "k2", "k3"] = "k3"
     where: Literal["loss", "reward"] = "loss"
+    logged_share: float = Field(0.25, ge=0, le=1, description="share of the groups it is measured on when only logged")
+
+    @property
+    def wanted(self) -> bool:
+        """Is the starting policy needed at all?"""
+        return self.coefficient > 0 or self.logged_share > 0
 
 
 class ValueModel(Spec):

@@ -1,0 +1,134 @@
+"""The policy loss: a pure function of tensors.
+
+Shapes: T sample tokens of a micro-batch, samples' tokens side by side; N samples of the rank.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from volley.update import NoCorrection, PolicyUpdate, SequenceCorrection, TokenCorrection
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """Everything the loss needs of the tokens of one micro-batch.
+
+    Attributes:
+        theta_T: log-prob under the weights being trained; carries the gradient.
+        prox_T: log-prob under the learner's weights when the update began.
+        mu_T: log-prob recorded by the generator.
+        advantage_T: the sample's advantage at each of its tokens; 0 takes the sample out.
+        weight_T: what aggregation gives each token's term: see `token_weights`.
+        sample_T: int64 in 0..N-1, which sample each token is of.
+        samples: N.
+        entropy_T: entropy of each token's distribution; carries the gradient where there is a bonus.
+        reference_T: log-prob under the starting policy; None where it is not needed.
+    """
+
+    theta_T: Tensor
+    prox_T: Tensor
+    mu_T: Tensor
+    advantage_T: Tensor
+    weight_T: Tensor
+    sample_T: Tensor
+    samples: int
+    entropy_T: Tensor
+    reference_T: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossParts:
+    """The loss to descend and, for each token, what became of it. All but ``loss`` are detached."""
+
+    loss: Tensor
+    ratio_T: Tensor
+    clipped_T: Tensor
+    correction_T: Tensor
+    truncated_T: Tensor
+
+
+def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
+    """``-sum_t weight_t * c_t * min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t)``, plus KL and entropy terms.
+
+    - ``r``: PPO's ratio ``exp(theta - prox)``, clipped asymmetrically (arXiv 1707.06347; DAPO, arXiv 2503.14476).
+      ``ratio: sequence`` takes one ratio per sample (arXiv 2503.19595, App. A.4).
+    - ``c``: behaviour correction ``exp(prox - mu)``, truncated or masked at a cap (decoupled PPO, arXiv 2110.00641;
+      truncated importance sampling), per token or per sample; no gradient passes through it.
+    - KL in the loss: estimators k1, k2, k3 of ``KL(theta || reference)`` per token.
+    - entropy bonus: minus its weighted sum.
+
+    The sum is over the micro-batch; ``weight_T`` is made with global counts, so losses of micro-batches and ranks add.
+    """
+    log_ratio_T = inputs.theta_T - inputs.prox_T
+    if spec.ratio == "sequence":
+        log_ratio_T = _per_sample(log_ratio_T, inputs)
+    ratio_T = log_ratio_T.exp()
+    clipped_ratio_T = ratio_T.clamp(1 - spec.clip_low, 1 + spec.clip_high)
+    gain_T, clipped_gain_T = ratio_T * inputs.advantage_T, clipped_ratio_T * inputs.advantage_T
+    correction_T, truncated_T = _correction(inputs, spec)
+    term_T = correction_T * torch.minimum(gain_T, clipped_gain_T)
+    if spec.ratio == "sequence":
+        # One term a sample, shared out over its tokens so that the sum counts it once.
+        term_T = term_T / _per_sample(torch.ones_like(term_T), inputs)
+    if spec.kl.coefficient and spec.kl.where == "loss" and inputs.reference_T is not None:
+        term_T = term_T - spec.kl.coefficient * kl_estimate(inputs.theta_T, inputs.reference_T, spec.kl.estimator)
+    if spec.entropy_bonus:
+        term_T = term_T + spec.entropy_bonus * inputs.entropy_T
+    return LossParts(
+        loss=-(inputs.weight_T * term_T).sum(),
+        ratio_T=ratio_T.detach(),
+        clipped_T=(clipped_gain_T < gain_T).detach(),
+        correction_T=correction_T.detach(),
+        truncated_T=truncated_T,
+    )
+
+
+def kl_estimate(theta_T: Tensor, reference_T: Tensor, estimator: str) -> Tensor:
+    """Per-token estimate of ``KL(theta || reference)`` from tokens drawn under theta.
+
+    k1 ``log theta - log ref``; k2 half its square; k3 ``exp(ref - theta) - 1 - (ref - theta)``.
+    """
+    difference_T = theta_T - reference_T
+    if estimator == "k1":
+        return difference_T
+    if estimator == "k2":
+        return difference_T.square() / 2
+    return torch.expm1(-difference_T) + difference_T
+
+
+def token_weights(aggregation: str, lengths_T: Tensor, *, groups: int, samples: int, tokens: int) -> Tensor:
+    """Each token's weight in the loss, float [T], from counts over the whole batch.
+
+    sequence_sum: 1 / groups, the estimators' own form: samples add up within a group.
+    sequence_mean: 1 / (groups * the sample's own length).
+    token_mean: samples per group / tokens, so that all three have one scale where lengths are equal to 1.
+    """
+    if aggregation == "sequence_sum":
+        return torch.full_like(lengths_T, 1.0 / groups)
+    if aggregation == "sequence_mean":
+        return 1.0 / (groups * lengths_T)
+    return torch.full_like(lengths_T, samples / (groups * tokens))
+
+
+def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
+    """Behaviour correction and which tokens it cut; no gradient."""
+    log_weight_T = (inputs.prox_T - inputs.mu_T).detach()
+    match spec.behaviour_correction:
+        case NoCorrection():
+            return torch.ones_like(log_weight_T), torch.zeros_like(log_weight_T, dtype=torch.bool)
+        case TokenCorrection(cap=cap, mask=mask):
+            pass
+        case SequenceCorrection(cap=cap, mask=mask):
+            log_weight_T = _per_sample(log_weight_T, inputs)
+    weight_T = log_weight_T.exp()
+    truncated_T = weight_T > cap
+    kept = torch.zeros_like(weight_T) if mask else torch.full_like(weight_T, cap)
+    return torch.where(truncated_T, kept, weight_T), truncated_T
+
+
+def _per_sample(values_T: Tensor, inputs: LossInputs) -> Tensor:
+    """Each token's sample's sum."""
+    zeros_N = torch.zeros(inputs.samples, dtype=values_T.dtype)
+    return zeros_N.index_add(0, inputs.sample_T, values_T)[inputs.sample_T]

@@ -1,0 +1,152 @@
+"""Whole runs on the real stack: Ray, vLLM, DeepSpeed and Redis."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from services.display import Display
+from services.job_file import load_job
+from services.run import Result, run_on
+from services.run_folder import RunFolder
+from services.stack import Stack
+from tests.models import tiny_llama
+
+pytestmark = pytest.mark.integration
+
+SEVENS = "tests.integration.scorers:share_of_sevens"
+
+
+def rl_job(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Learn to write sevens: an untrained model can, within a few steps."""
+    return {
+        "kind": "rl",
+        "name": "sevens",
+        "seed": 5,
+        "model": {"path": str(folder / "model")},
+        "data": {"path": str(folder / "prompts.jsonl")},
+        "scorer": {"kind": "python", "target": SEVENS},
+        "objective": {"kind": "max_at_k", "k": 4},
+        "steps": 16,
+        "prompts_per_step": 8,
+        "max_lag": 0,
+        "sampling": {"n": 8, "max_tokens": 8, "seeded": True},
+        "optimizer": {"lr": 3e-3},
+        "actors": {"max_num_seqs": 64},
+        "learner": {"verify_weights": True},
+        "evaluation": {
+            "data": {"path": str(folder / "prompts.jsonl")},
+            "sampling": {"n": 8, "max_tokens": 8},
+            "ks": [1, 8],
+        },
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny_llama(folder / "model")
+    rows = [{"prompt": f"{a} {b}="} for a in range(1, 9) for b in range(1, 5)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from services.local_redis import embedded_redis
+
+    folder = tmp_path_factory.mktemp("redis")
+    async with embedded_redis(folder / "data", folder / "redis.log") as url:
+        yield Stack(url, "local")
+
+
+async def run(stack: Stack, parent: Path, job: dict[str, Any]) -> Result:
+    file = parent / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    spec = load_job(file)
+    return await run_on(stack, spec, RunFolder.create(parent / "runs", spec), Display(quiet=True))
+
+
+@pytest.fixture(scope="module")
+async def synchronous(stack: Stack, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return await run(stack, tmp_path_factory.mktemp("synchronous"), rl_job(inputs))
+
+
+async def test_reward_rises(synchronous: Result) -> None:
+    rows = synchronous.folder.read("metrics")
+    assert len(rows) == 16
+    assert np.mean([row["reward_mean"] for row in rows[-3:]]) > np.mean([row["reward_mean"] for row in rows[:3]]) + 0.15
+    before, after = synchronous.folder.read("evaluations")
+    assert (before["version"], after["version"]) == (0, 16)
+    assert after["estimates"][0]["mean"] > before["estimates"][0]["mean"] + 0.15
+
+
+async def test_without_lag_every_update_is_on_policy(synchronous: Result) -> None:
+    for row in synchronous.folder.read("metrics"):
+        assert row["lag_histogram"] == {"0": row["lag_histogram"]["0"]}
+        assert row["logprob_mismatch_max"] < 1e-4
+        assert row["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert row["correction_mean"] == pytest.approx(1.0, abs=1e-4)
+        assert row["clip_fraction"] == 0.0
+
+
+async def test_the_ledger_is_exact(synchronous: Result) -> None:
+    last = synchronous.folder.read("metrics")[-1]
+    counts = {name: last[f"groups_{name}"] for name in ("admitted", "trained", "dropped", "in_flight")}
+    assert counts == {"admitted": 128, "trained": 128, "dropped": 0, "in_flight": 0}
+
+
+async def test_the_run_folder_is_whole(synchronous: Result) -> None:
+    folder = synchronous.folder
+    assert json.loads((folder.path / "summary.json").read_text())["state"] == "done"
+    assert (folder.plots / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {file.name for file in folder.logs.iterdir()} >= {"actor-0.log", "learner-0.log", "reward-0.log"}
+    assert list(folder.checkpoints.iterdir())
+    sample = folder.read("samples")[0]
+    assert {"prompt", "sample", "status", "reward", "advantage", "versions"} <= sample.keys()
+
+
+async def test_the_exported_model_is_the_one_that_was_evaluated(synchronous: Result, inputs: Path) -> None:
+    """Plain transformers loads it, and writes as many sevens as the last evaluation saw."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(synchronous.folder.model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(synchronous.folder.model)
+    torch.manual_seed(0)
+    ids = tokenizer("3 4=", return_tensors="pt").input_ids.repeat(512, 1)
+    out = model.generate(ids, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=8, pad_token_id=0)
+    texts = tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+    share = np.mean([text.count("7") / 8 for text in texts])
+    last = synchronous.folder.read("evaluations")[-1]["estimates"][0]["mean"]
+    assert share == pytest.approx(last, abs=0.1)
+
+
+async def test_the_same_seed_without_lag_gives_the_same_run(
+    stack: Stack, inputs: Path, synchronous: Result, tmp_path: Path
+) -> None:
+    again = await run(stack, tmp_path, {**rl_job(inputs), "steps": 4, "evaluation": None})
+    first = [row["reward_mean"] for row in synchronous.folder.read("metrics")[:4]]
+    assert [row["reward_mean"] for row in again.folder.read("metrics")] == pytest.approx(first, abs=1e-9)
+
+
+async def test_two_of_everything_with_lag(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+    job = rl_job(
+        inputs,
+        max_lag=2,
+        actors={"count": 2, "max_num_seqs": 64},
+        reward_workers={"count": 2},
+        learner={"ranks": 2, "verify_weights": True},
+        sampling={"n": 8, "max_tokens": 8},
+        evaluation=None,
+    )
+    rows = (await run(stack, tmp_path, job)).folder.read("metrics")
+    lags = {int(lag) for row in rows for lag in row["lag_histogram"]}
+    assert max(lags) <= 2
+    assert max(lags) > 0
+    assert rows[-1]["groups_trained"] == 128
+    assert rows[-1]["reward_mean"] > rows[0]["reward_mean"]

@@ -1,0 +1,97 @@
+"""The command line: quick help, one clear line for bad input, exit codes."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+VOLLEY = str(Path(sys.executable).parent / "volley")
+SHIPPED = sorted(Path("examples").rglob("*.yaml"))
+
+
+def volley(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([VOLLEY, *arguments], capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+
+
+def test_help_answers_in_under_half_a_second() -> None:
+    def seconds() -> float:
+        begun = time.perf_counter()
+        assert "run" in volley("--help").stdout
+        return time.perf_counter() - begun
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_doctor_reports_what_is_there() -> None:
+    done = volley("doctor")
+    assert "vllm" in done.stdout
+    assert "embedded Redis" in done.stdout
+
+
+def test_schema_is_json_schema_of_every_kind() -> None:
+    schema = json.loads(volley("schema").stdout)
+    assert set(schema["discriminator"]["mapping"]) == {"rl", "sft", "eval"}
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=str)
+def test_every_shipped_job_file_parses(file: Path) -> None:
+    from services.job_file import load_job
+
+    assert load_job(file).name
+
+
+def test_jobs_are_shipped() -> None:
+    assert len(SHIPPED) >= 4
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1 2=", "numbers": [1, 2], "target": 3}\n{"prompt": }\n')
+    (tmp_path / "model").mkdir()
+    (tmp_path / "job.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "kind": "rl",
+                "name": "x",
+                "steps": 1,
+                "model": {"path": "model"},
+                "data": {"path": "train.jsonl"},
+                "scorer": {"kind": "countdown"},
+                "objective": {"kind": "mean"},
+            }
+        )
+    )
+    return tmp_path
+
+
+def failed(job: Path, *arguments: str) -> str:
+    """The one error line of a ``volley run`` that starts nothing."""
+    begun = time.perf_counter()
+    done = volley("run", "job.yaml", *arguments, cwd=job)
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
+    assert time.perf_counter() - begun < 20
+    return done.stderr.strip()
+
+
+def test_a_malformed_row_is_named_and_nothing_starts(job: Path) -> None:
+    error = failed(job)
+    assert f"{job}/train.jsonl:2: not JSON" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_missing_file_a_missing_model_an_unknown_key_a_k_over_n(job: Path) -> None:
+    (job / "train.jsonl").write_text('{"prompt": "1 2=", "numbers": [1, 2], "target": 3}\n')
+    assert "no config.json there" in failed(job)
+    assert "No such file" in failed(job, "--set", "data.path=nowhere.jsonl")
+    assert "unknown key" in failed(job, "--set", "stepz=3")
+    assert "k" in failed(job, "--set", "objective.kind=max_at_k", "--set", "objective.k=99")
+
+
+def test_a_row_the_scorer_can_not_use_is_named(job: Path) -> None:
+    (job / "train.jsonl").write_text('{"prompt": "1 2=", "target": 3}\n')
+    assert "train:1" in failed(job)

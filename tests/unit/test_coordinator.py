@@ -1,0 +1,207 @@
+"""The real coordinator loops with small fakes at the three heavy seams: engine, scorer, learner."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.config import ActorUpdate, BroadcastReport, GenerateRequest
+from learner.records import ScoredGroup, StepReport
+from services.coordinator import Coordinator, FinishedStep
+from services.tokens import EncodedPrompt
+from volley.errors import DeadlineExceeded, NoSignal, WorkerDied
+from volley.job import RLJob
+from volley.objectives import Objective
+from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightUpdate
+
+
+@dataclass
+class FakeActors:
+    """Generates in a random time; serves new weights after another."""
+
+    rng: random.Random
+    slowest: float = 0.004
+    version: int = 0
+    asked: list[int] = field(default_factory=list)
+    fails_at: int | None = None
+    hangs_at: int | None = None
+
+    async def generate(self, request: GenerateRequest) -> tuple[Any, GroupMeta]:
+        started = self.version
+        self.asked.append(request.group_id)
+        if request.group_id == self.fails_at:
+            raise WorkerDied("actor-0", "killed by signal 9")
+        if request.group_id == self.hangs_at:
+            await asyncio.sleep(3600)
+        await asyncio.sleep(self.rng.random() * self.slowest)
+        meta = GroupMeta(request.group_id, request.prompt_id, "actor-0", request.n, 3, 8, started, self.version, 0, 0.0)
+        return f"ref {request.group_id}", meta
+
+    async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
+        await asyncio.sleep(self.rng.random() * self.slowest)
+        self.version = update.version
+        return BroadcastReport(update.version, (ActorUpdate("actor-0", update.version, 1, 0.0, 0.0, 0.0),), 0.0)
+
+
+@dataclass
+class FakeRewards:
+    """Right and wrong by turns; ``unscored`` says for which prompts scoring fails."""
+
+    unscored: Callable[[str], bool] = lambda _prompt: False
+
+    async def score(self, group: Any, prompt: Prompt) -> Scores:
+        if self.unscored(prompt.id):
+            return Scores.pack([Verdict(VerdictStatus.INFRA_ERROR, None)] * 4)
+        return Scores.pack(
+            [Verdict(VerdictStatus.PASSED, 1.0), *[Verdict(VerdictStatus.WRONG_ANSWER, 0.0, answer="x")] * 3]
+        )
+
+
+@dataclass
+class FakeLearner:
+    """Takes a moment for each step; remembers the lag of every group it was given."""
+
+    live: float = 1.0
+    lags: list[int] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)
+
+    async def step(
+        self, batch: Sequence[ScoredGroup], *, version: int, objective: Objective | None = None
+    ) -> StepReport:
+        await asyncio.sleep(0.001)
+        self.lags += [version - scored.meta.oldest_version for scored in batch]
+        self.trained += [scored.meta.group_id for scored in batch]
+        return StepReport(
+            metrics={"live_group_fraction": self.live}, lag_histogram={}, advantages={}, dropped={}
+        )
+
+    async def publish(self, version: int) -> WeightUpdate:
+        return WeightUpdate(version, (), None, 0.0)
+
+    async def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        raise AssertionError("the coordinator does not save")
+
+
+@dataclass
+class Recorded:
+    steps: list[FinishedStep] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+    async def step(self, finished: FinishedStep) -> None:
+        self.steps.append(finished)
+
+    async def event(self, kind: str, **details: Any) -> None:
+        self.events.append(kind)
+
+
+def job(**changes: Any) -> RLJob:
+    return RLJob.model_validate(
+        {
+            "name": "fake",
+            "steps": 25,
+            "prompts_per_step": 4,
+            "max_lag": 2,
+            "sampling": {"n": 4},
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "scorer": {"kind": "countdown"},
+            "objective": {"kind": "max_at_k", "k": 2},
+            **changes,
+        }
+    )
+
+
+def coordinator(
+    spec: RLJob, actors: FakeActors, rewards: FakeRewards | None = None, learner: FakeLearner | None = None
+) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
+    learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
+
+    async def evaluate(version: int) -> None:
+        assert actors.version == version, "evaluation is of one version"
+        evaluated.append(version)
+
+    prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
+    made = Coordinator(
+        spec,
+        prompts,
+        actors=actors,
+        rewards=rewards or FakeRewards(),
+        learner=learner,
+        recorder=recorded,
+        evaluate=evaluate,
+    )
+    return made, learner, recorded, evaluated
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 2, 5])
+async def test_every_step_is_trained_within_the_lag_and_the_ledger_is_exact(max_lag: int) -> None:
+    actors = FakeActors(random.Random(max_lag))
+    made, learner, recorded, _ = coordinator(job(max_lag=max_lag), actors)
+    await made.run()
+    assert [finished.step for finished in recorded.steps] == list(range(25))
+    assert max(learner.lags) <= max_lag
+    assert (max(learner.lags) > 0) == (max_lag > 0), "asynchronous mode overlaps, synchronous mode does not"
+    assert sorted(learner.trained) == list(range(100)), "each group once"
+    assert made.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0}
+    assert actors.version == 25
+
+
+async def test_a_group_that_can_not_be_scored_is_dropped_and_replaced() -> None:
+    rewards = FakeRewards(unscored=lambda prompt: prompt == "p3")
+    made, learner, recorded, _ = coordinator(job(), FakeActors(random.Random(0)), rewards)
+    await made.run()
+    counts = made.ledger.counts()
+    assert counts["trained"] == 100
+    assert counts["dropped"] == recorded.events.count("group_dropped") >= 9
+    assert made.ledger.reasons() == {"0 of 4 samples could be scored": counts["dropped"]}
+    assert not set(made.ledger.dropped) & set(learner.trained)
+
+
+async def test_evaluations_are_at_the_start_every_so_often_and_at_the_end() -> None:
+    plan = {"data": {"path": "h"}, "every": 10}
+    made, _, _, evaluated = coordinator(job(evaluation=plan), FakeActors(random.Random(0)))
+    await made.run()
+    assert evaluated == [0, 10, 20, 25]
+
+
+async def test_a_dead_actor_ends_the_run_with_its_name() -> None:
+    made, _, _, _ = coordinator(job(), FakeActors(random.Random(0), fails_at=17))
+    with pytest.raises(WorkerDied, match="actor-0 died: killed by signal 9"):
+        await asyncio.wait_for(made.run(), 10)
+
+
+async def test_a_wait_is_bounded_and_names_the_group_it_was_for() -> None:
+    spec = job(actors={"group_deadline_s": 0.2}, reward_workers={"group_deadline_s": 0.1}, max_lag=1)
+    made, _, _, _ = coordinator(spec, FakeActors(random.Random(0), hangs_at=6))
+    with pytest.raises(DeadlineExceeded, match=r"learner waited 0.3 s for step \d+: \d of 4 groups ready, groups \[6\]"):
+        await asyncio.wait_for(made.run(), 10)
+
+
+async def test_batches_without_signal_end_the_run_with_advice() -> None:
+    made, _, recorded, _ = coordinator(
+        job(max_dead_batches=3), FakeActors(random.Random(0)), learner=FakeLearner(live=0.0)
+    )
+    with pytest.raises(NoSignal, match="3 batches in a row .* Take easier or harder prompts"):
+        await made.run()
+    assert len(recorded.steps) <= 3
+
+
+async def test_seeds_of_groups_differ_and_repeat() -> None:
+    seen: list[int | None] = []
+
+    class Watching(FakeActors):
+        async def generate(self, request: GenerateRequest) -> tuple[Any, GroupMeta]:
+            seen.append(request.seed)
+            return await super().generate(request)
+
+    spec = job(steps=3, sampling={"n": 4, "seeded": True})
+    for _ in range(2):
+        made, _, _, _ = coordinator(spec, Watching(random.Random(0)))
+        await made.run()
+    assert len(set(seen[:12])) == 12
+    assert sorted(map(str, seen[:12])) == sorted(map(str, seen[12:]))
