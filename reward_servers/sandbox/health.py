@@ -1,0 +1,163 @@
+"""Which tier a host gives, proved by probe attacks, and a sandbox that proves itself again while in use."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from reward_servers.sandbox import launch, policy
+from reward_servers.sandbox.judge import ProgramResult, Test, judge_program
+from reward_servers.sandbox.probes import run_probes
+from reward_servers.sandbox.slot import SandboxFailure, Slot, SlotConfig, Tier
+from volley.errors import HostError
+from volley.records import VerdictStatus
+from volley.scoring import SandboxLimits, SandboxSpec
+
+log = logging.getLogger(__name__)
+
+REPROBE_S = 600.0
+ORDER: tuple[Tier, ...] = ("A", "B", "C", "none")
+FIXES = {
+    "A": "tier A needs a writable memory and pids cgroup and what tier B needs; run as root, or delegate a cgroup",
+    "B": "tier B needs user namespaces and bubblewrap: apt-get install bubblewrap; "
+    "sysctl kernel.unprivileged_userns_clone=1",
+    "C": "tier C needs Landlock and seccomp: a kernel of 6.2 or later with landlock among its security modules",
+    "none": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """What stands between a program and the host, as health checks, answers and run pages show it."""
+
+    tier: Tier
+    layers: tuple[str, ...]
+    probes_passed: int
+    probes_total: int
+    problem: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """False once a layer was lost."""
+        return not self.problem
+
+
+class Sandbox:
+    """One slot of the best tier this host proves. Must be used from the thread that made it.
+
+    Raises:
+        HostError: the host does not reach the tier asked for; says what is missing.
+    """
+
+    def __init__(self, spec: SandboxSpec, *, index: int = 0, preload: Sequence[str] = policy.PRELOAD) -> None:
+        self._spec = spec
+        self._base = SlotConfig("A", spec.mechanism, spec.packages, tuple(preload), spec.limits)
+        self._slot, self.report = self._establish(index)
+        self._probed = time.monotonic()
+
+    @property
+    def unsafe(self) -> bool:
+        """True where programs run without isolation, which only ``min_tier: none`` allows."""
+        return self.report.tier == "none"
+
+    def judge(
+        self,
+        source: bytes,
+        tests: Sequence[Test],
+        limits: SandboxLimits | None = None,
+        *,
+        stop_early: bool = True,
+    ) -> ProgramResult:
+        """Judge one program. An unready sandbox gives infra errors only."""
+        if time.monotonic() - self._probed > REPROBE_S:
+            self.probe()
+        if not self.report.ready:
+            return ProgramResult(VerdictStatus.INFRA_ERROR, 0, None, None, self.report.problem)
+        result = judge_program(self._slot, source, tests, limits or self._spec.limits, stop_early=stop_early)
+        if result.status is VerdictStatus.INFRA_ERROR:
+            self.probe()
+        return result
+
+    def probe(self) -> SandboxReport:
+        """Attack the sandbox again; a probe that gets through makes it unready until all are denied."""
+        total, failed = run_probes(self._slot)
+        problem = f"the sandbox let through: {', '.join(failed)}" if failed else ""
+        if problem:
+            log.error("slot %d: %s", self._slot.index, problem)
+        self.report = replace(self.report, probes_passed=total - len(failed), probes_total=total, problem=problem)
+        self._probed = time.monotonic()
+        return self.report
+
+    def close(self) -> None:
+        """End the sandbox. May be called twice."""
+        self._slot.close()
+
+    @property
+    def restarts(self) -> int:
+        """How often the sandbox was replaced."""
+        return max(0, self._slot.restarts)
+
+    def _establish(self, index: int) -> tuple[Slot, SandboxReport]:
+        lowest = lowest_tier(self._spec)
+        problems = []
+        for tier in ORDER[: ORDER.index(lowest) + 1]:
+            if tier == "none" and self._spec.min_tier != "none":
+                break
+            slot, report = self._try(tier, index)
+            if report.ready:
+                return slot, report
+            problems.append(f"tier {tier}: {report.problem}; {FIXES[tier]}")
+        raise HostError(
+            f"this host can not isolate model-written code as tier {lowest} asks.\n"
+            + "\n".join(problems)
+            + "\nOnly where every program is trusted, say so with min_tier: none."
+        )
+
+    def _try(self, tier: Tier, index: int) -> tuple[Slot, SandboxReport]:
+        slot = None
+        config = replace(self._base, tier=tier)
+        try:
+            slot = Slot(index, config)
+            slot.start()
+            total, failed = run_probes(slot)
+            problem = f"let through: {', '.join(failed)}" if failed else ""
+        except (SandboxFailure, HostError) as failure:
+            total, failed, problem = 0, [], str(failure)
+        if problem and slot is not None:
+            slot.close()
+        return slot or Slot(index, replace(config, tier="none")), SandboxReport(
+            tier, config.layers, total - len(failed), total, problem
+        )
+
+
+def lowest_tier(spec: SandboxSpec) -> Tier:
+    """The weakest tier ``spec`` accepts: what it names, or A where this host has cgroups to offer, else B."""
+    if spec.min_tier != "auto":
+        return spec.min_tier
+    return "A" if os.geteuid() == 0 and Path("/sys/fs/cgroup").is_dir() and _cgroups_writable() else "B"
+
+
+def _cgroups_writable() -> bool:
+    from reward_servers.sandbox import cgroups
+
+    group = cgroups.create(f"volley-check-{os.getpid()}")
+    if group is not None:
+        group.remove()
+    return group is not None
+
+
+def explain_host() -> list[tuple[str, bool, str]]:
+    """(what, there, how to get it) for ``volley doctor``."""
+    return [
+        ("bubblewrap", launch.bubblewrap() is not None, "apt-get install bubblewrap"),
+        ("memory and pids cgroups", _cgroups_writable(), FIXES["A"]),
+        ("Landlock", _landlock_version() >= 6, FIXES["C"]),
+    ]
+
+
+def _landlock_version() -> int:
+    import ctypes
+
+    return int(ctypes.CDLL(None).syscall(444, None, 0, 1))

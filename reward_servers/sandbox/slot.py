@@ -1,0 +1,341 @@
+"""One slot: a sandbox process of its own account and cgroup, driven over a socket, replaced at any surprise."""
+
+import base64
+import contextlib
+import fcntl
+import itertools
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from reward_servers.sandbox import cgroups, launch, policy, seccomp
+from reward_servers.sandbox.outcome import Outcome, classify
+from volley.scoring import SandboxLimits
+
+log = logging.getLogger(__name__)
+
+Tier = Literal["A", "B", "C", "none"]
+START_DEADLINE_S = 60.0  # the packages to import first may be heavy
+GRACE_S = 5.0  # what the zygote may take beyond a test's own wall time
+STEP_DEADLINE_S = 10.0
+CHUNK = 1 << 16
+ADD_SEALS, ALL_SEALS = 1033, 15
+
+
+class SandboxFailure(Exception):
+    """The sandbox itself failed: says nothing about the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotConfig:
+    """What a slot is made of.
+
+    Attributes:
+        tier: which layers surround a program.
+        mechanism: ``pooled`` serves many programs from one sandbox, ``fresh`` starts one for each.
+        packages: importable inside.
+        preload: imported before the first program, so that programs need not wait for them.
+        limits: of one test, unless a program brings its own.
+        without: layers switched off; for tests that show what each layer is for.
+    """
+
+    tier: Tier
+    mechanism: Literal["pooled", "fresh"] = "pooled"
+    packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = policy.PRELOAD
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    without: frozenset[str] = frozenset()
+
+    @property
+    def namespaced(self) -> bool:
+        return self.tier in ("A", "B") and "namespaces" not in self.without
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers in force, outermost first."""
+        have = {
+            "A": ("account", "cgroup", "namespaces", "landlock", "seccomp", "rlimits"),
+            "B": ("account", "namespaces", "landlock", "seccomp", "rlimits"),
+            "C": ("account", "landlock", "seccomp", "rlimits"),
+            "none": ("rlimits",),
+        }[self.tier]
+        return tuple(name for name in have if name not in self.without and (name != "account" or os.geteuid() == 0))
+
+
+class Slot:
+    """Runs programs one test at a time. Must be used from one thread: the sandbox ends with the thread that made it."""
+
+    def __init__(self, index: int, config: SlotConfig) -> None:
+        self.index, self.config = index, config
+        self.restarts = -1
+        self._ids = itertools.count(1)
+        self._group = cgroups.create(f"volley-slot-{os.getpid()}-{index}") if "cgroup" in config.layers else None
+        if "cgroup" in config.layers and self._group is None:
+            raise SandboxFailure("no writable memory and pids cgroup")
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._limits: SandboxLimits | None = None
+
+    # ---------------------------------------------------------------------------- life of the sandbox
+
+    def start(self) -> None:
+        """Start the sandbox where none runs. Raises SandboxFailure."""
+        if self._process is not None:
+            return
+        self.restarts += 1
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock = ours
+        try:
+            self._process = self._spawn(theirs)
+            theirs.close()
+            self._configure()
+        except (OSError, ValueError, SandboxFailure) as problem:
+            self.kill()
+            raise SandboxFailure(f"the sandbox did not start: {problem}") from problem
+
+    def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
+        inside = launch.interpreter(self.config.packages)
+        uid = launch.slot_uid(self.index) if "account" in self.config.layers else None
+        if self.config.namespaced:
+            command = launch.namespaced_command(inside, uid, first_process=self.config.mechanism == "fresh")
+        else:
+            command = launch.bare_command(inside, uid)
+        # The control socket must be fd 3 inside; the shell that moves it there is gone by then.
+        mover = ["/bin/sh", "-c", f'exec 3<&{control.fileno()} {control.fileno()}<&-; exec "$@"', "slot", *command]
+        if control.fileno() == 3:
+            mover = command
+        return subprocess.Popen(
+            mover,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=dict(policy.ENVIRONMENT),
+            pass_fds=[control.fileno()],
+            start_new_session=True,
+        )
+
+    def _configure(self) -> None:
+        config, nested = self.config, self.config.namespaced and self.config.mechanism == "pooled"
+        strict = not config.namespaced
+        members = self._group.open_members() if self._group else []
+        self._apply_limits(config.limits)
+        message = {
+            "import_path": launch.interpreter(config.packages).import_path(namespaced=config.namespaced),
+            "preload": [*config.preload, *config.packages],
+            "filter": base64.b64encode(
+                seccomp.allow_filter() if strict and config.tier == "C" else seccomp.deny_filter()
+            ).decode(),
+            "layers": list(config.layers),
+            "nested": nested,
+            "program_path": "program.py" if strict else f"{policy.TMP}/program.py",
+            "scratch": [] if strict else [policy.TMP, policy.SHM],
+            "scratch_options": f"size={policy.SCRATCH_BYTES},nr_inodes={policy.SCRATCH_INODES},mode=1777",
+            "readable": [*(policy.READABLE_STRICT if strict else policy.READABLE), *self._bare_packages()],
+            "writable": [] if strict else list(policy.WRITABLE),
+        }
+        self._send(message, members)
+        for fd in members:
+            os.close(fd)
+        if not self._receive(0, START_DEADLINE_S).get("ready"):
+            raise SandboxFailure("the sandbox did not report ready")
+
+    def _bare_packages(self) -> list[str]:
+        return [] if self.config.namespaced else [path for path, _ in launch.interpreter(self.config.packages).packages]
+
+    def kill(self) -> None:
+        """End the sandbox and everything in it."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        self._limits = None
+        for _ in range(200):
+            left = self._group.processes() if self._group else []
+            if not left:
+                return
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the sandbox and remove its cgroup."""
+        self.kill()
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.remove()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the sandbox's outermost process; 0 where none runs."""
+        return self._process.pid if self._process else 0
+
+    # ------------------------------------------------------------------------------------ one program
+
+    @contextlib.contextmanager
+    def program(self, source: bytes, limits: SandboxLimits | None = None) -> Any:
+        """Everything between ``begin`` and ``end`` of one program: yields ``run(stdin) -> Outcome``.
+
+        Raises:
+            SandboxFailure: the sandbox did not do what it was asked; it has been killed and may be used again.
+        """
+        limits = limits or self.config.limits
+        try:
+            self.start()
+            self._apply_limits(limits)
+            with _sealed(source) as fd:
+                self._ask("begin", STEP_DEADLINE_S, [fd])
+            yield lambda stdin: self._run(stdin, limits)
+            if self.config.mechanism == "fresh":
+                self.kill()
+            else:
+                self._ask("end", STEP_DEADLINE_S, [])
+        except (OSError, ValueError, KeyError) as problem:
+            self.kill()
+            raise SandboxFailure(f"{type(problem).__name__}: {problem}") from problem
+        except BaseException:
+            self.kill()
+            raise
+
+    def _apply_limits(self, limits: SandboxLimits) -> None:
+        if self._group is not None and limits != self._limits:
+            self._group.limit(limits.memory_mb, limits.processes)
+        self._limits = limits
+
+    def _ask(self, op: str, bound: float, fds: list[int]) -> None:
+        request_id = next(self._ids)
+        self._send({"id": request_id, "op": op}, fds)
+        self._receive(request_id, bound)
+
+    def _run(self, stdin: bytes, limits: SandboxLimits) -> Outcome:
+        request_id = next(self._ids)
+        out_in, out = os.pipe2(os.O_CLOEXEC)
+        err_in, err = os.pipe2(os.O_CLOEXEC)
+        ooms = self._group.oom_kills() if self._group else 0
+        test_limits = {"wall_s": limits.wall_s, "rlimits": rlimits(limits, self.config)}
+        try:
+            with _sealed(stdin) as fd:
+                self._send({"id": request_id, "op": "test", "limits": test_limits}, [fd, out, err])
+            os.close(out)
+            os.close(err)
+            out = err = -1
+            reader = _Reader({out_in: limits.stdout_kb << 10, err_in: limits.stderr_kb << 10})
+            answer = self._follow(reader, request_id, limits)
+        finally:
+            for pipe in (out_in, err_in, *(fd for fd in (out, err) if fd >= 0)):
+                os.close(pipe)
+        killed_for_memory = self._group is not None and self._group.oom_kills() > ooms
+        stdout, stderr = bytes(reader.data[out_in]), bytes(reader.data[err_in])
+        return classify(answer, stdout, stderr, limits, flooded=reader.over, killed_for_memory=killed_for_memory)
+
+    def _follow(self, reader: "_Reader", request_id: int, limits: SandboxLimits) -> dict[str, Any]:
+        """Read the test's output while waiting for its end, both with a bound."""
+        control = self._control()
+        poll = select.poll()
+        for fd in (*reader.data, control.fileno()):
+            poll.register(fd, select.POLLIN)
+        deadline, answer, asked = time.monotonic() + limits.wall_s + GRACE_S, None, False
+        while answer is None or reader.open:
+            events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not events:
+                if answer is None:
+                    raise SandboxFailure(f"no reply within {limits.wall_s + GRACE_S:.0f} s")
+                raise SandboxFailure("something outlived its test and holds its output open")
+            for fd, _ in events:
+                if fd == control.fileno():
+                    answer = self._receive(request_id, 0)
+                    poll.unregister(fd)
+                    deadline = time.monotonic() + GRACE_S
+                elif not reader.read(fd):
+                    poll.unregister(fd)
+            if reader.over and not asked and answer is None:
+                self._send({"id": request_id, "op": "kill"}, [])
+                asked = True
+        return answer
+
+    # ---------------------------------------------------------------------------------------- messages
+
+    def _control(self) -> socket.socket:
+        if self._sock is None:
+            raise SandboxFailure("no sandbox runs")
+        return self._sock
+
+    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
+        socket.send_fds(self._control(), [json.dumps(message).encode()], fds)
+
+    def _receive(self, request_id: int, bound: float) -> dict[str, Any]:
+        control = self._control()
+        if not select.select([control], [], [], bound)[0]:
+            raise SandboxFailure(f"no reply within {bound:.0f} s")
+        data = control.recv(CHUNK)
+        if not data:
+            raise SandboxFailure("the sandbox ended")
+        message = json.loads(data)
+        if not isinstance(message, dict) or message.get("id") != request_id:
+            raise SandboxFailure(f"a reply to another request: {data[:200]!r}")
+        return message
+
+
+class _Reader:
+    """Collects pipes up to a bound each, and goes on emptying them beyond it."""
+
+    def __init__(self, bounds: dict[int, int]) -> None:
+        self._bounds = bounds
+        self.data = {fd: bytearray() for fd in bounds}
+        self.open = set(bounds)
+        self.over = False
+
+    def read(self, fd: int) -> bool:
+        """Take what is there; False at the end of the pipe."""
+        piece = os.read(fd, CHUNK)
+        if not piece:
+            self.open.discard(fd)
+            return False
+        room = self._bounds[fd] - len(self.data[fd])
+        self.data[fd] += piece[: max(0, room)]
+        self.over |= len(piece) > room
+        return True
+
+
+def rlimits(limits: SandboxLimits, config: SlotConfig) -> dict[str, int]:
+    """The per-process limits of one test. Without a cgroup the address space has to stand in for memory."""
+    memory = limits.memory_mb << 20
+    space = 4 * memory + (1 << 30) if "cgroup" in config.layers else memory + (256 << 20)
+    return {
+        "RLIMIT_AS": space,
+        "RLIMIT_CPU": max(1, round(limits.cpu_s + 0.499)),
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_FSIZE": limits.file_mb << 20,
+        "RLIMIT_NPROC": limits.processes,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_MEMLOCK": 0,
+    }
+
+
+@contextlib.contextmanager
+def _sealed(data: bytes) -> Any:
+    """A read-only file that holds ``data``; not even its reader can open it for writing again."""
+    fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        fcntl.fcntl(fd, ADD_SEALS, ALL_SEALS)
+        read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
+    try:
+        yield read_only
+    finally:
+        os.close(read_only)
