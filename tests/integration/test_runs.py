@@ -13,45 +13,15 @@ from services.job_file import load_job
 from services.run import Result, run_on
 from services.run_folder import RunFolder
 from services.stack import Stack
-from tests.models import tiny_llama
+from tests.integration.jobs import rl_job, write_inputs
 
 pytestmark = pytest.mark.integration
-
-SEVENS = "tests.integration.scorers:share_of_sevens"
-
-
-def rl_job(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Learn to write sevens: an untrained model can, within a few steps."""
-    return {
-        "kind": "rl",
-        "name": "sevens",
-        "seed": 5,
-        "model": {"path": str(folder / "model")},
-        "data": {"path": str(folder / "prompts.jsonl")},
-        "scorer": {"kind": "python", "target": SEVENS},
-        "objective": {"kind": "max_at_k", "k": 4},
-        "steps": 16,
-        "prompts_per_step": 8,
-        "max_lag": 0,
-        "sampling": {"n": 8, "max_tokens": 8, "seeded": True},
-        "optimizer": {"lr": 3e-3},
-        "actors": {"max_num_seqs": 64},
-        "learner": {"verify_weights": True},
-        "evaluation": {
-            "data": {"path": str(folder / "prompts.jsonl")},
-            "sampling": {"n": 8, "max_tokens": 8},
-            "ks": [1, 8],
-        },
-        **changes,
-    }
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    tiny_llama(folder / "model")
-    rows = [{"prompt": f"{a} {b}="} for a in range(1, 9) for b in range(1, 5)]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_inputs(folder)
     return folder
 
 

@@ -52,7 +52,7 @@ async def test_a_dead_server_is_one_clear_error(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "unix:///nowhere/redis.sock", "http://x"])
 async def test_a_redis_that_refuses_is_one_clear_error(url: str) -> None:
-    with pytest.raises(HostError, match="refuses: .*leave out --redis"):
+    with pytest.raises(HostError, match=r"refuses: .*leave out --redis"):
         await check_redis(url)
 
 

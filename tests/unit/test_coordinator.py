@@ -76,9 +76,7 @@ class FakeLearner:
         await asyncio.sleep(0.001)
         self.lags += [version - scored.meta.oldest_version for scored in batch]
         self.trained += [scored.meta.group_id for scored in batch]
-        return StepReport(
-            metrics={"live_group_fraction": self.live}, lag_histogram={}, advantages={}, dropped={}
-        )
+        return StepReport(metrics={"live_group_fraction": self.live}, lag_histogram={}, advantages={}, dropped={})
 
     async def publish(self, version: int) -> WeightUpdate:
         return WeightUpdate(version, (), None, 0.0)
@@ -178,7 +176,8 @@ async def test_a_dead_actor_ends_the_run_with_its_name() -> None:
 async def test_a_wait_is_bounded_and_names_the_group_it_was_for() -> None:
     spec = job(actors={"group_deadline_s": 0.2}, reward_workers={"group_deadline_s": 0.1}, max_lag=1)
     made, _, _, _ = coordinator(spec, FakeActors(random.Random(0), hangs_at=6))
-    with pytest.raises(DeadlineExceeded, match=r"learner waited 0.3 s for step \d+: \d of 4 groups ready, groups \[6\]"):
+    expected = r"learner waited 0.3 s for step \d+: \d of 4 groups ready, groups \[6\]"
+    with pytest.raises(DeadlineExceeded, match=expected):
         await asyncio.wait_for(made.run(), 10)
 
 
@@ -186,7 +185,7 @@ async def test_batches_without_signal_end_the_run_with_advice() -> None:
     made, _, recorded, _ = coordinator(
         job(max_dead_batches=3), FakeActors(random.Random(0)), learner=FakeLearner(live=0.0)
     )
-    with pytest.raises(NoSignal, match="3 batches in a row .* Take easier or harder prompts"):
+    with pytest.raises(NoSignal, match=r"3 batches in a row .* Take easier or harder prompts"):
         await made.run()
     assert len(recorded.steps) <= 3
 

@@ -15,7 +15,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # Copied, so that no build folder appears in the repository.
     source = folder / "source"
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True)
+    listing = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(listing, capture_output=True, text=True, check=True)
     for name in listed.stdout.splitlines():
         if Path(name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("volley_rl-*.whl")
     uv = Path(sys.executable).parent / "uv"
     target = folder / "site"
-    install = [str(uv), "pip", "install", "-q", "--no-deps", "--target", str(target), "--python", sys.executable, str(wheel)]
+    install = [str(uv), "pip", "install", "--no-deps", "--target", str(target), "--python", sys.executable, str(wheel)]
     subprocess.run(install, capture_output=True, check=True)
     return target
 

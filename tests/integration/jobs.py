@@ -1,0 +1,42 @@
+"""A job that real stacks learn within seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.models import tiny_llama
+
+SEVENS = "tests.integration.scorers:share_of_sevens"
+
+
+def rl_job(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Learn to write sevens: an untrained model can, within a few steps."""
+    return {
+        "kind": "rl",
+        "name": "sevens",
+        "seed": 5,
+        "model": {"path": str(folder / "model")},
+        "data": {"path": str(folder / "prompts.jsonl")},
+        "scorer": {"kind": "python", "target": SEVENS},
+        "objective": {"kind": "max_at_k", "k": 4},
+        "steps": 16,
+        "prompts_per_step": 8,
+        "max_lag": 0,
+        "sampling": {"n": 8, "max_tokens": 8, "seeded": True},
+        "optimizer": {"lr": 3e-3},
+        "actors": {"max_num_seqs": 64},
+        "learner": {"verify_weights": True},
+        "evaluation": {
+            "data": {"path": str(folder / "prompts.jsonl")},
+            "sampling": {"n": 8, "max_tokens": 8},
+            "ks": [1, 8],
+        },
+        **changes,
+    }
+
+
+def write_inputs(folder: Path) -> None:
+    """A model and prompts for `rl_job`."""
+    tiny_llama(folder / "model")
+    rows = [{"prompt": f"{a} {b}="} for a in range(1, 9) for b in range(1, 5)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,166 @@
+"""``volley run`` as a user starts it: killed workers, Ctrl-C, a Redis that refuses. No hang, no process left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.jobs import rl_job, write_inputs
+
+pytestmark = pytest.mark.integration
+
+VOLLEY = str(Path(sys.executable).parent / "volley")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job that would take minutes."""
+    folder = tmp_path_factory.mktemp("faults")
+    write_inputs(folder)
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(rl_job(folder, steps=2000, max_lag=1, evaluation=None)))
+    return file
+
+
+class Running:
+    """A ``volley run`` in the background."""
+
+    def __init__(self, job: Path, out: Path, *arguments: str) -> None:
+        self.out = out
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the job names a scorer of this repository
+        self.process = subprocess.Popen(
+            [VOLLEY, "run", str(job), "--out", str(out), *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self.seen: set[int] = set()
+
+    def wait_for_steps(self, seconds: float = 180) -> None:
+        """Until the run has trained a few steps."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            metrics = list(self.out.glob("*/metrics.jsonl"))
+            if metrics and len(metrics[0].read_text().splitlines()) >= 3:
+                self.seen |= descendants(self.process.pid)
+                return
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.2)
+        self.process.kill()
+        pytest.fail(f"no steps: {self.process.communicate()[1]}")
+
+    def end(self, seconds: float = 60) -> tuple[int, str]:
+        """Exit code and error text; fails if it does not end."""
+        try:
+            _, errors = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            pytest.fail("volley run hangs")
+        return self.process.returncode, errors
+
+    def leftovers(self, seconds: float = 15) -> list[str]:
+        """Processes of the run that are still there."""
+        deadline = time.monotonic() + seconds
+        while (alive := [pid for pid in self.seen if Path(f"/proc/{pid}/stat").exists() and not zombie(pid)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.2)
+        return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in alive]
+
+    def summary(self) -> dict[str, object]:
+        (file,) = self.out.glob("*/summary.json")
+        return dict(json.loads(file.read_text()))
+
+
+def descendants(root: int) -> set[int]:
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in listing.splitlines())}
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in found | {root}} - found:
+        found |= more
+    return found
+
+
+def zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def process_named(seen: set[int], matches: Callable[[str], bool]) -> int:
+    """The one process whose title matches."""
+    found = []
+    for pid in seen:
+        command = Path(f"/proc/{pid}/cmdline")
+        if command.exists() and matches(command.read_text().replace("\0", " ")):
+            found.append(pid)
+    assert len(found) == 1, [Path(f"/proc/{pid}/cmdline").read_text() for pid in seen]
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("title", "name"), [("ray::Rank", "learner-0"), ("ray::Actor", "actor-0")], ids=["learner rank", "actor"]
+)
+def test_a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing(
+    job: Path, tmp_path: Path, title: str, name: str
+) -> None:
+    run = Running(job, tmp_path)
+    run.wait_for_steps()
+    os.kill(process_named(run.seen, lambda command: command.startswith(title)), signal.SIGKILL)
+    code, errors = run.end()
+    assert code == 1
+    assert f"{name} died" in errors
+    assert "Traceback" not in errors
+    assert run.summary()["state"] == "failed"
+    assert run.leftovers() == []
+
+
+def test_ctrl_c_stops_the_run_and_leaves_nothing(job: Path, tmp_path: Path) -> None:
+    run = Running(job, tmp_path)
+    run.wait_for_steps()
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    code, errors = run.end()
+    assert code == 130
+    assert errors.strip() == "volley: stopped"
+    assert run.summary()["state"] == "stopped"
+    assert run.leftovers() == []
+
+
+def test_a_redis_that_refuses_is_one_line(job: Path, tmp_path: Path) -> None:
+    run = Running(job, tmp_path, "--redis", "redis://127.0.0.1:1/0")
+    code, errors = run.end()
+    assert code == 1
+    (line,) = errors.strip().splitlines()
+    assert "Redis at redis://127.0.0.1:1/0 refuses" in line
+
+
+def test_a_ray_cluster_that_is_not_there_is_one_line(job: Path, tmp_path: Path) -> None:
+    run = Running(job, tmp_path, "--ray", "127.0.0.1:1")
+    code, errors = run.end(120)
+    assert code == 1
+    assert errors.strip().splitlines()[-1].startswith("volley: Ray at 127.0.0.1:1 does not answer")
+
+
+def test_a_model_that_does_not_load_is_one_line(job: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    source = job.parent / "model"
+    for file in source.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    (broken / "model.safetensors").write_bytes(b"not safetensors")
+    run = Running(job, tmp_path / "out", "--set", f"model.path={broken}")
+    code, errors = run.end(120)
+    assert code == 1
+    (line,) = errors.strip().splitlines()
+    assert f"model {broken} does not load" in line
