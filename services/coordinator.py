@@ -92,6 +92,8 @@ class Coordinator:
         actors, rewards, learner: the three roles, started, all holding version 0.
         recorder: told of every step and event.
         evaluate: called with a version while the actors serve it, at the job's evaluation steps.
+        checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done and what else
+            a resumed run must know.
     """
 
     def __init__(
@@ -104,10 +106,11 @@ class Coordinator:
         learner: Learner,
         recorder: Recorder,
         evaluate: Callable[[int], Awaitable[None]],
+        checkpoint: Callable[[int, dict[str, Any]], Awaitable[None]],
     ) -> None:
         self.job, self.prompts = job, prompts
         self.actors, self.rewards, self.learner = actors, rewards, learner
-        self.recorder, self.evaluate = recorder, evaluate
+        self.recorder, self.evaluate, self.checkpoint = recorder, evaluate, checkpoint
         self.ledger = Ledger()
         self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, job.max_lag)
         self.version = 0
@@ -198,6 +201,8 @@ class Coordinator:
                 name=f"broadcast {self.version}",
             )
             await self._check_signal(report)
+            if self._saves_at(self.version):
+                await self.checkpoint(self.version, self.ledger.state())
             if self._evaluates_at(self.version):
                 await sending
                 await self.evaluate(self.version)
@@ -268,6 +273,10 @@ class Coordinator:
         if version == 0:
             return plan.at_start
         return version == self.job.steps or (plan.every is not None and version % plan.every == 0)
+
+    def _saves_at(self, version: int) -> bool:
+        every = self.job.checkpoint.every
+        return version == self.job.steps or (every is not None and version % every == 0)
 
     async def _notify(self) -> None:
         async with self._changed:

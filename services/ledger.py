@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from volley.errors import AccountingError
 
@@ -49,6 +50,10 @@ class Ledger:
             "dropped": len(self.dropped),
             "in_flight": len(self.in_flight),
         }
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know: group ids are positions in the seeded order of prompts."""
+        return {"admitted": self.admitted, "in_flight": sorted(self.in_flight), "dropped": dict(self.dropped)}
 
     def check(self) -> None:
         """Raise `AccountingError` unless every admitted group is in exactly one place."""

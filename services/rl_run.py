@@ -2,12 +2,14 @@
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 
 from actors.pool import ActorPool
 from learner.group import LearnerGroup
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services import plots
+from services.checkpoints import save_checkpoint
 from services.coordinator import Coordinator
 from services.dataset import read_prompts
 from services.display import Display
@@ -75,8 +77,8 @@ async def run(job: RLJob, prepared: Prepared, folder: RunFolder, store: RunStore
                 learner=learner,
                 recorder=recorder,
                 evaluate=evaluate_now,
+                checkpoint=partial(save_checkpoint, learner, folder, job.checkpoint.keep),
             ).run()
-        await learner.save(folder.checkpoints / f"step-{job.steps}", {"step": job.steps})
         await learner.export(folder.model)
     plots.learning_curves(folder)
     display.say(f"  model: {folder.model}")

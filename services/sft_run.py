@@ -6,6 +6,7 @@ import time
 
 from learner.group import LearnerGroup
 from learner.records import SFTRow
+from services.checkpoints import save_checkpoint
 from services.dataset import order, read_rows, text_field
 from services.display import Display
 from services.run_folder import RunFolder
@@ -59,6 +60,7 @@ async def run(job: SFTJob, rows: list[SFTRow], folder: RunFolder, store: RunStor
                 folder.append("metrics", [row])
                 await store.add_step(row, {})
                 bar.advance(f"loss {row['loss']:.3f}")
-        await learner.save(folder.checkpoints / f"step-{job.steps}", {"step": job.steps})
+                if step + 1 == job.steps or (job.checkpoint.every and (step + 1) % job.checkpoint.every == 0):
+                    await save_checkpoint(learner, folder, job.checkpoint.keep, step + 1, {})
         await learner.export(folder.model)
     display.say(f"  model: {folder.model}")

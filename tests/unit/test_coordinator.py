@@ -89,6 +89,7 @@ class FakeLearner:
 class Recorded:
     steps: list[FinishedStep] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
 
     async def step(self, finished: FinishedStep) -> None:
         self.steps.append(finished)
@@ -123,6 +124,11 @@ def coordinator(
         assert actors.version == version, "evaluation is of one version"
         evaluated.append(version)
 
+    async def checkpoint(step: int, state: dict[str, Any]) -> None:
+        assert len(learner.trained) == step * spec.prompts_per_step, "between steps"
+        assert state["admitted"] == len(learner.trained) + len(state["in_flight"]) + len(state["dropped"])
+        recorded.checkpoints.append(step)
+
     prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
     made = Coordinator(
         spec,
@@ -132,6 +138,7 @@ def coordinator(
         learner=learner,
         recorder=recorded,
         evaluate=evaluate,
+        checkpoint=checkpoint,
     )
     return made, learner, recorded, evaluated
 
@@ -204,3 +211,9 @@ async def test_seeds_of_groups_differ_and_repeat() -> None:
         await made.run()
     assert len(set(seen[:12])) == 12
     assert sorted(map(str, seen[:12])) == sorted(map(str, seen[12:]))
+
+
+async def test_checkpoints_are_between_steps_and_account_for_every_group() -> None:
+    made, _, recorded, _ = coordinator(job(checkpoint={"every": 10}), FakeActors(random.Random(0)))
+    await made.run()
+    assert recorded.checkpoints == [10, 20, 25]
