@@ -93,7 +93,13 @@ def group_advantages(
         log_weights=None if log_weight_N is None else log_weight_N.reshape(shape),
         answers=np.stack([scored.answers_n for scored in batch.scored]),
         valid=keep_Gn,
+        k=_adapted_k(batch.scored),
     ).reshape(-1)
+
+
+def _adapted_k(scored: Sequence[ScoredGroup]) -> NDArray[np.int64] | None:
+    ks = [each.k for each in scored if each.k is not None]
+    return np.array(ks, dtype=np.int64) if len(ks) == len(scored) else None
 
 
 def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:

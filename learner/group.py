@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -198,7 +199,7 @@ async def _answer(call: Awaitable[T]) -> T:
 
 
 def _without_reference(scored: ScoredGroup) -> ScoredGroup:
-    return ScoredGroup(None, scored.meta, scored.rewards_n, scored.valid_n, scored.answers_n)
+    return replace(scored, group=None)
 
 
 def _joined(reports: Sequence[StepReport], batch: Mapping[str, float], dropped: Mapping[int, str]) -> StepReport:

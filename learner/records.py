@@ -20,6 +20,7 @@ class ScoredGroup:
         rewards_n: float64 [n]; NaN where the verdict bears no reward.
         valid_n: bool [n]; False where the sample leaves its group.
         answers_n: int32 [n]; equal for samples with equal answers.
+        k: in place of the objective's, where k is adapted per prompt.
     """
 
     group: Any
@@ -27,6 +28,7 @@ class ScoredGroup:
     rewards_n: NDArray[np.float64]
     valid_n: NDArray[np.bool_]
     answers_n: NDArray[np.int32]
+    k: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

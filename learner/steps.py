@@ -18,7 +18,7 @@ from learner.config import LearnerConfig
 from learner.layout import MicroBatch, Piece
 from learner.loss import LossInputs, kl_estimate, policy_loss, token_weights
 from learner.sums import Sums
-from volley.objectives import MaxAtK, Objective
+from volley.objectives import MajAtK, MaxAtK, Objective
 from volley.update import Optimizer, PolicyUpdate
 
 
@@ -278,7 +278,7 @@ class Stepper:
 
 
 def _off_policy(objective: Objective) -> bool:
-    return isinstance(objective, MaxAtK) and objective.companion_weights != "none"
+    return isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none"
 
 
 def _sample_sums(values_T: Tensor, batch: RankBatch) -> Tensor:

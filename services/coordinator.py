@@ -23,7 +23,7 @@ The coordinator touches metadata only: token arrays stay in Ray's object store.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,8 @@ from services.start import first_error
 from services.tokens import EncodedPrompt
 from volley.errors import DeadlineExceeded, NoSignal
 from volley.job import RLJob
+from volley.objectives import Objective, SolveRate, adaptive_k, resolve, visited
+from volley.objectives.spec import ObjectiveWithK
 from volley.records import GroupMeta, Prompt, Scores, WeightUpdate
 
 
@@ -116,6 +118,7 @@ class Coordinator:
         self.version = 0
         self._changed = asyncio.Condition()
         self._dead_batches = 0
+        self._solve_rates: dict[str, SolveRate] = {}
 
     async def run(self) -> None:
         """Every step of the job; returns when the actors serve the last version.
@@ -188,7 +191,8 @@ class Coordinator:
             begun = time.monotonic()
             batch = await self._next_batch()
             waited = time.monotonic()
-            report = await self.learner.step([ready.scored() for ready in batch], version=self.version)
+            objective = resolve(self.job.objective, self.job.schedule, step)
+            report = await self.learner.step(self._scored(batch, objective), version=self.version, objective=objective)
             self._account(step, batch, report)
             learned = time.monotonic()
             update = await self.learner.publish(self.version + 1)
@@ -208,6 +212,19 @@ class Coordinator:
                 await self.evaluate(self.version)
         if sending is not None:
             await sending
+
+    def _scored(self, batch: Sequence[ReadyGroup], objective: Objective) -> list[ScoredGroup]:
+        """The batch for the learner, each group with its prompt's own k where the schedule adapts it."""
+        scored = [ready.scored() for ready in batch]
+        rule = self.job.schedule.adaptive_k
+        if rule is None or not isinstance(objective, ObjectiveWithK):
+            return scored
+        prompts = [ready.prompt.id for ready in batch]
+        ks = adaptive_k(objective, rule, [self._solve_rates.get(each) for each in prompts], self.job.sampling.n)
+        for each, group in zip(prompts, scored, strict=True):
+            rewards = group.rewards_n[group.valid_n].tolist()
+            self._solve_rates[each] = visited(self._solve_rates.get(each), rewards, rule)
+        return [replace(group, k=int(k)) for group, k in zip(scored, ks, strict=True)]
 
     async def _next_batch(self) -> tuple[ReadyGroup, ...]:
         bound = round(self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s, 3)

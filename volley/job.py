@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter, model_validator
 
 from volley.base import Spec
-from volley.objectives import Objective, check_objective
+from volley.objectives import Objective, Schedule, check_schedule
 from volley.scoring import ScorerSpec
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 
@@ -114,6 +114,7 @@ class RLJob(_Sampled):
     max_lag: int = Field(1, ge=0, description="L, versions a token may be old when trained on; 0 is synchronous")
     sampling: Sampling = Sampling()
     objective: Objective
+    schedule: Schedule = Field(Schedule(), description="how the objective changes over the run")
     update: PolicyUpdate = PolicyUpdate()
     optimizer: Optimizer = Optimizer()
     learner: LearnerSpec = LearnerSpec()
@@ -124,7 +125,7 @@ class RLJob(_Sampled):
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
-        check_objective(self.objective, self.sampling.n)
+        check_schedule(self.objective, self.schedule, self.sampling.n)
         return self
 
     @model_validator(mode="after")

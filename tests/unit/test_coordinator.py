@@ -16,7 +16,7 @@ from services.coordinator import Coordinator, FinishedStep
 from services.tokens import EncodedPrompt
 from volley.errors import DeadlineExceeded, NoSignal, WorkerDied
 from volley.job import RLJob
-from volley.objectives import Objective
+from volley.objectives import MaxAtK, Objective
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightUpdate
 
 
@@ -217,3 +217,30 @@ async def test_checkpoints_are_between_steps_and_account_for_every_group() -> No
     made, _, recorded, _ = coordinator(job(checkpoint={"every": 10}), FakeActors(random.Random(0)))
     await made.run()
     assert recorded.checkpoints == [10, 20, 25]
+
+
+async def test_the_objective_follows_its_schedule_and_k_adapts_to_the_prompt() -> None:
+    seen: list[tuple[int, set[int | None]]] = []
+
+    class Watching(FakeLearner):
+        async def step(
+            self, batch: Sequence[ScoredGroup], *, version: int, objective: Objective | None = None
+        ) -> StepReport:
+            assert isinstance(objective, MaxAtK)
+            seen.append((objective.k, {scored.k for scored in batch}))
+            return await super().step(batch, version=version, objective=objective)
+
+    stages = [{"at": 10, "set": {"k": 3}}]
+    made, _, _, _ = coordinator(
+        job(schedule={"stages": stages}, max_lag=0), FakeActors(random.Random(0)), learner=Watching()
+    )
+    await made.run()
+    assert [k for k, _ in seen] == [2] * 10 + [3] * 15
+    assert {k for _, ks in seen for k in ks} == {None}
+    seen.clear()
+    made, _, _, _ = coordinator(
+        job(schedule={"adaptive_k": {}}, max_lag=0), FakeActors(random.Random(0)), learner=Watching()
+    )
+    await made.run()
+    assert seen[0][1] == {2}, "a prompt not seen before uses the objective's k"
+    assert seen[-1][1] == {4}, "one sample of four is right: k is 4"
