@@ -3,6 +3,7 @@
 ``register`` is the ``vllm.general_plugins`` entry point; vLLM calls it in every process of an engine.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def register() -> None:
     """Name the engine to vLLM, and let this process end with the one that started it."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, WeightFileEngine)
+        # It warns of each rotary table at each update. Weights that were not received are an error, see below.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         _end_with_parent()
 
 
@@ -72,17 +75,20 @@ class WeightFileEngine(WeightTransferEngine[NoInit, WeightFiles]):  # type: igno
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        self._missing = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WeightFiles) -> None:
         for path in update_info.paths:
-            self.model.load_weights(_tensors(path))
+            self._missing -= self.model.load_weights(_tensors(path))
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_heads(self.model)
+        if self._missing:
+            raise ValueError(f"not all weights were published: {', '.join(sorted(self._missing)[:5])}")
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""

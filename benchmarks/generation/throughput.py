@@ -1,0 +1,152 @@
+"""Tokens per second through the pool and a Ray actor, against the same vLLM engine called directly.
+
+    python benchmarks/generation/throughput.py MODEL_FOLDER [--samples 16] [--max-tokens 9] [--rounds 7]
+
+Both engines have the same options and take turns, so that what else the machine does falls on both. Each turn keeps
+a fixed number of groups in flight, as a run does, and counts the tokens of the groups that end in its time.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import ray
+
+from actors import environment
+from actors.config import ActorConfig, GenerateRequest
+from actors.pool import ActorPool
+from volley.job import ActorsSpec, ModelSpec
+
+Generate = Callable[[GenerateRequest], Awaitable[int]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--groups", type=int, default=32, help="groups in flight")
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=9)
+    parser.add_argument("--prompt-tokens", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as logs:
+        config = ActorConfig(
+            model=ModelSpec(path=args.model.resolve()),
+            actors=ActorsSpec(max_num_seqs=args.groups * args.samples, cpus=1, kv_cache_gb=0.5),
+            max_model_len=args.prompt_tokens + args.max_tokens + 1,
+            seed=0,
+            log_dir=Path(logs),
+        )
+        report(*asyncio.run(compare(config, args)))
+
+
+def report(direct: list[float], pooled: list[float]) -> None:
+    """Median tokens per second of both, and the median ratio of neighbouring turns."""
+    ratios = [ours / theirs for ours, theirs in zip(pooled, direct, strict=True)]
+    print(f"vLLM directly          {statistics.median(direct):9.0f} tokens/s")
+    print(f"pool and Ray actor     {statistics.median(pooled):9.0f} tokens/s")
+    print(f"ratio                  {statistics.median(ratios):9.3f}   ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+async def compare(config: ActorConfig, args: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Tokens per second of each turn, directly and through the pool."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=serve_directly, args=(config, args, there))
+    process.start()
+    there.close()  # so that its end shows here as the end of the pipe
+    os.environ["RAY_worker_niceness"] = "0"  # Ray's default is 15; both sides are to be scheduled alike
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    pool = await ActorPool.start(config)
+    here.recv()
+
+    async def pooled(request: GenerateRequest) -> int:
+        _, meta = await pool.generate(request)
+        return meta.sample_tokens
+
+    theirs, ours = [], []
+    for _ in range(args.rounds):
+        here.send("turn")
+        theirs.append(await asyncio.to_thread(here.recv))
+        ours.append(await turn(pooled, args))
+    here.send("end")
+    await pool.stop()
+    ray.shutdown()
+    process.join()
+    return theirs, ours
+
+
+def serve_directly(config: ActorConfig, args: argparse.Namespace, pipe: Connection) -> None:
+    """In a process of its own: the same engine, called the way vLLM's documentation calls it."""
+    environment.enter(config.actors, config.log_dir / "direct.log")
+
+    async def serve() -> None:
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from actors.engine import engine_args
+
+        llm = AsyncLLM.from_engine_args(engine_args(config, 0))
+
+        async def direct(request: GenerateRequest) -> int:
+            params = SamplingParams(
+                n=request.n,
+                max_tokens=request.max_tokens,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            async for output in llm.generate(tokens_input(request.prompt_p.tolist()), params, str(request.group_id)):
+                final = output
+            return sum(len(completion.token_ids) for completion in final.outputs)
+
+        await direct(next_request(args))
+        pipe.send("ready")
+        while await asyncio.to_thread(pipe.recv) == "turn":
+            pipe.send(await turn(direct, args))
+        llm.shutdown()
+
+    asyncio.run(serve())
+
+
+async def turn(generate: Generate, args: argparse.Namespace) -> float:
+    """Tokens per second with ``args.groups`` groups always in flight, the first fill left out."""
+    ends, tokens = time.perf_counter() + args.seconds, 0
+
+    async def one_after_the_other() -> None:
+        nonlocal tokens
+        while time.perf_counter() < ends:
+            done = await generate(next_request(args))
+            tokens += done
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(args.groups):
+            tasks.create_task(one_after_the_other())
+    return tokens / (time.perf_counter() - started)
+
+
+_RNG = np.random.default_rng(0)
+_COUNT = iter(range(1 << 60))
+
+
+def next_request(args: argparse.Namespace) -> GenerateRequest:
+    """A prompt of random tokens."""
+    prompt_p = _RNG.integers(3, 19, args.prompt_tokens).astype(np.int32)
+    number = next(_COUNT)
+    return GenerateRequest(number, str(number), prompt_p, args.samples, 1.0, 1.0, args.max_tokens)
+
+
+if __name__ == "__main__":
+    main()
