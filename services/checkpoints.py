@@ -3,11 +3,20 @@
 import asyncio
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from services.roles import Learner
 from services.run_folder import RunFolder
-from volley.errors import HostError
+from volley.errors import HostError, JobError
+
+
+def newest_checkpoint(folder: RunFolder) -> Path:
+    """The checkpoint with the most steps; raises `JobError` where there is none."""
+    complete = _complete(folder)
+    if not complete:
+        raise JobError(f"{folder.path} has no checkpoint to resume from; set checkpoint.every in the job")
+    return complete[-1]
 
 
 async def save_checkpoint(learner: Learner, folder: RunFolder, keep: int, step: int, state: Mapping[str, Any]) -> None:
@@ -24,6 +33,14 @@ async def save_checkpoint(learner: Learner, folder: RunFolder, keep: int, step: 
         await learner.save(folder.checkpoints / f"step-{step}", {"step": step, **state})
     except OSError as error:
         raise HostError(f"checkpoint of step {step} in {folder.checkpoints}: {error.strerror or error}") from error
-    complete = sorted(folder.checkpoints.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
-    for old in complete[:-keep]:
+    for old in _complete(folder)[:-keep]:
         await asyncio.to_thread(shutil.rmtree, old)
+
+
+def steps_of(checkpoint: Path) -> int:
+    """Steps done when it was written."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _complete(folder: RunFolder) -> list[Path]:
+    return sorted(folder.checkpoints.glob("step-*"), key=steps_of)

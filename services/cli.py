@@ -13,6 +13,10 @@ app = typer.Typer(
 )
 
 JobFile = Annotated[Path, typer.Argument(help="job file, YAML")]
+RunPath = Annotated[Path, typer.Argument(help="run folder")]
+Redis = Annotated[str | None, typer.Option(help="URL of a Redis to use instead of an embedded one")]
+Ray = Annotated[str | None, typer.Option(help="address of a Ray cluster to use instead of a local head")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print nothing but errors")]
 Overrides = Annotated[list[str], typer.Option("--set", help="override a key: learner.ranks=2", metavar="KEY=VALUE")]
 
 
@@ -21,9 +25,9 @@ def run(
     job_file: JobFile,
     out: Annotated[Path, typer.Option(help="folder that run folders are made in")] = Path("runs"),
     set_: Overrides = [],  # noqa: B006  (typer reads the default and never changes it)
-    redis: Annotated[str | None, typer.Option(help="URL of a Redis to use instead of an embedded one")] = None,
-    ray: Annotated[str | None, typer.Option(help="address of a Ray cluster to use instead of a local head")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="print nothing but errors")] = False,
+    redis: Redis = None,
+    ray: Ray = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run a job here: start what is missing, follow it to its end, leave a run folder."""
     from services.display import Display
@@ -38,6 +42,31 @@ def run(
     folder = RunFolder.create(out, job)
     display.say(f"{job.kind} job {job.name}: {folder.path}")
     result = run_in_foreground(run_alone(job, folder, display, prepared=prepared, redis_url=redis, ray_address=ray))
+    display.say(f"done in {result.seconds:.0f} s")
+
+
+@app.command()
+def resume(run_folder: RunPath, redis: Redis = None, ray: Ray = None, quiet: Quiet = False) -> None:
+    """Go on with an interrupted rl run from its newest checkpoint, in the same run folder."""
+    from services.checkpoints import newest_checkpoint, steps_of
+    from services.display import Display
+    from services.foreground import run_in_foreground
+    from services.run import prepare, run_alone
+    from services.run_folder import RunFolder
+    from volley.errors import JobError
+    from volley.job import RLJob
+
+    folder, job = RunFolder.open(run_folder)
+    if not isinstance(job, RLJob):
+        raise JobError(f"{run_folder}: a {job.kind} job is not resumed; run it again")
+    checkpoint = newest_checkpoint(folder)
+    prepared = prepare(job)
+    folder.rewind(steps_of(checkpoint))
+    display = Display(quiet=quiet)
+    display.say(f"resuming {job.name} after step {steps_of(checkpoint)} of {job.steps}: {folder.path}")
+    result = run_in_foreground(
+        run_alone(job, folder, display, prepared=prepared, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+    )
     display.say(f"done in {result.seconds:.0f} s")
 
 

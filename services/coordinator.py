@@ -31,7 +31,7 @@ import numpy as np
 from actors.config import BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
 from services.buffer import SlotBuffer
-from services.dataset import order
+from services.dataset import Order
 from services.ledger import Ledger
 from services.roles import Generator, Judge, Learner
 from services.start import first_error
@@ -77,6 +77,14 @@ class FinishedStep:
     ledger: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Between two steps: ``step`` are done, and where every group was."""
+
+    step: int
+    ledger: Ledger
+
+
 class Recorder(Protocol):
     """Told of everything that happens; writes files, streams and the progress display."""
 
@@ -94,6 +102,7 @@ class Coordinator:
         actors, rewards, learner: the three roles, started, all holding version 0.
         recorder: told of every step and event.
         evaluate: called with a version while the actors serve it, at the job's evaluation steps.
+        resume: where a checkpoint of this job left off; actors and learner hold its version.
         checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done and what else
             a resumed run must know.
     """
@@ -109,13 +118,14 @@ class Coordinator:
         recorder: Recorder,
         evaluate: Callable[[int], Awaitable[None]],
         checkpoint: Callable[[int, dict[str, Any]], Awaitable[None]],
+        resume: ResumePoint | None = None,
     ) -> None:
         self.job, self.prompts = job, prompts
         self.actors, self.rewards, self.learner = actors, rewards, learner
         self.recorder, self.evaluate, self.checkpoint = recorder, evaluate, checkpoint
-        self.ledger = Ledger()
+        self.ledger = resume.ledger if resume else Ledger()
         self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, job.max_lag)
-        self.version = 0
+        self.version = resume.step if resume else 0
         self._changed = asyncio.Condition()
         self._dead_batches = 0
         self._solve_rates: dict[str, SolveRate] = {}
@@ -139,18 +149,21 @@ class Coordinator:
     # ---- admit -------------------------------------------------------------------------------------------------
 
     async def _admit_loop(self, tasks: asyncio.TaskGroup) -> None:
-        for row in order(len(self.prompts), seed=self.job.seed, shuffle=self.job.data.shuffle):
+        order = Order(len(self.prompts), seed=self.job.seed, shuffle=self.job.data.shuffle)
+        again = sorted(self.ledger.in_flight)  # of a resumed run: admitted before, lost with their process
+        while True:
             async with self._changed:
-                await self._changed.wait_for(self._may_admit)  # woken by the loops, which are bounded themselves
-            started_at = self.actors.version
-            group_id = self.ledger.admit()
-            self.buffer.admit(group_id, started_at=started_at)
-            tasks.create_task(self._make(group_id, self.prompts[row]), name=f"group {group_id}")
+                # Woken by the other loops, which are bounded themselves.
+                await self._changed.wait_for(self._has_room if again else self._may_admit)
+            group_id = again.pop(0) if again else self.ledger.admit()
+            self.buffer.admit(group_id, started_at=self.actors.version)
+            tasks.create_task(self._make(group_id, self.prompts[order[group_id]]), name=f"group {group_id}")
 
     def _may_admit(self) -> bool:
         planned = self.job.steps * self.job.prompts_per_step
-        if self.ledger.admitted - len(self.ledger.dropped) >= planned:
-            return False
+        return self.ledger.admitted - self.ledger.dropped.total() < planned and self._has_room()
+
+    def _has_room(self) -> bool:
         return self.buffer.can_admit(started_at=self.actors.version, version=self.version)
 
     # ---- make one group ----------------------------------------------------------------------------------------
@@ -184,16 +197,16 @@ class Coordinator:
     # ---- train -------------------------------------------------------------------------------------------------
 
     async def _train_loop(self, tasks: asyncio.TaskGroup) -> None:
-        if self._evaluates_at(0):
+        if self.version == 0 and self._evaluates_at(0):
             await self.evaluate(0)
         sending: asyncio.Task[None] | None = None
-        for step in range(self.job.steps):
+        for step in range(self.version, self.job.steps):
             begun = time.monotonic()
             batch = await self._next_batch()
             waited = time.monotonic()
             objective = resolve(self.job.objective, self.job.schedule, step)
             report = await self.learner.step(self._scored(batch, objective), version=self.version, objective=objective)
-            self._account(step, batch, report)
+            self._account(batch, report)
             learned = time.monotonic()
             update = await self.learner.publish(self.version + 1)
             published = time.monotonic()
@@ -241,13 +254,13 @@ class Coordinator:
         groups = f"groups {due[:5]}, due at version {self.version}" if due else "groups in generation or scoring"
         return f"step {self.version}: {self.buffer.ready} of {self.buffer.batch} groups ready, {groups}"
 
-    def _account(self, step: int, batch: Sequence[ReadyGroup], report: StepReport) -> None:
+    def _account(self, batch: Sequence[ReadyGroup], report: StepReport) -> None:
         for ready in batch:
             group_id = ready.meta.group_id
             if (reason := report.dropped.get(group_id)) is not None:
                 self.ledger.drop(group_id, reason)
             else:
-                self.ledger.train(group_id, step)
+                self.ledger.train(group_id)
         self.ledger.check()
 
     async def _check_signal(self, report: StepReport) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from volley.errors import DataError, JobError
 from volley.job import DataSpec
@@ -76,11 +77,21 @@ def read_prompts(spec: DataSpec) -> list[Prompt]:
     return prompts
 
 
-def order(count: int, *, seed: int, shuffle: bool, cursor: int = 0) -> Iterator[int]:
-    """Row numbers for ever, from position ``cursor`` on: pass after pass, each in a seeded order of its own."""
-    while True:
-        epoch, start = divmod(cursor, count)
-        rows = np.random.default_rng([seed, epoch]).permutation(count) if shuffle else np.arange(count)
-        for row in rows[start:]:
-            yield int(row)
-        cursor = (epoch + 1) * count
+class Order:
+    """The endless order in which a run meets ``count`` rows: pass after pass, each shuffled by a seed of its own.
+
+    ``order[position]`` is a row number; it depends on nothing but the position, the seed and the count.
+    """
+
+    def __init__(self, count: int, *, seed: int, shuffle: bool) -> None:
+        self.count, self.seed, self.shuffle = count, seed, shuffle
+        self._passes: dict[int, NDArray[np.int64]] = {}
+
+    def __getitem__(self, position: int) -> int:
+        number, offset = divmod(position, self.count)
+        if not self.shuffle:
+            return offset
+        if number not in self._passes:
+            self._passes = {key: rows for key, rows in self._passes.items() if key == number - 1}
+            self._passes[number] = np.random.default_rng([self.seed, number]).permutation(self.count)
+        return int(self._passes[number][offset])

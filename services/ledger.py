@@ -1,6 +1,7 @@
 """The ledger: every admitted group reaches exactly one end."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +13,15 @@ class Ledger:
     """``admitted = trained + dropped + in flight``, at every moment.
 
     Attributes:
-        admitted: groups admitted; also the next group's id.
-        trained: group id -> the step that trained it.
-        dropped: group id -> why it was dropped.
+        admitted: groups admitted; also the next group's id, which is its position in the order of prompts.
+        trained: groups trained on.
+        dropped: groups dropped, by reason.
         in_flight: ids admitted and not yet at an end.
     """
 
     admitted: int = 0
-    trained: dict[int, int] = field(default_factory=dict)
-    dropped: dict[int, str] = field(default_factory=dict)
+    trained: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
     in_flight: set[int] = field(default_factory=set)
 
     def admit(self) -> int:
@@ -30,37 +31,45 @@ class Ledger:
         self.in_flight.add(group_id)
         return group_id
 
-    def train(self, group_id: int, step: int) -> None:
+    def train(self, group_id: int) -> None:
         self._end(group_id)
-        self.trained[group_id] = step
+        self.trained += 1
 
     def drop(self, group_id: int, reason: str) -> None:
         self._end(group_id)
-        self.dropped[group_id] = reason
-
-    def reasons(self) -> Counter[str]:
-        """How many groups were dropped, by reason."""
-        return Counter(self.dropped.values())
+        self.dropped[reason] += 1
 
     def counts(self) -> dict[str, int]:
         """How many groups are where."""
         return {
             "admitted": self.admitted,
-            "trained": len(self.trained),
-            "dropped": len(self.dropped),
+            "trained": self.trained,
+            "dropped": self.dropped.total(),
             "in_flight": len(self.in_flight),
         }
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run must know: group ids are positions in the seeded order of prompts."""
-        return {"admitted": self.admitted, "in_flight": sorted(self.in_flight), "dropped": dict(self.dropped)}
+        """The ledger as JSON."""
+        return {
+            "admitted": self.admitted,
+            "trained": self.trained,
+            "dropped": dict(self.dropped),
+            "in_flight": sorted(self.in_flight),
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "Ledger":
+        """The ledger that `state` describes; raises `AccountingError` if it does not add up."""
+        ledger = cls(state["admitted"], state["trained"], Counter(state["dropped"]), set(state["in_flight"]))
+        ledger.check()
+        return ledger
 
     def check(self) -> None:
         """Raise `AccountingError` unless every admitted group is in exactly one place."""
         # `_end` lets no group end twice, so equal counts mean that every group is in exactly one place.
-        if len(self.trained) + len(self.dropped) + len(self.in_flight) != self.admitted:
+        if self.trained + self.dropped.total() + len(self.in_flight) != self.admitted:
             raise AccountingError(
-                f"admitted {self.admitted} != trained {len(self.trained)} + dropped {len(self.dropped)} "
+                f"admitted {self.admitted} != trained {self.trained} + dropped {self.dropped.total()} "
                 f"+ in flight {len(self.in_flight)}"
             )
 

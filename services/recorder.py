@@ -35,6 +35,7 @@ class RunRecorder:
         row = step_row(finished, seconds=now - self._last)
         self._last = now
         self.folder.append("metrics", [row])
+        self.folder.append("ledger", ledger_rows(finished))
         await self.store.add_step(row, finished.ledger)
         if finished.step % EXCERPT_EVERY == 0:
             await self._excerpt(finished)
@@ -95,6 +96,20 @@ def step_row(finished: FinishedStep, *, seconds: float) -> dict[str, Any]:
         **{f"verdict_{status}": count / samples for status, count in sorted(statuses.items())},
         **{f"groups_{name}": count for name, count in finished.ledger.items()},
     }
+
+
+def ledger_rows(finished: FinishedStep) -> list[dict[str, Any]]:
+    """One object for each group of the batch: which prompt it was of, and how it ended."""
+    dropped = finished.report.dropped
+    return [
+        {
+            "step": finished.step,
+            "group": ready.meta.group_id,
+            "prompt_id": ready.prompt.id,
+            "end": f"dropped: {dropped[ready.meta.group_id]}" if ready.meta.group_id in dropped else "trained",
+        }
+        for ready in finished.batch
+    ]
 
 
 def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import contextlib
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from actors.pool import ActorPool
 from learner.group import LearnerGroup
@@ -10,10 +11,11 @@ from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services import plots
 from services.checkpoints import save_checkpoint
-from services.coordinator import Coordinator
+from services.coordinator import Coordinator, ResumePoint
 from services.dataset import read_prompts
 from services.display import Display
 from services.evaluate import Evaluation, evaluate, groups_at_once
+from services.ledger import Ledger
 from services.recorder import RunRecorder
 from services.run_folder import RunFolder
 from services.start import start_all
@@ -46,8 +48,15 @@ def prepare(job: RLJob) -> Prepared:
     return Prepared(encoded, held, length)
 
 
-async def run(job: RLJob, prepared: Prepared, folder: RunFolder, store: RunStore, display: Display) -> None:
-    """The whole run. The roles are stopped whatever happens."""
+async def run(
+    job: RLJob,
+    prepared: Prepared,
+    folder: RunFolder,
+    store: RunStore,
+    display: Display,
+    checkpoint: Path | None = None,
+) -> None:
+    """The whole run, or what is left of it after ``checkpoint``. The roles are stopped whatever happens."""
     recorder = RunRecorder(folder, store, display, job.samples_kept)
     display.say(
         f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s), "
@@ -60,14 +69,16 @@ async def run(job: RLJob, prepared: Prepared, folder: RunFolder, store: RunStore
             RewardPool.start(reward_config(job, folder)),
             LearnerGroup.start(rl_learner_config(job, folder)),
         )
-        await recorder.event("started")
+        resume = await _take_up(checkpoint, learner, actors) if checkpoint else None
+        done = resume.step if resume else 0
+        await recorder.event("resumed" if resume else "started", step=done)
 
         async def evaluate_now(_version: int) -> None:
             if job.evaluation is not None:
                 plan = job.evaluation
                 await recorder.evaluation(await _evaluate(job, plan, prepared.heldout, actors, rewards))
 
-        with display.bar(f"{job.name} steps", job.steps) as bar:
+        with display.bar(f"{job.name} steps", job.steps, done) as bar:
             recorder.bar = bar
             await Coordinator(
                 job,
@@ -78,10 +89,19 @@ async def run(job: RLJob, prepared: Prepared, folder: RunFolder, store: RunStore
                 recorder=recorder,
                 evaluate=evaluate_now,
                 checkpoint=partial(save_checkpoint, learner, folder, job.checkpoint.keep),
+                resume=resume,
             ).run()
         await learner.export(folder.model)
     plots.learning_curves(folder)
     display.say(f"  model: {folder.model}")
+
+
+async def _take_up(checkpoint: Path, learner: LearnerGroup, actors: ActorPool) -> ResumePoint:
+    """Bring learner and actors to where ``checkpoint`` was written."""
+    state = await learner.load(checkpoint)
+    step = int(state["step"])
+    await actors.broadcast(await learner.publish(step))
+    return ResumePoint(step, Ledger.of(state))
 
 
 async def _evaluate(

@@ -54,6 +54,7 @@ async def run_alone(
     display: Display,
     *,
     prepared: Any,
+    checkpoint: Path | None = None,
     redis_url: str | None = None,
     ray_address: str | None = None,
 ) -> Result:
@@ -61,11 +62,22 @@ async def run_alone(
     needs = needs_of(job)
     check_host(needs, folder.path)
     async with local_stack(needs, folder.logs, redis_url=redis_url, ray_address=ray_address) as stack:
-        return await run_on(stack, job, folder, display, prepared=prepared)
+        return await run_on(stack, job, folder, display, prepared=prepared, checkpoint=checkpoint)
 
 
-async def run_on(stack: Stack, job: Job, folder: RunFolder, display: Display, *, prepared: Any = None) -> Result:
-    """Run ``job`` on a stack that is up. Its record and summary say how it ended, whatever the end."""
+async def run_on(
+    stack: Stack,
+    job: Job,
+    folder: RunFolder,
+    display: Display,
+    *,
+    prepared: Any = None,
+    checkpoint: Path | None = None,
+) -> Result:
+    """Run ``job`` on a stack that is up, from the start or from ``checkpoint``.
+
+    Its record and summary say how it ended, whatever the end.
+    """
     begun = time.monotonic()
     prepared = prepared if prepared is not None else prepare(job)
     async with RunStore(stack.redis_url, folder.run_id) as store:
@@ -75,7 +87,7 @@ async def run_on(stack: Stack, job: Job, folder: RunFolder, display: Display, *,
         try:
             match job:
                 case RLJob():
-                    await rl_run.run(job, prepared, folder, store, display)
+                    await rl_run.run(job, prepared, folder, store, display, checkpoint)
                 case SFTJob():
                     await sft_run.run(job, prepared, folder, store, display)
                 case EvalJob():

@@ -3,6 +3,7 @@
 job.yaml            the resolved job
 metrics.jsonl       one object a step
 events.jsonl        one object an event
+ledger.jsonl        one object for each group trained on: its prompt and its step
 samples.jsonl       an excerpt of samples with verdicts and advantages
 evaluations.jsonl   one object an evaluation
 summary.json        how the run ended
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.job_file import Job, dump_job
+from services.job_file import Job, dump_job, load_job
 from volley.errors import HostError
 
 
@@ -46,6 +47,12 @@ class RunFolder:
         except OSError as error:
             raise HostError(f"run folder {path} can not be written: {error.strerror or error}") from error
         return folder
+
+    @classmethod
+    def open(cls, path: Path) -> tuple["RunFolder", Job]:
+        """An earlier run's folder and its job; raises `JobError` where there is none."""
+        folder = cls(path.resolve())
+        return folder, load_job(folder.path / "job.yaml")
 
     @property
     def run_id(self) -> str:
@@ -76,6 +83,16 @@ class RunFolder:
         """The rows of ``<name>.jsonl``; none if there is no such file."""
         file = self.path / f"{name}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def rewind(self, step: int) -> None:
+        """Forget rows that a run resumed after ``step`` steps will write again."""
+        for name, key in (("metrics", "step"), ("samples", "step"), ("ledger", "step"), ("evaluations", "version")):
+            # An evaluation of version s was made with s steps done; a step's rows are numbered from 0.
+            last = step if key == "version" else step - 1
+            kept = [row for row in self.read(name) if row[key] <= last]
+            if (self.path / f"{name}.jsonl").exists():
+                (self.path / f"{name}.jsonl").unlink()
+                self.append(name, kept)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -1,13 +1,12 @@
 """Run a job of kind ``sft``: prompt/answer rows through the same learner."""
 
 import contextlib
-import itertools
 import time
 
 from learner.group import LearnerGroup
 from learner.records import SFTRow
 from services.checkpoints import save_checkpoint
-from services.dataset import order, read_rows, text_field
+from services.dataset import Order, read_rows, text_field
 from services.display import Display
 from services.run_folder import RunFolder
 from services.start import start_all
@@ -47,14 +46,15 @@ def prepare(job: SFTJob) -> list[SFTRow]:
 async def run(job: SFTJob, rows: list[SFTRow], folder: RunFolder, store: RunStore, display: Display) -> None:
     """Every step, then the export."""
     display.say(f"{job.name}: starting {job.learner.ranks} learner rank(s)")
-    positions = order(len(rows), seed=job.seed, shuffle=job.data.shuffle)
+    order = Order(len(rows), seed=job.seed, shuffle=job.data.shuffle)
     async with contextlib.AsyncExitStack() as stack:
         learner: LearnerGroup
         (learner,) = await start_all(stack, LearnerGroup.start(sft_learner_config(job, folder)))
         with display.bar(f"{job.name} steps", job.steps) as bar:
             for step in range(job.steps):
                 begun = time.monotonic()
-                batch = [rows[position] for position in itertools.islice(positions, job.rows_per_step)]
+                first = step * job.rows_per_step
+                batch = [rows[order[position]] for position in range(first, first + job.rows_per_step)]
                 report = await learner.sft_step(batch)
                 row = {"step": step, "time": time.time(), **report.metrics, "seconds_step": time.monotonic() - begun}
                 folder.append("metrics", [row])

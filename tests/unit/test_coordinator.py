@@ -1,6 +1,7 @@
 """The real coordinator loops with small fakes at the three heavy seams: engine, scorer, learner."""
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ import pytest
 
 from actors.config import ActorUpdate, BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
-from services.coordinator import Coordinator, FinishedStep
+from services.coordinator import Coordinator, FinishedStep, ResumePoint
+from services.ledger import Ledger
 from services.tokens import EncodedPrompt
 from volley.errors import DeadlineExceeded, NoSignal, WorkerDied
 from volley.job import RLJob
@@ -89,7 +91,7 @@ class FakeLearner:
 class Recorded:
     steps: list[FinishedStep] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    checkpoints: list[int] = field(default_factory=list)
+    checkpoints: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
     async def step(self, finished: FinishedStep) -> None:
         self.steps.append(finished)
@@ -116,7 +118,11 @@ def job(**changes: Any) -> RLJob:
 
 
 def coordinator(
-    spec: RLJob, actors: FakeActors, rewards: FakeRewards | None = None, learner: FakeLearner | None = None
+    spec: RLJob,
+    actors: FakeActors,
+    rewards: FakeRewards | None = None,
+    learner: FakeLearner | None = None,
+    resume: ResumePoint | None = None,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
@@ -125,9 +131,9 @@ def coordinator(
         evaluated.append(version)
 
     async def checkpoint(step: int, state: dict[str, Any]) -> None:
-        assert len(learner.trained) == step * spec.prompts_per_step, "between steps"
-        assert state["admitted"] == len(learner.trained) + len(state["in_flight"]) + len(state["dropped"])
-        recorded.checkpoints.append(step)
+        done = resume.step if resume else 0
+        assert len(learner.trained) == (step - done) * spec.prompts_per_step, "between steps"
+        recorded.checkpoints.append((step, json.loads(json.dumps(state))))
 
     prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
     made = Coordinator(
@@ -139,6 +145,7 @@ def coordinator(
         recorder=recorded,
         evaluate=evaluate,
         checkpoint=checkpoint,
+        resume=resume,
     )
     return made, learner, recorded, evaluated
 
@@ -163,8 +170,8 @@ async def test_a_group_that_can_not_be_scored_is_dropped_and_replaced() -> None:
     counts = made.ledger.counts()
     assert counts["trained"] == 100
     assert counts["dropped"] == recorded.events.count("group_dropped") >= 9
-    assert made.ledger.reasons() == {"0 of 4 samples could be scored": counts["dropped"]}
-    assert not set(made.ledger.dropped) & set(learner.trained)
+    assert made.ledger.dropped == {"0 of 4 samples could be scored": counts["dropped"]}
+    assert len(set(learner.trained)) == 100
 
 
 async def test_evaluations_are_at_the_start_every_so_often_and_at_the_end() -> None:
@@ -216,7 +223,24 @@ async def test_seeds_of_groups_differ_and_repeat() -> None:
 async def test_checkpoints_are_between_steps_and_account_for_every_group() -> None:
     made, _, recorded, _ = coordinator(job(checkpoint={"every": 10}), FakeActors(random.Random(0)))
     await made.run()
-    assert recorded.checkpoints == [10, 20, 25]
+    assert [step for step, _ in recorded.checkpoints] == [10, 20, 25]
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+async def test_a_resumed_run_trains_what_is_left_and_nothing_twice(max_lag: int) -> None:
+    spec = job(checkpoint={"every": 10}, max_lag=max_lag)
+    made, learner, recorded, _ = coordinator(spec, FakeActors(random.Random(0)))
+    await made.run()
+    step, state = recorded.checkpoints[0]
+    before = learner.trained[: step * spec.prompts_per_step]
+    point = ResumePoint(step, Ledger.of(state))
+    actors = FakeActors(random.Random(1), version=step)
+    again, learner, recorded, _ = coordinator(spec, actors, resume=point)
+    await again.run()
+    assert sorted(before + learner.trained) == list(range(100)), "each group once over both lives"
+    assert [finished.step for finished in recorded.steps] == list(range(10, 25))
+    assert max(learner.lags) <= max_lag
+    assert again.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0}
 
 
 async def test_the_objective_follows_its_schedule_and_k_adapts_to_the_prompt() -> None:

@@ -1,9 +1,8 @@
-import itertools
 from pathlib import Path
 
 import pytest
 
-from services.dataset import order, read_prompts
+from services.dataset import Order, read_prompts
 from volley.errors import DataError, JobError
 from volley.job import DataSpec
 
@@ -58,10 +57,12 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
 
 
 def test_each_pass_is_a_permutation_of_its_own_and_a_cursor_resumes_it() -> None:
-    drawn = list(itertools.islice(order(10, seed=3, shuffle=True), 30))
+    order = Order(10, seed=3, shuffle=True)
+    drawn = [order[position] for position in range(30)]
     passes = [drawn[0:10], drawn[10:20], drawn[20:30]]
     assert all(sorted(each) == list(range(10)) for each in passes)
     assert passes[0] != passes[1]
-    for cursor in (0, 4, 10, 17):
-        assert list(itertools.islice(order(10, seed=3, shuffle=True, cursor=cursor), 13)) == drawn[cursor : cursor + 13]
-    assert list(itertools.islice(order(3, seed=0, shuffle=False), 7)) == [0, 1, 2, 0, 1, 2, 0]
+    for position in (29, 4, 10, 17, 0):
+        assert Order(10, seed=3, shuffle=True)[position] == order[position] == drawn[position]
+    plain = Order(3, seed=0, shuffle=False)
+    assert [plain[position] for position in range(7)] == [0, 1, 2, 0, 1, 2, 0]

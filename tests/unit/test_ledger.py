@@ -7,18 +7,19 @@ from volley.errors import AccountingError
 def test_every_group_ends_once() -> None:
     ledger = Ledger()
     a, b, c = ledger.admit(), ledger.admit(), ledger.admit()
-    ledger.train(a, 0)
+    ledger.train(a)
     ledger.drop(b, "too old")
     ledger.check()
     assert ledger.counts() == {"admitted": 3, "trained": 1, "dropped": 1, "in_flight": 1}
-    assert ledger.reasons() == {"too old": 1}
+    assert ledger.dropped == {"too old": 1}
     assert ledger.in_flight == {c}
+    assert Ledger.of(ledger.state()) == ledger
 
 
 def test_a_second_end_is_refused() -> None:
     ledger = Ledger()
     group = ledger.admit()
-    ledger.train(group, 0)
+    ledger.train(group)
     with pytest.raises(AccountingError, match="second end"):
         ledger.drop(group, "again")
 
