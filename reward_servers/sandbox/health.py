@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reward_servers.sandbox import launch, policy
-from reward_servers.sandbox.judge import ProgramResult, Test, judge_program
+from reward_servers.sandbox.judge import Case, ProgramResult, judge_program
 from reward_servers.sandbox.probes import run_probes
 from reward_servers.sandbox.slot import SandboxFailure, Slot, SlotConfig, Tier
 from volley.errors import HostError
@@ -65,7 +65,7 @@ class Sandbox:
     def judge(
         self,
         source: bytes,
-        tests: Sequence[Test],
+        tests: Sequence[Case],
         limits: SandboxLimits | None = None,
         *,
         stop_early: bool = True,

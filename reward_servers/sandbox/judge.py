@@ -17,7 +17,7 @@ UNSTEADY = 0.5  # a wall-clock timeout with this share of its processor time use
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class Case:
     """One test: what the program reads, and what is said of what it wrote.
 
     Attributes:
@@ -52,7 +52,7 @@ class ProgramResult:
 
 
 def judge_program(
-    slot: Slot, source: bytes, tests: Sequence[Test], limits: SandboxLimits, *, stop_early: bool = True
+    slot: Slot, source: bytes, tests: Sequence[Case], limits: SandboxLimits, *, stop_early: bool = True
 ) -> ProgramResult:
     """Run ``tests`` on ``source`` in order, up to the first failure or all of them. Never raises on their account."""
     if len(source) > limits.code_kb << 10:
@@ -72,7 +72,7 @@ def _unrun(status: VerdictStatus, detail: str) -> ProgramResult:
 
 
 def _run_all(
-    slot: Slot, source: bytes, tests: Sequence[Test], limits: SandboxLimits, *, stop_early: bool
+    slot: Slot, source: bytes, tests: Sequence[Case], limits: SandboxLimits, *, stop_early: bool
 ) -> ProgramResult:
     deadline = time.monotonic() + limits.program_s
     outcomes: list[Outcome] = []
@@ -113,7 +113,7 @@ def _run_steadily(run: Callable[[bytes], Outcome], stdin: bytes, limits: Sandbox
     return outcome
 
 
-def _status(outcome: Outcome, test: Test) -> tuple[VerdictStatus, str]:
+def _status(outcome: Outcome, test: Case) -> tuple[VerdictStatus, str]:
     if outcome.failure is not None:
         return outcome.failure, outcome.detail
     wrong = test.check(outcome.stdout)

@@ -69,7 +69,7 @@ def bubblewrap() -> str | None:
     return shutil.which("bwrap")
 
 
-def namespaced_command(inside: Interpreter, uid: int | None, *, first_process: bool) -> list[str]:
+def namespaced_command(inside: Interpreter, uid: int | None, control: int, *, first_process: bool) -> list[str]:
     """The command line of a sandbox with namespaces. Raises HostError where bubblewrap is missing."""
     bwrap = bubblewrap()
     if bwrap is None:
@@ -83,17 +83,17 @@ def namespaced_command(inside: Interpreter, uid: int | None, *, first_process: b
     for source, target in binds:
         command += ["--ro-bind", source, target]
     command += ["--chdir", policy.TMP, "--remount-ro", "/dev", "--remount-ro", "/"]
-    return _as_account([*command, *_python(inside.executable, policy.INNER)], uid, binds, sources_only=True)
+    return _as_account([*command, *_python(inside.executable, policy.INNER, control)], uid, binds, sources_only=True)
 
 
-def bare_command(inside: Interpreter, uid: int | None) -> list[str]:
+def bare_command(inside: Interpreter, uid: int | None, control: int) -> list[str]:
     """The command line of a sandbox without namespaces (tier C, none)."""
     binds = [(inside.prefix, ""), (str(ZYGOTE), "")]
-    return _as_account(_python(inside.executable, str(ZYGOTE)), uid, binds, sources_only=False)
+    return _as_account(_python(inside.executable, str(ZYGOTE), control), uid, binds, sources_only=False)
 
 
-def _python(executable: str, script: str) -> list[str]:
-    return [executable, "-s", "-S", "-P", "-B", script]
+def _python(executable: str, script: str, control: int) -> list[str]:
+    return [executable, "-s", "-S", "-P", "-B", script, str(control)]
 
 
 def _as_account(command: list[str], uid: int | None, binds: list[tuple[str, str]], *, sources_only: bool) -> list[str]:

@@ -3,7 +3,7 @@
 One program holds all probes; a test's standard input picks one. A probe prints ``denied`` when it was stopped.
 """
 
-from reward_servers.sandbox.judge import Test, judge_program
+from reward_servers.sandbox.judge import Case, judge_program
 from reward_servers.sandbox.slot import Slot, SlotConfig
 from reward_servers.sandbox.syscalls import machine_table
 from volley.scoring import SandboxLimits
@@ -87,7 +87,7 @@ LIMITS = SandboxLimits(cpu_s=1.0, memory_mb=64, processes=8)
 def run_probes(slot: Slot) -> tuple[int, list[str]]:
     """All probes of the slot's tier on the real path. Returns how many there were and the names of those not denied."""
     names = probes_of(slot.config)
-    tests = [Test(name.encode() + b"\n", _denied) for name in names]
+    tests = [Case(name.encode() + b"\n", _denied) for name in names]
     failed = []
     for name, test in zip(names, tests, strict=True):
         # one program per test, but leftovers in pairs: a mark must not outlive even a test of the same program

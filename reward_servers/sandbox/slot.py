@@ -79,6 +79,7 @@ class Slot:
         self._group = cgroups.create(f"volley-slot-{os.getpid()}-{index}") if "cgroup" in config.layers else None
         if "cgroup" in config.layers and self._group is None:
             raise SandboxFailure("no writable memory and pids cgroup")
+        self._uid = launch.slot_uid(index) if "account" in config.layers else None
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._limits: SandboxLimits | None = None
@@ -93,8 +94,8 @@ class Slot:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock = ours
         try:
-            self._process = self._spawn(theirs)
-            theirs.close()
+            with theirs:
+                self._process = self._spawn(theirs)
             self._configure()
         except (OSError, ValueError, SandboxFailure) as problem:
             self.kill()
@@ -102,17 +103,14 @@ class Slot:
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         inside = launch.interpreter(self.config.packages)
-        uid = launch.slot_uid(self.index) if "account" in self.config.layers else None
         if self.config.namespaced:
-            command = launch.namespaced_command(inside, uid, first_process=self.config.mechanism == "fresh")
+            command = launch.namespaced_command(
+                inside, self._uid, control.fileno(), first_process=self.config.mechanism == "fresh"
+            )
         else:
-            command = launch.bare_command(inside, uid)
-        # The control socket must be fd 3 inside; the shell that moves it there is gone by then.
-        mover = ["/bin/sh", "-c", f'exec 3<&{control.fileno()} {control.fileno()}<&-; exec "$@"', "slot", *command]
-        if control.fileno() == 3:
-            mover = command
+            command = launch.bare_command(inside, self._uid, control.fileno())
         return subprocess.Popen(
-            mover,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=dict(policy.ENVIRONMENT),
@@ -221,6 +219,9 @@ class Slot:
         request_id = next(self._ids)
         out_in, out = os.pipe2(os.O_CLOEXEC)
         err_in, err = os.pipe2(os.O_CLOEXEC)
+        if self._uid is not None:
+            for pipe in (out, err):
+                os.fchown(pipe, self._uid, -1)  # or the program could not open its own /dev/stdout
         ooms = self._group.oom_kills() if self._group else 0
         test_limits = {"wall_s": limits.wall_s, "rlimits": rlimits(limits, self.config)}
         try:

@@ -2,7 +2,7 @@
 """The process inside the sandbox: it never runs model-written code itself, it forks processes that do.
 
 Started as a plain script (standard library only, nothing of Volley is visible in there) with the control socket as
-fd 3, one JSON object per datagram, file descriptors attached. Judge to zygote:
+the file descriptor its argument names, one JSON object per datagram, file descriptors attached. Judge to zygote:
 
     {"preload", "filter", "layers", ...}  once, with cgroup.procs files to join     -> {"id": 0, "ready": true}
     {"id", "op": "begin"} + program source                                          -> {"id", "begun": true}
@@ -57,6 +57,10 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def main() -> None:
+    given = int(sys.argv[1])
+    if given != CONTROL_FD:
+        os.dup2(given, CONTROL_FD)
+        os.close(given)
     sock = socket.socket(fileno=CONTROL_FD)
     config, fds = receive(sock)
     for fd in fds:

@@ -1,0 +1,163 @@
+"""Negative controls: with one layer off a named attack gets further, so the suite is shown to test that layer.
+
+Also what holds in every mechanism: honest programs, and a sandbox that is killed in the middle.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from reward_servers.sandbox.health import Sandbox
+from reward_servers.sandbox.judge import Case, judge_program, same_tokens
+from reward_servers.sandbox.probes import run_probes
+from reward_servers.sandbox.slot import Slot, SlotConfig, Tier
+from tests.integration.sandbox.idioms import IDIOMS
+from volley.errors import HostError
+from volley.records import VerdictStatus
+from volley.scoring import SandboxLimits, SandboxSpec
+
+pytestmark = pytest.mark.integration
+
+LIMITS = SandboxLimits(cpu_s=1.0, program_s=20, memory_mb=128, processes=24)
+SpawnSlot = Callable[..., Slot]
+
+
+@pytest.fixture
+def spawn(request: pytest.FixtureRequest) -> SpawnSlot:
+    def start(tier: Tier, **settings: object) -> Slot:
+        slot = Slot(21, SlotConfig(tier, limits=LIMITS, **settings))  # type: ignore[arg-type]
+        request.addfinalizer(slot.close)
+        slot.start()
+        return slot
+
+    return start
+
+
+def output(slot: Slot, source: str, stdin: bytes = b"") -> bytes:
+    with slot.program(source.encode(), LIMITS) as run:
+        return bytes(run(stdin).stdout)
+
+
+SOCKETS = "import socket\nsocket.socket(40, 1)\nprint('open')\n"
+LIST_ROOT = "import os\nos.listdir('/')\nprint('open')\n"
+HOST_FILES = "print('open' if open('/etc/passwd').read() else '')\n"
+BOMB = (
+    "import os, time\npids = []\nfor _ in range(8):\n pid = os.fork()\n if pid == 0:\n"
+    "  x = bytearray(b'x') * (40 << 20)\n  os._exit(0 if x else 1)\n pids.append(pid)\n"
+    "print('open' if all(os.waitpid(p, 0)[1] == 0 for p in pids) else 'stopped')\n"
+).replace("os._exit(0 if x else 1)", "time.sleep(0.3)\n  os._exit(0 if x else 1)")
+
+
+@pytest.mark.parametrize(
+    ("tier", "without", "source"),
+    [
+        ("B", {"seccomp"}, SOCKETS),
+        ("B", {"landlock"}, LIST_ROOT),
+        ("C", {"landlock"}, HOST_FILES),
+        ("B", {"cgroup"}, BOMB),
+    ],
+    ids=["seccomp", "landlock", "landlock-alone", "cgroup"],
+)
+def test_an_attack_gets_through_where_its_layer_is_off(
+    spawn: SpawnSlot, tier: Tier, without: set[str], source: str
+) -> None:
+    assert b"open" in output(spawn(tier, without=frozenset(without)), source)
+
+
+@pytest.mark.parametrize(
+    ("tier", "source"), [("A", SOCKETS), ("A", LIST_ROOT), ("C", HOST_FILES), ("A", BOMB)], ids=range(4)
+)
+def test_the_same_attack_is_stopped_where_its_layer_is_on(spawn: SpawnSlot, tier: Tier, source: str) -> None:
+    assert b"open" not in output(spawn(tier), source)
+
+
+@pytest.mark.parametrize("layer", ["seccomp", "landlock"])
+def test_probes_notice_a_missing_layer(spawn: SpawnSlot, layer: str) -> None:
+    total, failed = run_probes(spawn("B", without=frozenset({layer})))
+    assert 0 < len(failed) < total
+
+
+def test_a_sandbox_that_lost_a_layer_gives_no_reward() -> None:
+    sandbox = Sandbox(SandboxSpec(limits=LIMITS), index=22)
+    assert sandbox.report.ready
+    slot = sandbox._slot
+    slot.kill()
+    slot.config = SlotConfig("B", without=frozenset({"seccomp"}))
+    assert not sandbox.probe().ready
+    result = sandbox.judge(b"print(1)", [Case(b"", same_tokens(b"1"))])
+    sandbox.close()
+    assert result.status is VerdictStatus.INFRA_ERROR
+    assert "let through" in result.detail
+
+
+def test_a_host_that_can_not_isolate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_servers.sandbox.launch.bubblewrap", lambda: None)
+    with pytest.raises(
+        HostError, match=r"bubblewrap is not installed: apt-get install bubblewrap(.|\n)*min_tier: none"
+    ):
+        Sandbox(SandboxSpec(min_tier="B"), index=23)
+
+
+@pytest.mark.parametrize("mechanism", ["pooled", "fresh"])
+def test_fidelity(spawn: SpawnSlot, mechanism: str) -> None:
+    slot = spawn("A", mechanism=mechanism)
+    failed = {}
+    limits = SandboxLimits(cpu_s=4.0, memory_mb=512)
+    for name, (source, stdin, expected) in IDIOMS.items():
+        result = judge_program(slot, source.encode(), [Case(stdin, same_tokens(expected))], limits)
+        if result.status is not VerdictStatus.PASSED:
+            failed[name] = (result.detail, result.last and result.last.stderr[-300:])
+    assert not failed
+
+
+@pytest.mark.parametrize("victim", ["bwrap", "python"])
+def test_a_sandbox_killed_in_the_middle_costs_one_retry(spawn: SpawnSlot, victim: str) -> None:
+    slot = spawn("A")
+    source = b"import time\ntime.sleep(0.4)\nprint(input())\n"
+
+    def strike() -> None:
+        time.sleep(0.15)
+        tree = [psutil.Process(slot.pid), *psutil.Process(slot.pid).children(recursive=True)]
+        named = [process for process in tree if process.name().startswith(victim)]
+        os.kill(named[0].pid, signal.SIGKILL)
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    result = judge_program(slot, source, [Case(b"5\n", same_tokens(b"5"))], LIMITS)
+    striker.join()
+    assert result.status is VerdictStatus.PASSED, result
+    assert slot.restarts == 1
+
+
+def test_a_stray_message_never_becomes_a_verdict(spawn: SpawnSlot) -> None:
+    slot = spawn("A")
+    slot._send({"id": 999, "op": "end"}, [])  # its answer, or its death, must not answer the next program
+    result = judge_program(slot, b"print(input())", [Case(b"5\n", same_tokens(b"6"))], LIMITS)
+    assert result.status is VerdictStatus.WRONG_ANSWER
+    right = judge_program(slot, b"print(input())", [Case(b"5\n", same_tokens(b"5"))], LIMITS)
+    assert right.status is VerdictStatus.PASSED
+
+
+def test_many_programs_leak_nothing(spawn: SpawnSlot) -> None:
+    slot = spawn("A")
+    case = [Case(b"5\n", same_tokens(b"5"))]
+
+    def counters() -> tuple[int, int, int]:
+        inside = len(psutil.Process(slot.pid).children(recursive=True))
+        mounts = len(Path("/proc/mounts").read_text().splitlines())
+        return len(list(Path("/proc/self/fd").iterdir())), inside, mounts
+
+    judge_program(slot, b"print(input())", case, LIMITS)
+    time.sleep(0.2)
+    before = counters()
+    for _ in range(60):
+        assert judge_program(slot, b"print(input())", case, LIMITS).status is VerdictStatus.PASSED
+    time.sleep(0.2)
+    assert counters() == before
+    assert slot.restarts == 0
