@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from ray import ObjectRef
+from ray.exceptions import RayError
 
 from actors import environment, prefork
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
+from volley.errors import HostError
 from volley.records import Group, GroupMeta, WeightUpdate
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ class Actor:
         self._config, self._index, self._name = config, index, f"actor-{index}"
         self._log = log_path(config.log_dir, self._name)
         self._engine: Engine | None = None
+        self._updating = asyncio.Lock()
+        self._updating = asyncio.Lock()
 
     async def start(self) -> ActorInfo:
         """Start the engine; returns when it serves at full speed.
@@ -59,14 +64,17 @@ class Actor:
         """Serve ``update`` from here on; generation stands still only while the engine loads it.
 
         Raises:
-            HostError: no memory for a second copy of the weights.
-            ValueError: the weights received are not those published.
+            HostError: no memory for a second copy of the weights, they are gone from the object store, or what was
+                received is not what was published.
         """
+        async with self._updating:
+            return await self._receive(update)
+
+    async def _receive(self, update: WeightUpdate) -> ActorUpdate:
         started = time.perf_counter()
         with closing_all() as files:
             for bucket in update.buckets:
-                data: NDArray[np.uint8] = await bucket.ref
-                files.append(await asyncio.to_thread(WeightFile, data))
+                files.append(await asyncio.to_thread(WeightFile, await _fetch(bucket.ref, update.version)))
             if self._config.verify and update.checksum is not None:
                 await asyncio.to_thread(_verify, update, files)
             fetched = time.perf_counter()
@@ -93,10 +101,18 @@ class Actor:
         return self._engine
 
 
+async def _fetch(ref: ObjectRef, version: int) -> NDArray[np.uint8]:
+    try:
+        bucket: NDArray[np.uint8] = await ref
+    except RayError as error:
+        raise HostError(f"weights {version} are gone from the object store: {type(error).__name__}") from error
+    return bucket
+
+
 def _verify(update: WeightUpdate, files: list[WeightFile]) -> None:
     received = weights_checksum(file.read() for file in files)
     if received != update.checksum:
-        raise ValueError(f"weights {update.version} arrived as {received}, published as {update.checksum}")
+        raise HostError(f"weights {update.version} arrived as {received}, published as {update.checksum}")
 
 
 def log_path(log_dir: Path, name: str) -> Path:

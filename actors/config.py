@@ -19,6 +19,7 @@ class ActorConfig:
         max_model_len: longest prompt plus sample in tokens; None takes it from the model's configuration.
         seed: actor i samples from ``seed + i``.
         log_dir: actor i and its engine write ``actor-<i>.log`` here.
+        max_replacements: actors that may die over the run and be replaced; one more fails it.
         verify: recompute the checksum of each set of weights that carries one before serving it.
     """
 
@@ -28,6 +29,7 @@ class ActorConfig:
     seed: int
     log_dir: Path
     verify: bool = False
+    max_replacements: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,13 @@ import itertools
 import re
 import time
 from collections.abc import Coroutine
-from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
-from vllm.config import WeightTransferConfig
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
-from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -23,7 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from actors.columns import to_group
 from actors.config import ActorConfig, GenerateRequest
 from actors.environment import last_lines
-from actors.weight_engine import BACKEND
+from actors.options import engine_args, stop_token_ids
 from volley.errors import JobError, WorkerDied
 from volley.records import Group
 
@@ -34,14 +31,14 @@ EXIT_SECONDS = 5.0
 class Engine:
     """A started engine. Every method but ``start`` raises ``WorkerDied`` once the engine's process has ended."""
 
-    def __init__(self, llm: AsyncLLM, config: ActorConfig, name: str, log: Path) -> None:
-        self._llm, self._config, self._name, self._log = llm, config, name, log
-        self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-        self._stop_ids = stop_token_ids(config.model.path, self._tokenizer)
+    def __init__(
+        self, llm: AsyncLLM, tokenizer: PreTrainedTokenizerBase, config: ActorConfig, name: str, log: Path
+    ) -> None:
+        self._llm, self._tokenizer, self._config, self._name, self._log = llm, tokenizer, config, name, log
+        self._stop_ids = stop_token_ids(config.model.path, tokenizer)
         self._requests = itertools.count()
         self._open = asyncio.Event()  # cleared while weights change
         self._open.set()
-        self._updating = asyncio.Lock()
         self._version = 0
         self._processes = list(llm.engine_core.resources.engine_manager.processes)
         self._death: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -57,10 +54,11 @@ class Engine:
         """
         args = engine_args(config, index)
         try:
+            tokenizer = AutoTokenizer.from_pretrained(config.model.path)
             llm = AsyncLLM.from_engine_args(args)
-        except Exception as error:  # vLLM raises whatever the model's code raises
-            raise JobError(f"{name}: the engine did not start: {_root_cause(error, log)} (log: {log})") from error
-        engine = cls(llm, config, name, log)
+        except Exception as error:  # whatever the model's code raises
+            raise JobError(f"{name}: {config.model.path} does not load: {_root_cause(error, log)}") from error
+        engine = cls(llm, tokenizer, config, name, log)
         await engine._alive(engine._prepare())
         return engine
 
@@ -85,22 +83,25 @@ class Engine:
         """
         started = time.perf_counter()
         await self._open.wait()
-        completions = await self._alive(self._completions(request))
+        try:
+            completions = await self._alive(self._completions(request))
+        except VLLMClientError as error:
+            raise JobError(f"prompt {request.prompt_id!r}: {error}") from error
         return to_group(request, completions, self._decode, actor=self._name, seconds=time.perf_counter() - started)
 
     async def load(self, version: int, paths: list[str]) -> tuple[float, float]:
         """Serve other weights, in the middle of samples; returns the seconds stalled and, of these, spent loading.
+        One call at a time.
 
         Args:
             version: becomes the version of every token sampled from here on.
             paths: safetensors files the engine's process can open, in order.
         """
-        async with self._updating:
-            self._open.clear()
-            try:
-                return await self._alive(self._load(version, paths))
-            finally:
-                self._open.set()
+        self._open.clear()
+        try:
+            return await self._alive(self._load(version, paths))
+        finally:
+            self._open.set()
 
     async def save_served_weights(self, path: str) -> None:
         """Write the weights the engine computes with to ``path``, a safetensors file in checkpoint names."""
@@ -143,9 +144,14 @@ class Engine:
         llm, started = self._llm, time.perf_counter()
         await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         paused = time.perf_counter()
-        await llm.start_weight_update()
-        await llm.update_weights(WeightTransferUpdateRequest({"paths": paths}))
-        await llm.finish_weight_update(str(version))
+        try:
+            await llm.start_weight_update()
+            await llm.update_weights(WeightTransferUpdateRequest({"paths": paths}))
+            await llm.finish_weight_update(str(version))
+        except EngineDeadError:
+            raise
+        except Exception as error:  # vLLM names no type; the model is half loaded and can not go on
+            raise self._died(f"weights {version} do not load: {error}") from error
         self._version = version
         loaded = time.perf_counter()
         await llm.resume_generation()
@@ -176,68 +182,9 @@ class Engine:
         return WorkerDied(self._name, cause, last_lines(self._log))
 
 
-OWN_OPTIONS = {
-    "model": "model.path",
-    "tokenizer": "model.path",
-    "dtype": "model.dtype",
-    "seed": "seed",
-    "max_model_len": "sampling.max_tokens and the data",
-    "max_num_seqs": "actors.max_num_seqs",
-    "kv_cache_memory_bytes": "actors.kv_cache_gb",
-}
-FIXED_OPTIONS = frozenset(
-    {"logprobs_mode", "skip_tokenizer_init", "weight_transfer_config", "worker_extension_cls", "data_parallel_size"}
-)
-
-
-def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
-    """vLLM's arguments for actor ``index``: Volley's defaults with ``actors.engine`` over them.
-
-    Raises:
-        JobError: ``actors.engine`` names an option vLLM has not, or one that the job sets elsewhere.
-    """
-    spec = config.actors
-    known = {field.name for field in fields(AsyncEngineArgs)}
-    for option in spec.engine:
-        if option not in known:
-            near = get_close_matches(option, known, n=1)
-            raise JobError(
-                f"actors.engine: vLLM has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
-        if option in OWN_OPTIONS:
-            raise JobError(f"actors.engine: {option!r} is set by {OWN_OPTIONS[option]}; remove it")
-        if option in FIXED_OPTIONS:
-            raise JobError(f"actors.engine: {option!r} is set by Volley and can not be changed; remove it")
-    options: dict[str, Any] = {
-        "model": str(config.model.path),
-        "dtype": config.model.dtype,
-        "seed": config.seed + index,
-        "max_model_len": config.max_model_len,
-        "max_num_seqs": spec.max_num_seqs,
-        "skip_tokenizer_init": True,
-        "logprobs_mode": "processed_logprobs",
-        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-        "worker_extension_cls": "actors.weight_engine.ServedWeights",
-        "disable_log_stats": True,
-        "generation_config": "vllm",
-    }
-    if spec.gpus == 0:
-        options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
-    return AsyncEngineArgs(**options | spec.engine)
-
-
-def stop_token_ids(model: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a sample: the tokenizer's, and those of the model's generation configuration."""
-    ids = {tokenizer.eos_token_id}
-    if (model / "generation_config.json").is_file():
-        eos = GenerationConfig.from_pretrained(model).eos_token_id
-        ids |= set(eos) if isinstance(eos, list) else {eos}
-    return sorted(ids - {None})
-
-
 def _root_cause(error: Exception, log: Path) -> str:
     """One line: the error itself, or the last one the engine's process wrote where vLLM only says it failed."""
     if "root cause above" not in str(error):
-        return " ".join(str(error).split())
-    causes = re.findall(r"\b(\w+(?:Error|Exception): .+)$", last_lines(log, 200), flags=re.MULTILINE)
-    return causes[-1] if causes else "its process ended without a word"
+        return " ".join(str(error).split())[:500]
+    causes = re.findall(r"(?<!Runtime)\b(\w+(?:Error|Exception): .+)$", last_lines(log, 400), flags=re.MULTILINE)
+    return f"{causes[-1] if causes else 'its engine ended without a word'} (log: {log})"

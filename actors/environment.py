@@ -44,7 +44,7 @@ def last_lines(log: Path, count: int = 20) -> str:
     """The end of ``log``; empty where it can not be read, as on another machine."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 16384))
+            file.seek(max(0, log.stat().st_size - 1024 * count))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""

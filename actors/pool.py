@@ -1,67 +1,42 @@
-"""The actors of one run, as the coordinator sees them."""
+"""The actors of one run, as the coordinator sees them: dealt groups, given weights, replaced when they die, scaled.
+
+starting ──newest weights──> serving ──scale down──> draining ──> stopped
+                                │
+                                └─ dies: its groups are generated again elsewhere, a replacement starts
+"""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Awaitable
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
 from ray import ObjectRef
-from ray.exceptions import RayActorError, RayTaskError
 
-from actors.actor import Actor, log_path
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, BroadcastReport, GenerateRequest
-from actors.environment import last_lines
-from volley.errors import DeadlineExceeded, JobError, WorkerDied
+from actors.member import Member
+from volley.errors import DeadlineExceeded, JobError, VolleyError, WorkerDied
 from volley.records import GroupMeta, WeightUpdate
 
 _T = TypeVar("_T")
-CONCURRENT_CALLS = 100_000  # groups in flight per actor are bounded by admission, never here
-STOP_SECONDS = 10.0
-_RemoteActor: Any = ray.remote(max_restarts=0, max_task_retries=0)(Actor)
-
-
-class _Member:
-    """One actor and what is in flight on it."""
-
-    def __init__(self, config: ActorConfig, index: int) -> None:
-        spec = config.actors
-        self.name = f"actor-{index}"
-        self.samples = 0
-        self.version = 0
-        self.info: ActorInfo | None = None
-        self._log = log_path(config.log_dir, self.name)
-        self.handle = _RemoteActor.options(
-            num_cpus=spec.cpus, num_gpus=spec.gpus, max_concurrency=CONCURRENT_CALLS
-        ).remote(config, index)
-
-    async def answer(self, ref: Awaitable[_T], awaited: str, seconds: float) -> _T:
-        """What ``ref`` brings within ``seconds``.
-
-        Raises:
-            WorkerDied: the actor or its engine ended.
-            DeadlineExceeded: it did not answer.
-        """
-        try:
-            async with asyncio.timeout(seconds):
-                return await ref
-        except TimeoutError as error:
-            raise DeadlineExceeded("actor pool", f"{self.name}: {awaited}", seconds) from error
-        except RayTaskError as error:
-            raise error.cause from None
-        except RayActorError as error:
-            raise WorkerDied(self.name, _one_line(error), last_lines(self._log)) from None
 
 
 class ActorPool:
-    """Starts actors, deals groups to the least loaded one, and passes new weights to all of them."""
+    """Lives in the coordinator's process, on its event loop."""
 
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
-        self._members = [_Member(config, index) for index in range(config.actors.count)]
-        self._version = 0
+        self._indices = itertools.count()
+        self._serving: list[Member] = []
+        self._aside: set[Member] = set()  # starting or draining
+        self._newest: WeightUpdate | None = None
+        self._deaths: list[VolleyError] = []
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+        self._changed = asyncio.Condition()  # an actor serves, or the pool has failed
+        self._scaling = asyncio.Lock()
 
     @classmethod
     async def start(cls, config: ActorConfig) -> "ActorPool":
@@ -74,108 +49,174 @@ class ActorPool:
         """
         pool = cls(config)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for member in pool._members:
-                    tasks.create_task(pool._start(member))
-        except BaseExceptionGroup as group:
+            await pool.scale(config.actors.count)
+        except BaseException:
             await pool.stop()
-            raise group.exceptions[0] from None
+            raise
         return pool
 
     @property
     def count(self) -> int:
         """Actors that serve."""
-        return len(self._members)
+        return len(self._serving)
 
     @property
     def version(self) -> int:
-        """The newest version every actor serves."""
-        return min((member.version for member in self._members), default=self._version)
+        """The oldest version any serving actor serves; with none, the newest one received."""
+        newest = self._newest.version if self._newest is not None else 0
+        return min((member.version for member in self._serving), default=newest)
 
     @property
     def infos(self) -> tuple[ActorInfo, ...]:
-        return tuple(member.info for member in self._members if member.info is not None)
+        """What the serving actors are."""
+        return tuple(member.info for member in self._serving if member.info is not None)
+
+    @property
+    def deaths(self) -> tuple[VolleyError, ...]:
+        """How actors ended that were not asked to, in order."""
+        return tuple(self._deaths)
 
     async def generate(self, request: GenerateRequest) -> tuple[ObjectRef, GroupMeta]:
         """One group from the actor with the fewest samples in flight; the group itself stays in the object store.
 
+        When that actor dies, the group is generated again by another one. With no actor it waits for one.
+
         Raises:
-            JobError: the prompt leaves no room for a sample.
-            WorkerDied: the actor ended with the group unfinished.
-            DeadlineExceeded: the group was not done within ``actors.group_deadline_s``.
+            JobError: the prompt leaves no room for a sample, or holds a token the model has not.
+            WorkerDied, DeadlineExceeded: an actor ended, or took too long, and may not be replaced.
         """
-        member = min(self._members, key=lambda member: member.samples)
-        if member.info is not None and len(request.prompt_p) >= member.info.max_model_len:
-            raise JobError(
-                f"prompt {request.prompt_id!r} has {len(request.prompt_p)} tokens and the model takes "
-                f"{member.info.max_model_len}: shorten it, or drop it from the data"
-            )
-        member.samples += request.n
-        try:
-            group, meta = member.handle.generate.options(num_returns=2).remote(request)
-            awaited = f"group {request.group_id}"
-            return group, await member.answer(meta, awaited, self._config.actors.group_deadline_s)
-        finally:
-            member.samples -= request.n
+        while True:
+            member = await self._least_loaded()
+            self._check_length(member, request)
+            try:
+                return await member.generate(request)
+            except (WorkerDied, DeadlineExceeded) as end:
+                self._lost(member, end)
 
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
-        """Pass ``update`` to every actor while they generate; each one takes it as soon as it has it.
+        """Pass ``update`` to every actor while they generate; each takes it as soon as it has it, whatever others do.
 
         Raises:
-            WorkerDied: an actor ended.
-            DeadlineExceeded: an actor did not take it within ``actors.group_deadline_s``.
+            WorkerDied, DeadlineExceeded: an actor ended, or took too long, and may not be replaced.
         """
         started = time.perf_counter()
-        updates = await _all(self._update(member, update) for member in self._members)
-        self._version = update.version
-        return BroadcastReport(update.version, tuple(updates), time.perf_counter() - started)
+        self._newest = update
+        updates = await _all(self._update(member, update) for member in self._serving)
+        received = tuple(done for done in updates if done is not None)
+        return BroadcastReport(update.version, received, time.perf_counter() - started)
 
     async def served_weights(self) -> dict[str, NDArray[np.uint8]]:
         """By actor, the weights its engine computes with: a safetensors file in checkpoint names."""
-        deadline = self._config.actors.group_deadline_s
-        files = await _all(
-            member.answer(member.handle.served_weights.remote(), "served weights", deadline) for member in self._members
-        )
-        return {member.name: file for member, file in zip(self._members, files, strict=True)}
+        members = list(self._serving)
+        files = await _all(member.served_weights() for member in members)
+        return {member.name: file for member, file in zip(members, files, strict=True)}
+
+    async def scale(self, count: int) -> None:
+        """Serve with ``count`` actors; returns when it is so. New ones start beside the others with the newest weights,
+        surplus ones finish their groups first. Zero pauses generation.
+
+        Raises:
+            JobError, DeadlineExceeded, WorkerDied: an actor did not start; the others serve on.
+        """
+        async with self._scaling:
+            await asyncio.gather(*self._replacing)
+            surplus = sorted(self._serving, key=lambda member: member.samples)[: max(0, self.count - count)]
+            await _all(self._retire(member) for member in surplus)
+            await _all(self._enlist() for _ in range(count - self.count))
 
     async def stop(self) -> None:
         """End every actor and its engine."""
-        members, self._members = self._members, []
-        await asyncio.gather(*(self._stop(member) for member in members))
+        for task in self._replacing:
+            task.cancel()
+        members = [*self._serving, *self._aside]
+        self._serving.clear()
+        await asyncio.gather(*(member.stop() for member in members))
 
-    async def _start(self, member: _Member) -> None:
-        spec = self._config.actors
-        member.info = await member.answer(
-            member.handle.start.remote(), f"start with {spec.cpus:g} CPUs and {spec.gpus:g} GPUs", spec.start_deadline_s
-        )
+    async def _least_loaded(self) -> Member:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._serving or self._failure)
+            if self._failure is not None:
+                raise self._failure
+            return min(self._serving, key=lambda member: member.samples)
 
-    async def _update(self, member: _Member, update: WeightUpdate) -> ActorUpdate:
-        deadline = self._config.actors.group_deadline_s
-        done: ActorUpdate = await member.answer(
-            member.handle.update.remote(update), f"weights {update.version}", deadline
-        )
-        member.version = done.version
-        return done
+    def _check_length(self, member: Member, request: GenerateRequest) -> None:
+        if member.info is not None and len(request.prompt_p) >= member.info.max_model_len:
+            raise JobError(
+                f"prompt {request.prompt_id!r} has {len(request.prompt_p)} tokens and the model takes "
+                f"{member.info.max_model_len} with the sample: shorten it, or drop it from the data"
+            )
 
-    async def _stop(self, member: _Member) -> None:
-        await asyncio.wait([asyncio.ensure_future(_settled(member.handle.stop.remote()))], timeout=STOP_SECONDS)
-        ray.kill(member.handle)
+    async def _update(self, member: Member, update: WeightUpdate) -> ActorUpdate | None:
+        try:
+            return await member.update(update)
+        except (WorkerDied, DeadlineExceeded) as end:
+            self._lost(member, end)
+            return None
+
+    async def _enlist(self) -> None:
+        member = Member(self._config, next(self._indices))
+        self._aside.add(member)
+        try:
+            await member.start()
+            while self._newest is not None and member.version != self._newest.version:  # one more may have come
+                await member.update(self._newest)
+            self._serving.append(member)
+        except BaseException:
+            member.kill()
+            raise
+        finally:
+            self._aside.discard(member)
+        await self._notify()
+
+    async def _retire(self, member: Member) -> None:
+        self._serving.remove(member)
+        self._aside.add(member)
+        await member.idle.wait()  # every group in flight has its own deadline
+        await member.stop()
+        self._aside.discard(member)
+
+    def _lost(self, member: Member, end: VolleyError) -> None:
+        """Put a dead or stuck actor out of the pool; raises ``end`` if it may not be replaced."""
+        if member in self._serving:
+            self._serving.remove(member)
+            member.kill()
+            if self._count_death(end):
+                task = asyncio.create_task(self._replace())
+                self._replacing.add(task)
+                task.add_done_callback(self._replacing.discard)
+        if self._failure is not None:
+            raise self._failure
+
+    def _count_death(self, end: VolleyError) -> bool:
+        self._deaths.append(end)
+        if len(self._deaths) > self._config.max_replacements:
+            self._failure = end
+        return self._failure is None
+
+    async def _replace(self) -> None:
+        """Another actor, or the failure that every waiting group then raises."""
+        try:
+            while True:
+                try:
+                    return await self._enlist()
+                except (WorkerDied, DeadlineExceeded) as end:
+                    if not self._count_death(end):
+                        return None
+        except Exception as error:  # noqa: BLE001 - nobody awaits this task: whoever waits for an actor raises it
+            self._failure = error
+        finally:
+            await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
 
-async def _settled(ref: Awaitable[Any]) -> None:
-    await asyncio.gather(ref, return_exceptions=True)
-
-
-async def _all(work: Any) -> list[Any]:
+async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Results in order; the first error stops the rest and is raised by itself."""
-    tasks: list[asyncio.Task[Any]] = []
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(item) for item in work]
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

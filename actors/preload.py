@@ -3,7 +3,7 @@
 import gc
 
 import ray  # noqa: F401 - a forked child of a Ray worker imports the worker's main module
-import transformers.models.auto.modeling_auto
+import transformers.models.auto.modeling_auto  # noqa: F401
 import vllm.model_executor.model_loader.default_loader
 import vllm.model_executor.models.registry
 import vllm.v1.engine.core

@@ -1,0 +1,108 @@
+"""One actor as the coordinator's process sees it: calls with deadlines, errors with its name and last log lines."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray import ObjectRef
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.actor import Actor, log_path
+from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
+from actors.environment import last_lines
+from volley.errors import DeadlineExceeded, WorkerDied
+from volley.records import GroupMeta, WeightUpdate
+
+_T = TypeVar("_T")
+_RemoteActor: Any = ray.remote(max_restarts=0, max_task_retries=0)(Actor)
+CONCURRENT_CALLS = 100_000  # groups in flight are bounded by admission, and an update must not wait for one
+STOP_SECONDS = 10.0
+
+
+class Member:
+    """A handle on one actor. Every call raises ``WorkerDied`` or ``DeadlineExceeded`` with the actor's name.
+
+    Attributes:
+        name: ``actor-<index>``.
+        samples: in flight on it.
+        version: of the weights it serves.
+        info: known once it has started.
+        idle: set while nothing is in flight on it.
+    """
+
+    def __init__(self, config: ActorConfig, index: int) -> None:
+        self.name = f"actor-{index}"
+        self.samples = 0
+        self.version = 0
+        self.info: ActorInfo | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._spec = config.actors
+        self._log = log_path(config.log_dir, self.name)
+        self._handle = _RemoteActor.options(
+            num_cpus=self._spec.cpus, num_gpus=self._spec.gpus, max_concurrency=CONCURRENT_CALLS
+        ).remote(config, index)
+
+    async def start(self) -> None:
+        """Returns when it serves the model's own weights at full speed.
+
+        Raises:
+            JobError: the model does not load, or an engine option is not vLLM's.
+        """
+        awaited = f"start with {self._spec.cpus:g} CPUs and {self._spec.gpus:g} GPUs"
+        self.info = await self._answer(self._handle.start.remote(), awaited, self._spec.start_deadline_s)
+
+    async def generate(self, request: GenerateRequest) -> tuple[ObjectRef, GroupMeta]:
+        """One group; given up in the actor too when this call is cancelled or late."""
+        self.samples += request.n
+        self.idle.clear()
+        group, meta = self._handle.generate.options(num_returns=2).remote(request)
+        try:
+            return group, await self._answer(meta, f"group {request.group_id}", self._spec.group_deadline_s)
+        except BaseException:
+            ray.cancel(meta)
+            asyncio.gather(group, meta, return_exceptions=True)  # Ray reports an error that nobody takes
+            raise
+        finally:
+            self.samples -= request.n
+            if self.samples == 0:
+                self.idle.set()
+
+    async def update(self, update: WeightUpdate) -> ActorUpdate:
+        """Serve ``update``."""
+        deadline, awaited = self._spec.group_deadline_s, f"weights {update.version}"
+        done: ActorUpdate = await self._answer(self._handle.update.remote(update), awaited, deadline)
+        self.version = done.version
+        return done
+
+    async def served_weights(self) -> NDArray[np.uint8]:
+        """The weights it computes with: a safetensors file in checkpoint names."""
+        file: NDArray[np.uint8] = await self._answer(
+            self._handle.served_weights.remote(), "served weights", self._spec.group_deadline_s
+        )
+        return file
+
+    async def stop(self) -> None:
+        """End its engine, then itself."""
+        stopping = asyncio.gather(self._handle.stop.remote(), return_exceptions=True)
+        await asyncio.wait((stopping,), timeout=STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once; its engine ends with it."""
+        ray.kill(self._handle)
+
+    async def _answer(self, ref: Awaitable[_T], awaited: str, seconds: float) -> _T:
+        try:
+            async with asyncio.timeout(seconds):
+                return await ref
+        except TimeoutError as error:
+            raise DeadlineExceeded("actor pool", f"{self.name}: {awaited}", seconds) from error
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayActorError as error:
+            cause = " ".join(str(error).split())
+            raise WorkerDied(self.name, cause, last_lines(self._log)) from None

@@ -1,0 +1,72 @@
+"""What vLLM is told of a job."""
+
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from vllm.config import WeightTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from actors.config import ActorConfig
+from actors.weight_engine import BACKEND
+from volley.errors import JobError
+
+OWN_OPTIONS = {
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "dtype": "model.dtype",
+    "seed": "seed",
+    "max_model_len": "sampling.max_tokens and the data",
+    "max_num_seqs": "actors.max_num_seqs",
+    "kv_cache_memory_bytes": "actors.kv_cache_gb",
+}
+FIXED_OPTIONS = frozenset(
+    {"logprobs_mode", "skip_tokenizer_init", "weight_transfer_config", "worker_extension_cls", "data_parallel_size"}
+)
+
+
+def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
+    """vLLM's arguments for actor ``index``: Volley's defaults with ``actors.engine`` over them.
+
+    Raises:
+        JobError: ``actors.engine`` names an option vLLM has not, or one that the job sets elsewhere.
+    """
+    spec = config.actors
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    for option in spec.engine:
+        if option not in known:
+            near = get_close_matches(option, known, n=1)
+            raise JobError(
+                f"actors.engine: vLLM has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        if option in OWN_OPTIONS:
+            raise JobError(f"actors.engine: {option!r} is set by {OWN_OPTIONS[option]}; remove it")
+        if option in FIXED_OPTIONS:
+            raise JobError(f"actors.engine: {option!r} is set by Volley and can not be changed; remove it")
+    options: dict[str, Any] = {
+        "model": str(config.model.path),
+        "dtype": config.model.dtype,
+        "seed": config.seed + index,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "worker_extension_cls": "actors.weight_engine.ServedWeights",
+        "disable_log_stats": True,
+        "generation_config": "vllm",
+    }
+    if spec.gpus == 0:
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
+    return AsyncEngineArgs(**options | spec.engine)
+
+
+def stop_token_ids(model: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end a sample: the tokenizer's, and those of the model's generation configuration."""
+    ids = {tokenizer.eos_token_id}
+    if (model / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(model).eos_token_id
+        ids |= set(eos) if isinstance(eos, list) else {eos}
+    return sorted(ids - {None})
