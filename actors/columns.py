@@ -14,24 +14,32 @@ from volley.records import Group
 class Span(Protocol):
     """Tokens ``[start, end)`` of a completion were sampled under weights ``version``."""
 
-    version: str
-    start: int
-    end: int
+    @property
+    def version(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
 
 
 class FlatLogprobs(Protocol):
     """The chosen tokens' log-probs, one after the other."""
 
-    logprobs: Sequence[float]
+    @property
+    def logprobs(self) -> Sequence[float]: ...
 
 
 class Completion(Protocol):
     """The part of vLLM's ``CompletionOutput`` that is read here."""
 
-    token_ids: Sequence[int]
-    logprobs: FlatLogprobs
-    finish_reason: str
-    weight_versions: Sequence[Span]
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> FlatLogprobs: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def weight_versions(self) -> Sequence[Span]: ...
 
 
 Decode = Callable[[list[list[int]]], list[str]]

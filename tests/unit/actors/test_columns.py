@@ -1,0 +1,80 @@
+"""vLLM's outputs become columns that agree with each other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.columns import to_group
+from actors.config import GenerateRequest
+
+
+@dataclass
+class Span:
+    version: str
+    start: int
+    end: int
+
+
+@dataclass
+class Logprobs:
+    logprobs: list[float]
+
+
+@dataclass
+class Completion:
+    """What vLLM's own class carries."""
+
+    token_ids: list[int]
+    logprobs: Logprobs
+    finish_reason: str
+    weight_versions: list[Span]
+
+
+def request(n: int) -> GenerateRequest:
+    return GenerateRequest(7, "prompt", np.array([1, 2], dtype=np.int32), n, 1.0, 1.0, 64)
+
+
+def decode(bodies: list[list[int]]) -> list[str]:
+    return [" ".join(map(str, body)) for body in bodies]
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> Completion:
+    tokens = draw(st.lists(st.integers(0, 99), min_size=1, max_size=12))
+    cuts = sorted(draw(st.sets(st.integers(1, len(tokens) - 1), max_size=3))) if len(tokens) > 1 else []
+    spans = [Span(str(3 + i), a, b) for i, (a, b) in enumerate(zip([0, *cuts], [*cuts, len(tokens)], strict=True))]
+    logprobs = [-draw(st.floats(0, 20, width=32)) for _ in tokens]
+    return Completion(tokens, Logprobs(logprobs), draw(st.sampled_from(["stop", "length"])), spans)
+
+
+@given(st.lists(completions(), min_size=1, max_size=6))
+def test_every_column_is_the_samples_one_after_the_other(made: list[Completion]) -> None:
+    group = to_group(request(len(made)), made, decode, actor="actor-3", seconds=0.5)
+    at = 0
+    for i, completion in enumerate(made):
+        for j, token in enumerate(completion.token_ids):
+            (span,) = [span for span in completion.weight_versions if span.start <= j < span.end]
+            assert group.tokens_T[at] == token
+            assert group.logprobs_T[at] == np.float32(completion.logprobs.logprobs[j])
+            assert group.versions_T[at] == int(span.version)
+            at += 1
+        stopped = completion.finish_reason == "stop"
+        assert group.lengths_n[i] == len(completion.token_ids)
+        assert group.stopped_n[i] == stopped
+        assert group.texts[i] == " ".join(map(str, completion.token_ids[: -1 if stopped else None]))
+    assert at == len(group.tokens_T) == len(group.logprobs_T) == len(group.versions_T)
+    assert [column.dtype.name for column in (group.tokens_T, group.logprobs_T, group.versions_T)] == [
+        "int32",
+        "float32",
+        "int32",
+    ]
+    assert (group.group_id, group.prompt_id, group.actor, group.n) == (7, "prompt", "actor-3", len(made))
+
+
+def test_a_completion_without_one_version_per_token_is_refused() -> None:
+    torn = Completion([4, 5, 6], Logprobs([-1.0, -1.0, -1.0]), "stop", [Span("0", 0, 2)])
+    with pytest.raises(ValueError, match="group 7: 3 tokens, 3 log-probs, 2 versions"):
+        to_group(request(1), [torn], decode, actor="actor-0", seconds=0.0)

@@ -1,0 +1,39 @@
+"""An actor's process and its children write to the actor's log and nowhere else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from actors.environment import engine_environment, last_lines
+from volley.job import ActorsSpec
+
+SCRIPT = """
+import subprocess, sys
+from pathlib import Path
+from actors.environment import enter
+from volley.job import ActorsSpec
+print("before")
+enter(ActorsSpec(threads=3), Path(sys.argv[1]))
+print("from the actor", flush=True)
+child = "import os, sys; print('threads', os.environ['OMP_NUM_THREADS'], file=sys.stderr)"
+subprocess.run([sys.executable, "-c", child])
+"""
+
+
+def test_output_of_the_process_and_its_children_goes_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "actor-0.log"
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(log)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("before\n", "")
+    assert log.read_text() == "from the actor\nthreads 3\n"
+
+
+def test_cpu_engines_are_not_pinned_and_gpu_engines_keep_vllms_defaults() -> None:
+    assert engine_environment(ActorsSpec())["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert not [name for name in engine_environment(ActorsSpec(gpus=1)) if name.startswith("VLLM_CPU")]
+
+
+def test_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_lines(log) == ""
+    log.write_text("\n".join(f"line {i}" for i in range(100_000)))
+    assert last_lines(log, 2) == "line 99998\nline 99999"
