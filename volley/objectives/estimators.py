@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from volley.objectives import majority, majority_off_policy, maximum, off_policy, shapes
-from volley.objectives.combinatorics import FloatArray, IntArray
+from volley.objectives.combinatorics import BoolArray, FloatArray, IntArray
 from volley.objectives.groups import Groups, buckets, read_groups
 from volley.objectives.spec import (
     MajAtK,
@@ -33,6 +33,8 @@ _MAX_AT_K: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "subset_loo": maximum.subset_loo,
     "loo_minus_one": maximum.loo_minus_one,
 }
+
+_SAMPLES_AT_ONCE = 2**15  # temporaries then stay in cache
 
 
 class DropReason(StrEnum):
@@ -108,11 +110,11 @@ def advantage_report(
     rows, n = groups.g_BN.shape
     out_BN = np.zeros((rows, n))
     truncated = used = 0
-    for bucket, bucket_k, position_RS in buckets(groups, k_B):
+    for bucket, bucket_k, index in buckets(groups, k_B):
         bucket, cut = _truncate(objective, bucket)
         truncated += cut
         used += bucket.g_BN.size
-        out_BN.reshape(-1)[position_RS] = _bucket_advantages(objective, bucket, bucket_k)
+        out_BN[index] = _bucket_advantages(objective, bucket, bucket_k)
     dropped_B = groups.valid_counts < 2
     return AdvantageReport(
         advantages=out_BN.reshape((*lead, n)),
@@ -156,15 +158,19 @@ def _truncate(objective: Objective, bucket: Groups) -> tuple[Groups, int]:
 
 def _bucket_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
     a_BN = _raw_advantages(objective, bucket, k)
-    flat_B = np.ptp(bucket.g_BN, axis=-1) == 0
     if objective.center:
         a_BN = a_BN - a_BN.mean(axis=-1, keepdims=True)
         if bucket.log_w_BN is None:
-            a_BN[flat_B] = 0.0  # what rounding leaves of equal advantages is no signal
+            a_BN[_equal_rewards(bucket)] = 0.0  # what rounding leaves of equal advantages is no signal
     if objective.normalize == "std":
-        sd_B1 = np.where(flat_B, 0.0, bucket.g_BN.std(axis=-1))[:, None]
+        sd_B1 = np.where(_equal_rewards(bucket), 0.0, bucket.g_BN.std(axis=-1))[:, None]
         a_BN = np.divide(a_BN, sd_B1, out=np.zeros_like(a_BN), where=sd_B1 > 0)
     return a_BN
+
+
+def _equal_rewards(bucket: Groups) -> BoolArray:
+    equal_B: BoolArray = np.ptp(bucket.g_BN, axis=-1) == 0
+    return equal_B
 
 
 def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
@@ -196,7 +202,7 @@ def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:
     if objective.companion_weights == "none" or bucket.log_w_BN is None:
         profiles = majority.vote_profiles(answers)
         per_answer_GA = majority.loo_minus_one_profiles(profiles, k)
-        return per_answer_GA[profiles.profile_B[:, None], profiles.slot_BN]
+        return per_answer_GA[profiles.profile_B[:, None], answers.slot_BN]
     log_w_BN, scale_B1 = _common_scale(objective, bucket.log_w_BN, k)
     a_BN: FloatArray = scale_B1 * majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, k)
     return a_BN
@@ -205,20 +211,30 @@ def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:
 def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:
     if k == 1:
         return maximum.leave_one_out_mean(bucket.g_BN)
-    order_BN = np.argsort(bucket.g_BN, axis=-1)
-    g_BN = np.take_along_axis(bucket.g_BN, order_BN, axis=-1)
-    if objective.companion_weights == "none" or bucket.log_w_BN is None:
-        sorted_BN = _MAX_AT_K[objective.baseline](g_BN, k)
-    else:
-        log_w_BN, scale_B1 = _common_scale(objective, bucket.log_w_BN, k)
-        log_w_BN = np.take_along_axis(log_w_BN, order_BN, axis=-1)
-        if objective.companion_weights == "first_order":
-            sorted_BN = off_policy.first_order_advantages(g_BN, log_w_BN, k)
-        else:
-            sorted_BN = scale_B1 * off_policy.exact_advantages(g_BN, log_w_BN, k, objective.baseline)
-    out_BN = np.empty_like(sorted_BN)
-    np.put_along_axis(out_BN, order_BN, sorted_BN, axis=-1)
+    out_BN = np.empty_like(bucket.g_BN)
+    step = max(1, _SAMPLES_AT_ONCE // bucket.g_BN.shape[-1])
+    for start in range(0, len(out_BN), step):
+        rows = slice(start, start + step)
+        log_w_RN = None if bucket.log_w_BN is None else bucket.log_w_BN[rows]
+        order_RN = np.argsort(bucket.g_BN[rows], axis=-1)
+        a_RN = _max_at_k_in_order(objective, bucket.g_BN[rows], log_w_RN, order_RN, k)
+        np.put_along_axis(out_BN[rows], order_RN, a_RN, axis=-1)
     return out_BN
+
+
+def _max_at_k_in_order(
+    objective: MaxAtK, g_BN: FloatArray, log_w_BN: FloatArray | None, order_BN: IntArray, k: int
+) -> FloatArray:
+    """Advantages in ascending order of reward."""
+    g_BN = np.take_along_axis(g_BN, order_BN, axis=-1)
+    if objective.companion_weights == "none" or log_w_BN is None:
+        return _MAX_AT_K[objective.baseline](g_BN, k)
+    log_w_BN, scale_B1 = _common_scale(objective, log_w_BN, k)
+    log_w_BN = np.take_along_axis(log_w_BN, order_BN, axis=-1)
+    if objective.companion_weights == "first_order":
+        return off_policy.first_order_advantages(g_BN, log_w_BN, k)
+    a_BN: FloatArray = scale_B1 * off_policy.exact_advantages(g_BN, log_w_BN, k, objective.baseline)
+    return a_BN
 
 
 def _common_scale(objective: MaxAtK | MajAtK, log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:

@@ -5,7 +5,8 @@ Every kernel of this package sees a plain [rows, size] array with one k: masks a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import EllipsisType
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,10 +71,13 @@ def read_groups(
     return groups, g.shape[:-1]
 
 
-def buckets(groups: Groups, k_B: IntArray) -> Iterator[tuple[Groups, int, IntArray]]:
+Index: TypeAlias = tuple[IntArray, IntArray] | EllipsisType
+
+
+def buckets(groups: Groups, k_B: IntArray) -> Iterator[tuple[Groups, int, Index]]:
     """Groups of two or more valid samples as dense buckets of one size and one k.
 
-    Yields the bucket, its k, and the flat positions [rows, size] of its samples in the batch.
+    Yields the bucket, its k, and the index of its samples in a [B, n] array.
     """
     rows, n = groups.g_BN.shape
     n_valid_B = groups.valid_counts
@@ -84,16 +88,17 @@ def buckets(groups: Groups, k_B: IntArray) -> Iterator[tuple[Groups, int, IntArr
         size, k = divmod(int(key), n + 1)
         rows_R = np.flatnonzero(keys_B == key)
         columns_RS = np.arange(n)[None] if first_BN is None else first_BN[rows_R, :size]
-        position_RS = rows_R[:, None] * n + columns_RS
         whole = first_BN is None and len(rows_R) == rows
-        yield (groups if whole else _take(groups, position_RS)), k, position_RS
+        index: Index = ... if whole else (rows_R[:, None], columns_RS)
+        yield _take(groups, index), k, index
 
 
-def _take(groups: Groups, position_RS: IntArray) -> Groups:
+def _take(groups: Groups, index: Index) -> Groups:
+    log_w_BN, answers_BN = groups.log_w_BN, groups.answers_BN
     return Groups(
-        g_BN=groups.g_BN.reshape(-1)[position_RS],
-        log_w_BN=None if groups.log_w_BN is None else groups.log_w_BN.reshape(-1)[position_RS],
-        answers_BN=None if groups.answers_BN is None else groups.answers_BN.reshape(-1)[position_RS],
+        g_BN=groups.g_BN[index],
+        log_w_BN=None if log_w_BN is None else log_w_BN[index],
+        answers_BN=None if answers_BN is None else answers_BN[index],
         valid_BN=None,
     )
 

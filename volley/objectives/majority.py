@@ -18,11 +18,14 @@ import numpy as np
 from volley.objectives.combinatorics import FloatArray, IntArray
 from volley.objectives.vote_polynomials import pivots, top_share
 
-_CHUNK_BYTES = 32 * 2**20
+_CHUNK_BYTES = 16 * 2**20
 
 
 class Answers(NamedTuple):
-    """The answers of each group in columns: counts_BA and rewards_BA [B, A], zero-padded; slot_BN a sample's column."""
+    """The distinct answers of each group, most voted first.
+
+    counts_BA, rewards_BA: [B, A], zero-padded. slot_BN: the column of each sample's answer.
+    """
 
     counts_BA: IntArray
     rewards_BA: FloatArray
@@ -30,16 +33,11 @@ class Answers(NamedTuple):
 
 
 class Profiles(NamedTuple):
-    """Distinct vote profiles of a batch.
-
-    counts_GA, rewards_GA: [profiles, answers], largest count first, zero-padded. profile_B: the profile of each
-    group. slot_BN: the column of each sample's answer in its profile.
-    """
+    """The distinct rows of counts and rewards, [G, A], and which of them each group has, [B]."""
 
     counts_GA: IntArray
     rewards_GA: FloatArray
     profile_B: IntArray
-    slot_BN: IntArray
 
 
 def read_answers(answers_BN: IntArray, g_BN: FloatArray) -> Answers:
@@ -65,19 +63,20 @@ def read_answers(answers_BN: IntArray, g_BN: FloatArray) -> Answers:
             "maj_at_k scores answers, and samples of one group share an answer but not a reward; "
             "give such samples different answer ids, or keep format and length terms out of the reward"
         )
-    return Answers(counts_BA, rewards_BA, slot_BN)
+    rank_BA = np.lexsort((rewards_BA, -counts_BA), axis=-1)
+    return Answers(
+        counts_BA=np.take_along_axis(counts_BA, rank_BA, axis=-1),
+        rewards_BA=np.take_along_axis(rewards_BA, rank_BA, axis=-1),
+        slot_BN=np.take_along_axis(np.argsort(rank_BA, axis=-1), slot_BN, axis=-1),
+    )
 
 
 def vote_profiles(answers: Answers) -> Profiles:
     """Reduce a batch of groups to its distinct vote profiles."""
     A = answers.counts_BA.shape[-1]
-    rank_BA = np.lexsort((answers.rewards_BA, -answers.counts_BA), axis=-1)
-    counts_BA = np.take_along_axis(answers.counts_BA, rank_BA, -1)
-    rewards_BA = np.take_along_axis(answers.rewards_BA, rank_BA, -1)
-    key_BX = np.concatenate([counts_BA.astype(np.float64), rewards_BA], axis=-1)
+    key_BX = np.concatenate([answers.counts_BA.astype(np.float64), answers.rewards_BA], axis=-1)
     unique_GX, profile_B = np.unique(key_BX, axis=0, return_inverse=True)
-    slot_BN = np.take_along_axis(np.argsort(rank_BA, axis=-1), answers.slot_BN, axis=-1)
-    return Profiles(unique_GX[:, :A].astype(np.int64), unique_GX[:, A:], profile_B.reshape(-1), slot_BN)
+    return Profiles(unique_GX[:, :A].astype(np.int64), unique_GX[:, A:], profile_B.reshape(-1))
 
 
 def maj_at_k_profiles(profiles: Profiles, k: int) -> FloatArray:
@@ -89,8 +88,11 @@ def maj_at_k_profiles(profiles: Profiles, k: int) -> FloatArray:
         counts_GA = profiles.counts_GA[rows, :A]
         marks = reward_marks(counts_GA, profiles.rewards_GA[rows, :A])
         chances = [P_CX[counts_GA[:, a]] for a in range(A)]
-        top_counts = range(-(-k // A), min(k, int(counts_GA.max())) + 1)
-        above_G = sum((top_share(chances, marks.above_GA, votes, k) for votes in top_counts), np.zeros(len(rows)))
+        above_G = np.zeros(len(rows))
+        for votes in range(-(-k // A), min(k, int(counts_GA.max())) + 1):
+            high = contenders(counts_GA, votes)
+            pool_GX = P_CX[counts_GA[:, high:].sum(axis=-1)]
+            above_G += top_share(chances[:high], pool_GX, marks.above_GA, votes, k)
         value_G[rows] = marks.lowest_G1[:, 0] + above_G / P_CX[n, k]
     return value_G
 
@@ -106,9 +108,10 @@ def loo_minus_one_profiles(profiles: Profiles, k: int) -> FloatArray:
         chances = [P_CX[counts_GA[:, a]] for a in range(A)]
         own_GAX = P_CX[np.maximum(counts_GA - 1, 0)]
         change_GA = np.zeros(counts_GA.shape)
-        for votes in pivotal_counts(counts_GA, k):
-            joins_GA, wins_GA = vote_changes(chances, marks, votes, k)
-            change_GA += joins_GA * own_GAX[..., votes - 1] + wins_GA * own_GAX[..., votes]
+        for votes, high in pivotal_counts(counts_GA, k):
+            pool_GX = P_CX[counts_GA[:, high:].sum(axis=-1)]
+            joins_GA, wins_GA = vote_changes(chances[:high], pool_GX, marks, votes, k)
+            change_GA[:, :high] += joins_GA * own_GAX[:, :high, votes - 1] + wins_GA * own_GAX[:, :high, votes]
         out_GA[rows, :A] = change_GA * (k / n) / P_CX[n - 1, k - 1]
     return out_GA
 
@@ -131,21 +134,33 @@ def reward_marks(counts_GA: IntArray, r_GA: FloatArray) -> Marks:
     return Marks(above_GA, np.where(held_GA, highest_G1 - r_GA, 0.0), lowest_G1, highest_G1 - lowest_G1)
 
 
-def vote_changes(chances: list[FloatArray], marks: Marks, votes: int, k: int) -> tuple[FloatArray, FloatArray]:
-    """The pivots of every answer with each rival's mark turned into `r_a - r_b`, two [G, A].
+def vote_changes(
+    chances: list[FloatArray], pool_GX: FloatArray, marks: Marks, votes: int, k: int
+) -> tuple[FloatArray, FloatArray]:
+    """The pivots of the contenders with each rival's mark turned into `r_a - r_b`, two [G, contenders].
 
     `(r_a - r_b) spread = above_a below_b - below_a above_b`: two-valued rewards then meet no cancellation.
     """
-    joins_CGA, wins_CGA = pivots(chances, np.stack([marks.above_GA, marks.below_GA]), votes, k)
+    above_GA, below_GA = marks.above_GA[:, : len(chances)], marks.below_GA[:, : len(chances)]
+    joins_CGA, wins_CGA = pivots(chances, pool_GX, np.stack([above_GA, below_GA]), votes, k)
     spread_G1 = np.where(marks.spread_G1 > 0, marks.spread_G1, 1.0)
-    above_GA, below_GA = marks.above_GA / spread_G1, marks.below_GA / spread_G1
-    return above_GA * joins_CGA[1] - below_GA * joins_CGA[0], above_GA * wins_CGA[1] - below_GA * wins_CGA[0]
+    joins_GA = (above_GA * joins_CGA[1] - below_GA * joins_CGA[0]) / spread_G1
+    return joins_GA, (above_GA * wins_CGA[1] - below_GA * wins_CGA[0]) / spread_G1
 
 
-def pivotal_counts(counts_GA: IntArray, k: int) -> range:
-    """The top counts at which one more sample can change a vote of k - 1: two answers must be that high, or near."""
+def contenders(counts_GA: IntArray, votes: int) -> int:
+    """How many leading columns hold all answers that can get so many votes."""
+    return int((counts_GA >= votes).sum(axis=-1).max())
+
+
+def pivotal_counts(counts_GA: IntArray, k: int) -> Iterator[tuple[int, int]]:
+    """Top counts at which one more sample can change a vote of k - 1, and their contenders, of which it takes two."""
     A = counts_GA.shape[-1]
-    return range(-(-(k - 1) // A), min(k // 2, int(counts_GA.max())) + 1)
+    for votes in range(-(-(k - 1) // A), k // 2 + 1):
+        high = contenders(counts_GA, votes)
+        if high < 2:
+            return
+        yield votes, high
 
 
 def chunks(counts_GA: IntArray, k: int, extra: int = 0) -> Iterator[tuple[IntArray, int]]:

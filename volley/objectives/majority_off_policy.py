@@ -28,9 +28,11 @@ def loo_minus_one_off_policy(answers: Answers, log_w_BN: FloatArray, k: int) -> 
         log_absent_GN = -np.logaddexp(0.0, log_odds_GN)
         chance_GAX, own_GNX = _bernoulli_counts(slot_GN, log_odds_GN, log_absent_GN, A, k // 2)
         chances = [chance_GAX[:, a] for a in range(A)]
+        pools = _pools(chances, k)
         change_GN = np.zeros((len(rows), n))
-        for votes in pivotal_counts(counts_GA, k):
-            joins_GA, wins_GA = vote_changes(chances, marks, votes, k)
+        for votes, high in pivotal_counts(counts_GA, k):
+            joins_GA, wins_GA = np.zeros((2, *counts_GA.shape))
+            joins_GA[:, :high], wins_GA[:, :high] = vote_changes(chances[:high], pools[high], marks, votes, k)
             change_GN += np.take_along_axis(joins_GA, slot_GN, -1) * own_GNX[..., votes - 1]
             change_GN += np.take_along_axis(wins_GA, slot_GN, -1) * own_GNX[..., votes]
         log_scale_GN = log_absent_GN - log_absent_GN.sum(axis=-1, keepdims=True) - (k - 1) * log_tilt_G1
@@ -69,6 +71,22 @@ def _bernoulli_counts(
         _take_part(chance_GAX, slot_GN[:, j, None] == np.arange(A), p_G11, q_G11)
         _take_part(own_GNX, (slot_GN[:, j, None] == slot_GN) & (np.arange(n) != j), p_G11, q_G11)
     return chance_GAX, own_GNX
+
+
+def _pools(chances: list[FloatArray], k: int) -> list[FloatArray]:
+    """Chances of the votes of the answers from column a on, for every a up to A, [G, k] each.
+
+    `chances` is cut off where an answer has more votes than a pooled one can get, so pools are right where used.
+    """
+    pool_GX = np.zeros((len(chances[0]), k))
+    pool_GX[:, 0] = 1.0
+    pools = [pool_GX]
+    for chance_GX in reversed(chances):
+        wider_GX = pools[-1] * chance_GX[:, :1]
+        for x in range(1, min(chance_GX.shape[-1], k)):
+            wider_GX[:, x:] += pools[-1][:, :-x] * chance_GX[:, x : x + 1]
+        pools.append(wider_GX)
+    return pools[::-1]
 
 
 def _take_part(chance_GRX: FloatArray, concerned_GR: BoolArray, p_G11: FloatArray, q_G11: FloatArray) -> None:

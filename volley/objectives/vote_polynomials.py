@@ -9,6 +9,8 @@ where the power of `u` counts the answers tied with b. A tie of s + 1 answers sh
 1 / (s + 1) = int_0^1 u^s du: the integral is taken by Gauss-Legendre quadrature, exact for polynomials. Every term
 is non-negative, so nothing cancels.
 
+Answers that can not reach t votes need no factor each: together they form a *pool*, one polynomial in z.
+
 Stacks of polynomials are [1 + marks, G, nodes, degree + 1]. Channel 0 is the plain product. Channel c > 0 sums over
 the choice of b, weighted by b's mark c, and leaves out its factor z^t.
 """
@@ -21,21 +23,26 @@ import numpy as np
 from volley.objectives.combinatorics import FloatArray
 
 
-def top_share(chances: Sequence[FloatArray], marks_GA: FloatArray, votes: int, k: int) -> FloatArray:
+def top_share(
+    chances: Sequence[FloatArray], pool_GX: FloatArray, marks_GA: FloatArray, votes: int, k: int
+) -> FloatArray:
     """Chance that the top count among k votes is `votes`, times the mean mark of the answers tied there, [G].
 
-    chances: `P_a(x)` as [G, X] with X > votes, one for each of the A answers.
+    chances: `P_a(x)` as [G, X] with X > votes, one for each of the A answers that can get so many votes.
+    pool_GX: chances of the votes of all other answers, X > k.
     """
-    G, A = marks_GA.shape
+    A = len(chances)
     u_Q, weight_Q = _unit_quadrature(min(k // votes, A) - 1)
-    stack = _one(1, G, len(u_Q), k - votes)
+    stack = _start(1, pool_GX, len(u_Q), k - votes)
     for a in range(A):
         stack = _times(stack, chances[a], marks_GA[None, :, a], votes, u_Q)
     share_G: FloatArray = stack[1, :, :, -1] @ weight_Q
     return share_G
 
 
-def pivots(chances: Sequence[FloatArray], marks_CGA: FloatArray, votes: int, k: int) -> tuple[FloatArray, FloatArray]:
+def pivots(
+    chances: Sequence[FloatArray], pool_GX: FloatArray, marks_CGA: FloatArray, votes: int, k: int
+) -> tuple[FloatArray, FloatArray]:
     """What the other answers contribute to one more sample of answer a changing a vote of k - 1; two [C, G, A].
 
     `joins`: with a at votes - 1 below a tie of s answers at `votes`, the sum of marks over the tie / (s (s + 1)).
@@ -45,10 +52,12 @@ def pivots(chances: Sequence[FloatArray], marks_CGA: FloatArray, votes: int, k: 
     C, G, A = marks_CGA.shape
     degree = k - 2 * votes  # votes left for the rest in `joins`; one less in `wins`
     u_Q, weight_Q = _unit_quadrature(min(degree // votes, max(A - 2, 0)) + 1)
-    after = [_one(C, G, len(u_Q), degree)]
+    nothing_GX = np.zeros((G, degree + 1))
+    nothing_GX[:, 0] = 1.0
+    after = [_start(C, nothing_GX, len(u_Q), degree)]
     for a in range(A - 1, 0, -1):
         after.append(_times(after[-1], chances[a], marks_CGA[..., a], votes, u_Q))
-    before = _one(C, G, len(u_Q), degree)
+    before = _start(C, pool_GX, len(u_Q), degree)
     joins_CGA, wins_CGA = np.zeros((2, C, G, A))
     for a in range(A):
         rest = after.pop()
@@ -58,10 +67,10 @@ def pivots(chances: Sequence[FloatArray], marks_CGA: FloatArray, votes: int, k: 
     return joins_CGA, wins_CGA
 
 
-def _one(marks: int, groups: int, nodes: int, degree: int) -> FloatArray:
-    """The empty product."""
-    stack = np.zeros((1 + marks, groups, nodes, degree + 1))
-    stack[0, ..., 0] = 1.0
+def _start(marks: int, pool_GX: FloatArray, nodes: int, degree: int) -> FloatArray:
+    """The product of the pool alone, in which nobody stands at the top yet."""
+    stack = np.zeros((1 + marks, len(pool_GX), nodes, degree + 1))
+    stack[0] = pool_GX[:, None, : degree + 1]
     return stack
 
 
