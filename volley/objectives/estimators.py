@@ -80,7 +80,8 @@ def advantages(
     rewards: [..., n], finite wherever valid.
     log_weights: [..., n], `log pi(y_i) - log mu(y_i)` of whole samples; read only when `companion_weights` is
         not `none`, and absent means on-policy. The result is then `A_i = a_i / w_i`, ready for the sample's ratio.
-    answers: [..., n] integer ids, needed by `maj_at_k`; only equality within a group matters.
+    answers: [..., n] integer ids, needed by `maj_at_k`. Equal ids are votes for one answer; a negative id is no
+        answer, a vote that agrees with nobody's.
     valid: [..., n] bool; a masked sample leaves n and gets 0. k shrinks to what is left; a group with fewer than
         two valid samples is all zeros.
     k: [...] integers that replace the objective's k group by group (an adaptive schedule).

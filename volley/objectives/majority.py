@@ -41,12 +41,13 @@ class Profiles(NamedTuple):
 
 
 def read_answers(answers_BN: IntArray, g_BN: FloatArray) -> Answers:
-    """Count the distinct answers of each group.
+    """Count the distinct answers of each group; a negative id is no answer, and agrees with nobody.
 
     Raises:
         ValueError: two samples of a group share an answer and differ in reward.
     """
     B, n = g_BN.shape
+    answers_BN = np.where(answers_BN < 0, -1 - np.arange(n), answers_BN)
     order_BN = np.argsort(answers_BN, axis=-1)
     sorted_BN = np.take_along_axis(answers_BN, order_BN, axis=-1)
     new_BN = np.diff(sorted_BN, axis=-1, prepend=sorted_BN[:, :1]) != 0

@@ -65,7 +65,8 @@ def max_at_k(rewards: ArrayLike, k: int, *, log_weights: ArrayLike | None = None
 def maj_at_k(answers: ArrayLike, rewards: ArrayLike, k: int) -> FloatArray:
     """The unbiased maj@k estimate of each group, uniform over tied answers: [...].
 
-    answers: [..., n] integer ids, equal where the answers are; rewards: [..., n], equal where the answers are.
+    answers: [..., n] integer ids, equal where the answers are; a negative id is no answer, and agrees with nobody.
+    rewards: [..., n], equal where the answers are.
 
     Raises:
         ValueError: unless 1 <= k <= n, a reward is not finite, or one answer of a group has two rewards.
