@@ -1,20 +1,25 @@
 """One rank's part of a batch, as flat token arrays and laid-out micro-batches.
 
-Shapes: T sample tokens of the rank, N samples of the rank, side by side; n samples of one group.
+Shapes: T sample tokens of the rank, N samples of the rank, G its groups, side by side; n samples of one group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.layout import MicroBatch, Piece, micro_batches
 from learner.records import ScoredGroup, SFTRow
-from volley.objectives import Objective, advantages
+from volley.objectives import AdvantageReport, Objective, advantage_report
 from volley.records import Group
+
+T = TypeVar("T")
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +33,16 @@ class RankBatch:
         lag_T: int64, versions each token is old.
         sample_T: int64, which of the rank's samples each token is of.
         lengths_N: int64, tokens of each sample.
-        keep_N: bool, False for samples that give no gradient: not scored, or cut and to be masked.
+        keep_N: bool, False for samples that leave their group: not scored, or cut and to be masked.
         pieces: one for each group, to be laid out.
     """
 
     groups: tuple[Group, ...]
     scored: tuple[ScoredGroup, ...]
-    mu_T: Tensor
+    mu_T: NDArray[np.float32]
     lag_T: NDArray[np.int64]
-    sample_T: Tensor
-    lengths_N: Tensor
+    sample_T: NDArray[np.int64]
+    lengths_N: NDArray[np.int64]
     keep_N: NDArray[np.bool_]
     pieces: tuple[Piece, ...]
 
@@ -48,6 +53,19 @@ class RankBatch:
     @property
     def tokens(self) -> int:
         return len(self.mu_T)
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """float64 [N], NaN at samples that bear none."""
+        return _joined([each.rewards_n for each in self.scored], np.float64)
+
+    def per_group(self, values_N: NDArray[Scalar]) -> NDArray[Scalar]:
+        """[N] as [G, n]; every group of a job asks for the same n."""
+        return values_N.reshape(len(self.groups), -1) if self.groups else values_N.reshape(0, 0)
+
+    def sample_sums(self, values_T: Tensor) -> NDArray[np.float64]:
+        """Each sample's sum, float64 [N]."""
+        return np.bincount(self.sample_T, values_T.double().cpu().numpy(), self.samples).astype(np.float64)
 
 
 def rank_batch(
@@ -62,10 +80,10 @@ def rank_batch(
     return RankBatch(
         groups=tuple(groups),
         scored=tuple(scored),
-        mu_T=torch.from_numpy(_joined([group.logprobs_T for group in groups], np.float32)),
+        mu_T=_joined([group.logprobs_T for group in groups], np.float32),
         lag_T=version - _joined([group.versions_T for group in groups], np.int64),
-        sample_T=torch.from_numpy(np.repeat(np.arange(len(lengths_N)), lengths_N)),
-        lengths_N=torch.from_numpy(lengths_N),
+        sample_T=np.repeat(np.arange(len(lengths_N)), lengths_N),
+        lengths_N=lengths_N,
         keep_N=keep_N,
         pieces=tuple(
             Piece(group.prompt_p, group.tokens_T, group.lengths_n, int(start))
@@ -76,30 +94,33 @@ def rank_batch(
 
 def group_advantages(
     batch: RankBatch, objective: Objective, *, shaped_N: NDArray[np.float64], log_weight_N: NDArray[np.float64] | None
-) -> NDArray[np.float64]:
-    """Advantages of the rank's samples, float64 [N], group by group, 0 for samples that leave their group.
+) -> AdvantageReport:
+    """Advantages of the rank's samples, [G, n], 0 for samples that leave their group.
 
     Args:
         shaped_N: rewards, shaped where the job asks for it; anything at samples that are not kept.
         log_weight_N: log importance weight of each sample, for objectives with companion weights.
     """
     if not batch.groups:
-        return np.zeros(0)
-    shape = (len(batch.groups), batch.groups[0].n)  # every group of a job asks for the same n
-    keep_Gn = batch.keep_N.reshape(shape)
-    return advantages(
-        np.where(keep_Gn, shaped_N.reshape(shape), 0.0),
+        return AdvantageReport(np.zeros((0, 0)), np.zeros(0, np.int64), {}, 0.0)
+    keep_Gn = batch.per_group(batch.keep_N)
+    return advantage_report(
+        np.where(keep_Gn, batch.per_group(shaped_N), 0.0),
         objective,
-        log_weights=None if log_weight_N is None else log_weight_N.reshape(shape),
+        log_weights=None if log_weight_N is None else batch.per_group(log_weight_N),
         answers=np.stack([scored.answers_n for scored in batch.scored]),
         valid=keep_Gn,
         k=_adapted_k(batch.scored),
-    ).reshape(-1)
+    )
 
 
-def _adapted_k(scored: Sequence[ScoredGroup]) -> NDArray[np.int64] | None:
-    ks = [each.k for each in scored if each.k is not None]
-    return np.array(ks, dtype=np.int64) if len(ks) == len(scored) else None
+def value_advantages(
+    batch: RankBatch, *, shaped_N: NDArray[np.float64], value_G: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """``(R_i - V(x)) / n`` over the n samples kept of each group, [G, n]: the mean objective with V as its baseline."""
+    keep_Gn = batch.per_group(batch.keep_N)
+    gain_Gn = np.where(keep_Gn, batch.per_group(shaped_N), 0.0) - value_G[:, None]
+    return np.where(keep_Gn, gain_Gn / np.maximum(keep_Gn.sum(-1, keepdims=True), 1), 0.0)
 
 
 def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:
@@ -111,16 +132,45 @@ def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:
     ]
 
 
-def lay_out(pieces: Sequence[Piece], budget: int, *, width: int, allow_shared: bool) -> list[MicroBatch]:
-    """`micro_batches`, and one dummy micro-batch for a rank that has nothing."""
-    return micro_batches(pieces, budget, width=width, allow_shared=allow_shared) or [dummy()]
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """How this rank lays out micro-batches.
+
+    Attributes:
+        budget: padded tokens of one micro-batch.
+        width: the model's hidden size.
+        allow_shared: may samples of a group share a row?
+        device: where they go.
+    """
+
+    budget: int
+    width: int
+    allow_shared: bool
+    device: torch.device
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[MicroBatch]:
+        """Micro-batches of ``pieces``, as many on every rank: ZeRO-3 gathers parameters in step."""
+        batches = micro_batches(pieces, self.budget, width=self.width, allow_shared=self.allow_shared)
+        return [batch.to(self.device) for batch in as_many(batches, idle, self.device)]
 
 
-def dummy() -> MicroBatch:
-    """One row without sample tokens: keeps a rank in step with the others' collectives."""
+def as_many(batches: list[T], spare: Callable[[], T], device: torch.device) -> list[T]:
+    """``batches`` and as many spares as the rank with most, and at least one, has more. Every rank must call it."""
+    most = torch.tensor([max(len(batches), 1)], device=device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return batches + [spare() for _ in range(int(most) - len(batches))]
+
+
+def idle() -> MicroBatch:
+    """One row without sample tokens."""
     none = torch.zeros(0, dtype=torch.int64)
-    return MicroBatch(torch.zeros((1, 2), dtype=torch.int64), None, None, none, none, none, none)
+    return MicroBatch(torch.zeros((1, 2), dtype=torch.int64), None, None, none, none, none)
 
 
-def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
+def _adapted_k(scored: Sequence[ScoredGroup]) -> NDArray[np.int64] | None:
+    ks = [each.k for each in scored if each.k is not None]
+    return np.array(ks, dtype=np.int64) if len(ks) == len(scored) else None
+
+
+def _joined(parts: Sequence[NDArray[Any]], dtype: type[Scalar]) -> NDArray[Scalar]:
     return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)

@@ -1,48 +1,59 @@
-"""The policy under ZeRO-3: one DeepSpeed engine a rank, and the forward pass every step is made of."""
+"""One model under ZeRO-3 on this rank, and the process group the ranks share."""
 
+import logging
+import math
 import os
-from pathlib import Path
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from learner.config import LearnerConfig
-from learner.layout import MicroBatch
-from learner.logprobs import chosen_logprobs
-from volley.errors import JobError
+from volley.errors import Diverged
+from volley.update import Optimizer
+
+GRACE_SECONDS = 30.0  # a collective gives up so long after the step it belongs to should have ended
 
 
-class Policy(nn.Module):
-    """A causal LM that is asked for log-probs of given tokens instead of logits."""
+def open_store(host: str, port: int, world: int) -> Any:
+    """The ranks' rendezvous: with ``port`` 0 opened here, on a port the system picks, else joined.
 
-    def __init__(self, lm: nn.Module, temperature: float) -> None:
-        super().__init__()
-        self.lm = lm
-        self.temperature = temperature
+    Keep it as long as the ranks live.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy of each sample token of the micro-batch, float32 [T]."""
-        lm: Any = self.lm
-        hidden_RLH = lm.base_model(
-            input_ids=batch.ids_RL,
-            position_ids=batch.positions_RL,
-            attention_mask=batch.mask_R1LL,
-            use_cache=False,
-        ).last_hidden_state
-        hidden_TH = hidden_RLH[batch.row_T, batch.column_T]
-        head = lm.get_output_embeddings()
-        return chosen_logprobs(head, hidden_TH, batch.token_T, self.temperature, lm.config.vocab_size)
+    return TCPStore(host, port, world, is_master=port == 0, wait_for_workers=False)
 
 
-def join_ranks(rank: int, world: int, host: str, port: int, *, cuda: bool) -> None:
+def join_ranks(rank: int, world: int, store: Any, *, cuda: bool, deadline_s: float) -> None:
     """Make this process rank ``rank`` of ``world``: gloo on CPU, NCCL on CUDA."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world), LOCAL_SIZE="1", MASTER_ADDR=host, MASTER_PORT=str(port)
-    )
+    # A device of its own is all that Ray shows a rank, so its local rank is 0.
+    os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world), LOCAL_SIZE="1")
     import deepspeed
 
-    deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
+    _quiet()
+    # Shared-memory kernels for CPU inference; DeepSpeed would compile them at every first start.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "nccl" if cuda else "gloo"
+    if cuda:
+        torch.cuda.set_device(0)
+    torch.distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=deadline_s + GRACE_SECONDS)
+    )
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
+def _quiet() -> None:
+    """Keep the logs to what a reader may act on."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed calls collectives by names that torch is about to rename.
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
 
 
 def deepspeed_config(config: LearnerConfig) -> dict[str, Any]:
@@ -54,7 +65,7 @@ def deepspeed_config(config: LearnerConfig) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {
             "stage": 3,
-            "overlap_comm": False,
+            "overlap_comm": config.learner.gpus_per_rank > 0,
             "contiguous_gradients": True,
             "stage3_param_persistence_threshold": 100_000,
         },
@@ -63,41 +74,93 @@ def deepspeed_config(config: LearnerConfig) -> dict[str, Any]:
         settings["gradient_clipping"] = config.optimizer.clip_norm
     if config.model.dtype == "bfloat16":
         settings["bf16"] = {"enabled": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merged(settings, config.learner.deepspeed)
 
 
-def load_lm(path: Path, dtype: str) -> Any:
-    """The model at ``path``; raises `JobError` where it does not load."""
-    from transformers import AutoModelForCausalLM
+class Engine:
+    """A DeepSpeed engine. Every rank must make the same calls in the same order.
 
-    try:
-        lm = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise JobError(f"model {path} does not load: {' '.join(str(error).split())[:300]}") from error
-    return lm
+    Args:
+        load: loads the model; its parameters are sharded as they are read.
+        optimizer: AdamW and its schedule.
+    """
+
+    def __init__(self, load: Callable[[], nn.Module], optimizer: Optimizer, config: LearnerConfig) -> None:
+        import deepspeed
+        from transformers.integrations import HfDeepSpeedConfig
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        settings = deepspeed_config(config)
+        sharding = HfDeepSpeedConfig(settings)  # from_pretrained shards at once while this object lives
+        try:
+            model = load()
+        finally:
+            del sharding
+            unset_hf_deepspeed_config()
+        for module in model.modules():
+            for parameter in getattr(module, "parameters_used", ()):
+                deepspeed.zero.register_external_parameter(module, parameter)
+        self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
+        self.adam = _adamw(model, optimizer)
+        self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=settings)
+
+    @property
+    def module(self) -> Any:
+        """The model; its parameters hold shards."""
+        return self._engine.module
+
+    @property
+    def zero(self) -> Any:
+        """DeepSpeed's ZeRO-3 optimiser."""
+        return self._engine.optimizer
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._engine.device)
+
+    def __call__(self, *inputs: Any, last: bool = False) -> Any:
+        """A forward pass; ``last`` of those whose gradients the next `update` takes."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        return self._engine(*inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of ``loss``, which is this rank's share of a sum over ranks."""
+        self._engine.backward(loss * self.ranks)  # DeepSpeed takes the mean over ranks
+
+    def update(self, step: int) -> tuple[float, float]:
+        """AdamW with the gradients gathered, at step ``step`` of the schedule: gradient norm before clipping, rate.
+
+        Raises:
+            Diverged: the gradient is not finite; the weights are as they were.
+        """
+        rate = learning_rate(self.spec, step, self.steps)
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm())
+        if self._engine.optimizer.overflow or not math.isfinite(norm):
+            raise Diverged(
+                f"the gradient of step {step} is not finite: lower optimizer.lr, set optimizer.clip_norm, or clip the "
+                "update more tightly, and resume from a checkpoint"
+            )
+        return norm, rate
 
 
-def start_engine(config: LearnerConfig) -> Any:
-    """The DeepSpeed engine around a `Policy`, parameters sharded as they are loaded."""
-    import deepspeed
-    from transformers.integrations import HfDeepSpeedConfig
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+def learning_rate(spec: Optimizer, step: int, steps: int) -> float:
+    """The rate of the step numbered ``step`` from 0: linear warm-up, then constant or cosine to zero."""
+    if step < spec.warmup_steps:
+        return spec.lr * (step + 1) / spec.warmup_steps
+    if spec.schedule == "constant":
+        return spec.lr
+    done = (step - spec.warmup_steps) / max(1, steps - spec.warmup_steps)
+    return spec.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
-    settings = deepspeed_config(config)
-    sharding = HfDeepSpeedConfig(settings)  # from_pretrained shards at once while this object lives
-    policy = Policy(load_lm(config.model.path, config.model.dtype), config.temperature)
-    del sharding
-    unset_hf_deepspeed_config()
-    policy.train()
-    optimizer = torch.optim.AdamW(
-        policy.parameters(),
-        lr=config.optimizer.lr,
-        betas=config.optimizer.betas,
-        eps=config.optimizer.eps,
-        weight_decay=config.optimizer.weight_decay,
+
+def _adamw(model: nn.Module, spec: Optimizer) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        model.parameters(), lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
     )
-    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
-    return engine
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 Two layouts give the same log-probs:
 
     flat     one row a sample, its prompt in front: [p s1] [p s2] ...
-    shared   one row a group, the prompt once: [p s1 s2 ...]; a mask lets each sample see the prompt and itself, and
-             positions count on from the prompt's end in each
+    shared   m samples of a group in one row, the prompt once: [p s1 s2 ...]; a mask lets each sample see the prompt
+             and itself, and positions count on from the prompt's end in each
 
-Shared computes each prompt once, but its attention is over the whole row; `cheaper_shared` chooses.
+Shared computes prompts less often, but its attention is over the whole row; `samples_per_row` chooses m.
 Shapes: R rows, L row length, T sample tokens of the micro-batch, in the order of its samples.
 """
 
@@ -41,17 +41,20 @@ class Piece:
     def row_tokens(self) -> int:
         return len(self.prompt_p) + len(self.tokens_T)
 
-    def split(self) -> list["Piece"]:
-        """One piece for each sample."""
-        ends = np.cumsum(self.lengths_n)
+    def split(self, samples: int) -> list["Piece"]:
+        """Pieces of at most so many samples each."""
+        if samples >= len(self.lengths_n):
+            return [self]
+        ends = np.cumsum([0, *self.lengths_n])
+        cuts = range(0, len(self.lengths_n), samples)
         return [
             Piece(
                 self.prompt_p,
-                self.tokens_T[end - length : end],
-                np.array([length], np.int32),
-                self.start + int(end - length),
+                self.tokens_T[ends[cut] : ends[min(cut + samples, len(self.lengths_n))]],
+                self.lengths_n[cut : cut + samples],
+                self.start + int(ends[cut]),
             )
-            for end, length in zip(ends, self.lengths_n, strict=True)
+            for cut in cuts
         ]
 
 
@@ -62,8 +65,8 @@ class MicroBatch:
     Attributes:
         ids_RL: int64 token ids, right-padded.
         positions_RL: int64 position ids; None where they simply count from 0.
-        mask_R1LL: float additive attention mask; None for plain causal attention.
-        row_T, column_T: int64, where the hidden state is that predicts each sample token.
+        mask_R1LL: bool, True where a position may look; None for plain causal attention.
+        at_T: int64 place in the flattened [R * L] of the hidden state that predicts each sample token.
         token_T: int64, the sample tokens.
         index_T: int64, each token's place in the rank's token arrays.
     """
@@ -71,14 +74,26 @@ class MicroBatch:
     ids_RL: Tensor
     positions_RL: Tensor | None
     mask_R1LL: Tensor | None
-    row_T: Tensor
-    column_T: Tensor
+    at_T: Tensor
     token_T: Tensor
     index_T: Tensor
 
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same on ``device``."""
+        return MicroBatch(
+            ids_RL=self.ids_RL.to(device),
+            positions_RL=None if self.positions_RL is None else self.positions_RL.to(device),
+            mask_R1LL=None if self.mask_R1LL is None else self.mask_R1LL.to(device),
+            at_T=self.at_T.to(device),
+            token_T=self.token_T.to(device),
+            index_T=self.index_T.to(device),
+        )
+
 
 def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_shared: bool) -> list[MicroBatch]:
-    """Lay out ``groups`` in the cheaper way, longest rows first, at most ``budget`` padded tokens each.
+    """Lay out ``groups`` in the cheapest way, longest rows first, at most ``budget`` padded tokens each.
+
+    A sample that is longer than the budget with its prompt makes a micro-batch of its own.
 
     Args:
         width: the model's hidden size, for the cost model.
@@ -86,13 +101,12 @@ def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_sha
     """
     pieces: list[Piece] = []
     for group in groups:
-        shared = allow_shared and len(group.lengths_n) > 1 and cheaper_shared(group, width)
-        pieces += [group] if shared else group.split()
+        pieces += group.split(samples_per_row(group, budget, width) if allow_shared else 1)
     pieces.sort(key=lambda piece: -piece.row_tokens)
-    batches, rows = [], []
+    batches: list[MicroBatch] = []
+    rows: list[Piece] = []
     for piece in pieces:
-        longest = rows[0].row_tokens if rows else piece.row_tokens
-        if rows and longest * (len(rows) + 1) > budget:
+        if rows and rows[0].row_tokens * (len(rows) + 1) > budget:
             batches.append(_lay_out(rows))
             rows = []
         rows.append(piece)
@@ -101,53 +115,56 @@ def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_sha
     return batches
 
 
-def cheaper_shared(group: Piece, width: int) -> bool:
-    """Is one row for the whole group less work than one row a sample?"""
+def samples_per_row(group: Piece, budget: int, width: int) -> int:
+    """How many samples behind one prompt are least work; a row stays within ``budget`` tokens."""
+    prompt, n, mean = len(group.prompt_p), len(group.lengths_n), float(group.lengths_n.mean())
 
-    def cost(length: float, rows: float) -> float:
-        return rows * length * (1 + ATTENTION_COST * length / width)
+    def cost(samples: int) -> float:
+        length = prompt + samples * mean
+        return n / samples * length * (1 + ATTENTION_COST * length / width)
 
-    prompt, n = len(group.prompt_p), len(group.lengths_n)
-    return cost(group.row_tokens, 1) < cost(prompt + float(group.lengths_n.mean()), n)
+    longest = int(group.lengths_n.max())
+    choices = [m for m in (*(1 << bit for bit in range(1, n.bit_length())), n) if prompt + m * longest <= budget]
+    return min((1, *choices), key=cost)
 
 
 def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
     length = max(piece.row_tokens for piece in rows)
-    ids_RL = np.zeros((len(rows), length), np.int64)
-    row_T, column_T, token_T, index_T = [], [], [], []
     plain = all(len(piece.lengths_n) == 1 for piece in rows)
-    positions_RL = None if plain else np.zeros((len(rows), length), np.int64)
-    segment_RL = None if plain else np.full((len(rows), length), -1, np.int64)
+    ids_RL = np.zeros((len(rows), length), np.int64)
+    positions_RL = np.zeros((len(rows), length), np.int64)
+    segment_RL = np.full((len(rows), length), -1, np.int64)  # -1 padding, 0 prompt, then the samples
+    at_T, index_T = [], []
     for row, piece in enumerate(rows):
         prompt = len(piece.prompt_p)
         ids_RL[row, : piece.row_tokens] = np.concatenate([piece.prompt_p, piece.tokens_T])
-        within = np.concatenate([np.arange(length) for length in piece.lengths_n])
-        column = prompt + np.arange(len(piece.tokens_T)) - 1
-        row_T.append(np.full(len(piece.tokens_T), row))
-        column_T.append(np.where(within == 0, prompt - 1, column))
-        token_T.append(piece.tokens_T)
+        within_T = _within(piece.lengths_n)
+        column_T = np.where(within_T == 0, prompt - 1, prompt + np.arange(len(piece.tokens_T)) - 1)
+        at_T.append(row * length + column_T)
         index_T.append(piece.start + np.arange(len(piece.tokens_T)))
-        if positions_RL is not None and segment_RL is not None:
-            positions_RL[row, : piece.row_tokens] = np.concatenate([np.arange(prompt), prompt + within])
-            segment_RL[row, :prompt] = 0
-            segment_RL[row, prompt : piece.row_tokens] = 1 + np.repeat(np.arange(len(piece.lengths_n)), piece.lengths_n)
+        positions_RL[row, : piece.row_tokens] = np.concatenate([np.arange(prompt), prompt + within_T])
+        segment_RL[row, :prompt] = 0
+        segment_RL[row, prompt : piece.row_tokens] = 1 + np.repeat(np.arange(len(piece.lengths_n)), piece.lengths_n)
     return MicroBatch(
         ids_RL=torch.from_numpy(ids_RL),
-        positions_RL=None if positions_RL is None else torch.from_numpy(positions_RL),
-        mask_R1LL=None if segment_RL is None else _mask(torch.from_numpy(segment_RL)),
-        row_T=torch.from_numpy(np.concatenate(row_T)),
-        column_T=torch.from_numpy(np.concatenate(column_T)),
-        token_T=torch.from_numpy(np.concatenate(token_T).astype(np.int64)),
+        positions_RL=None if plain else torch.from_numpy(positions_RL),
+        mask_R1LL=None if plain else _mask(torch.from_numpy(segment_RL)),
+        at_T=torch.from_numpy(np.concatenate(at_T)),
+        token_T=torch.from_numpy(np.concatenate([piece.tokens_T for piece in rows]).astype(np.int64)),
         index_T=torch.from_numpy(np.concatenate(index_T)),
     )
 
 
+def _within(lengths_n: NDArray[np.int32]) -> NDArray[np.int64]:
+    """0, 1, 2 ... in each sample, end to end."""
+    ends_n = np.cumsum(lengths_n)
+    return np.arange(int(ends_n[-1])) - np.repeat(ends_n - lengths_n, lengths_n)
+
+
 def _mask(segment_RL: Tensor) -> Tensor:
-    """0 where a position may look, a very negative number elsewhere: the past of its own segment, and the prompt."""
-    same_RLL = segment_RL[:, :, None] == segment_RL[:, None, :]
+    """True where a position may look: the past of its own segment, and the prompt."""
+    own_RLL = segment_RL[:, :, None] == segment_RL[:, None, :]
     prompt_RLL = (segment_RL == 0)[:, None, :] & (segment_RL >= 0)[:, :, None]
     length = segment_RL.shape[1]
     causal_LL = torch.ones(length, length, dtype=torch.bool).tril()
-    allowed_RLL = (same_RLL | prompt_RLL) & causal_LL
-    zero = torch.zeros((), dtype=torch.float32)
-    return torch.where(allowed_RLL, zero, torch.finfo(torch.float32).min)[:, None]
+    return ((own_RLL | prompt_RLL) & causal_LL)[:, None]

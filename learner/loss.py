@@ -10,6 +10,8 @@ from torch import Tensor
 
 from volley.update import NoCorrection, PolicyUpdate, SequenceCorrection, TokenCorrection
 
+LOG_RATIO_CAP = 20.0  # e^20: far beyond any clip range, far within float32
+
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
@@ -19,8 +21,8 @@ class LossInputs:
         theta_T: log-prob under the weights being trained; carries the gradient.
         prox_T: log-prob under the learner's weights when the update began.
         mu_T: log-prob recorded by the generator.
-        advantage_T: the sample's advantage at each of its tokens; 0 takes the sample out.
-        weight_T: what aggregation gives each token's term: see `token_weights`.
+        advantage_T: the sample's advantage at each of its tokens.
+        weight_T: what aggregation gives each token's term: see `sample_weights`; 0 takes the token out.
         sample_T: int64 in 0..N-1, which sample each token is of.
         samples: N.
         entropy_T: entropy of each token's distribution; carries the gradient where there is a bonus.
@@ -64,7 +66,7 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     log_ratio_T = inputs.theta_T - inputs.prox_T
     if spec.ratio == "sequence":
         log_ratio_T = _per_sample(log_ratio_T, inputs)
-    ratio_T = log_ratio_T.exp()
+    ratio_T = log_ratio_T.clamp(max=LOG_RATIO_CAP).exp()
     clipped_ratio_T = ratio_T.clamp(1 - spec.clip_low, 1 + spec.clip_high)
     gain_T, clipped_gain_T = ratio_T * inputs.advantage_T, clipped_ratio_T * inputs.advantage_T
     correction_T, truncated_T = _correction(inputs, spec)
@@ -90,7 +92,7 @@ def kl_estimate(theta_T: Tensor, reference_T: Tensor, estimator: str) -> Tensor:
 
     k1 ``log theta - log ref``; k2 half its square; k3 ``exp(ref - theta) - 1 - (ref - theta)``.
     """
-    difference_T = theta_T - reference_T
+    difference_T = (theta_T - reference_T).clamp(min=-LOG_RATIO_CAP)
     if estimator == "k1":
         return difference_T
     if estimator == "k2":
@@ -98,18 +100,29 @@ def kl_estimate(theta_T: Tensor, reference_T: Tensor, estimator: str) -> Tensor:
     return torch.expm1(-difference_T) + difference_T
 
 
-def token_weights(aggregation: str, lengths_T: Tensor, *, groups: int, samples: int, tokens: int) -> Tensor:
-    """Each token's weight in the loss, float [T], from counts over the whole batch.
+def sample_weights(aggregation: str, lengths_N: Tensor, *, groups: float, samples: float, tokens: float) -> Tensor:
+    """The weight in the loss of each token of each sample, [N], from counts over the whole batch.
 
-    sequence_sum: 1 / groups, the estimators' own form: samples add up within a group.
-    sequence_mean: 1 / (groups * the sample's own length).
-    token_mean: samples per group / tokens, so that all three have one scale where lengths are equal to 1.
+    - ``sequence_sum``: ``1 / groups``, the estimators' own form: a sample's tokens add up, samples of a group add
+      up, groups are averaged.
+    - ``sequence_mean``: ``1 / (groups * length)``, a mean over each sample's tokens instead.
+    - ``token_mean``: ``samples / (groups * tokens)``, `sequence_sum` divided by the mean length: every token of the
+      batch weighs the same, and the scale is that of ``sequence_mean``.
     """
     if aggregation == "sequence_sum":
-        return torch.full_like(lengths_T, 1.0 / groups)
+        return torch.full_like(lengths_N, 1 / groups)
     if aggregation == "sequence_mean":
-        return 1.0 / (groups * lengths_T)
-    return torch.full_like(lengths_T, samples / (groups * tokens))
+        return 1 / (groups * lengths_N)
+    return torch.full_like(lengths_N, samples / (groups * tokens))
+
+
+def value_loss(value_T: Tensor, old_T: Tensor, reward_T: Tensor, clip: float) -> Tensor:
+    """Clipped value loss of each entry: ``1/2 max((V - R)^2, (clip(V, V_old - a, V_old + a) - R)^2)``.
+
+    Source: arXiv 2503.19595, appendix A.4.
+    """
+    near_T = torch.clamp(value_T, old_T - clip, old_T + clip)
+    return torch.maximum((value_T - reward_T).square(), (near_T - reward_T).square()) / 2
 
 
 def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
@@ -130,5 +143,5 @@ def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]
 
 def _per_sample(values_T: Tensor, inputs: LossInputs) -> Tensor:
     """Each token's sample's sum."""
-    zeros_N = torch.zeros(inputs.samples, dtype=values_T.dtype)
+    zeros_N = values_T.new_zeros(inputs.samples)
     return zeros_N.index_add(0, inputs.sample_T, values_T)[inputs.sample_T]

@@ -3,10 +3,10 @@
 import faulthandler
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ from volley.objectives import Objective
 from volley.records import Group, WeightBucket, WeightUpdate
 
 
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """Where a rank runs; ``port`` is that of the rendezvous, 0 on all ranks but the first."""
+
+    pid: int
+    node: str
+    host: str
+    port: int
+
+
 class Rank:
     """Called by `learner.group.LearnerGroup`, all ranks alike and in the same order."""
 
@@ -28,71 +38,93 @@ class Rank:
         _redirect_output(log)
         faulthandler.enable()
         self.config, self.rank, self.world = config, rank, config.learner.ranks
-        self.folder: Path | None = None
+        self.steps_taken = 0
 
-    def address(self) -> tuple[str, int]:
-        """This host's address and a port that was free a moment ago."""
-        host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, int(probe.getsockname()[1])
-
-    def start(self, host: str, port: int) -> int:
-        """Join the other ranks at ``host:port``, load the model; returns this process's id.
-
-        Raises:
-            JobError: the model does not load.
-        """
-        cuda = self.config.learner.gpus_per_rank > 0
-        if not cuda:
+    def open(self) -> RankProcess:
+        """Load the libraries; the first rank opens the rendezvous."""
+        self.cuda = self.config.learner.gpus_per_rank > 0
+        if not self.cuda:
             os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ["OMP_NUM_THREADS"] = str(self.config.learner.threads_per_rank)
         import torch
 
-        from learner.engine import Policy, join_ranks, load_lm, start_engine
-        from learner.steps import Stepper
+        from learner.engine import open_store
 
         torch.set_num_threads(self.config.learner.threads_per_rank)
-        torch.manual_seed(self.config.seed)
-        join_ranks(self.rank, self.world, host, port, cuda=cuda)
-        self.engine = start_engine(self.config)
-        reference = None
-        if self.config.update is not None and self.config.update.kl.wanted:
-            reference = Policy(load_lm(self.config.model.path, self.config.model.dtype), self.config.temperature)
-            reference.eval().requires_grad_(False)
-        self.stepper = Stepper(
-            self.config,
-            self.engine,
-            reference,
-            width=self._lm.config.hidden_size,
-            allow_shared=self._lm.config.model_type in SHARED_LAYOUT,
+        host, port = ray.util.get_node_ip_address(), 0
+        if self.rank == 0:
+            self.store = open_store(host, port, self.world)
+            port = self.store.port
+        return RankProcess(os.getpid(), ray.get_runtime_context().get_node_id(), host, port)
+
+    def start(self, host: str, port: int) -> None:
+        """Join the other ranks at ``host:port`` and load the model.
+
+        Raises:
+            JobError: the model does not load, or its log-probs can not be had from its last hidden state.
+        """
+        import torch
+
+        from learner.batch import Packer
+        from learner.engine import Engine, join_ranks, open_store
+        from learner.policy import Policy, load_lm, probe_layouts
+        from learner.reinforce import Reinforcer
+        from learner.value import Critic
+
+        config, update = self.config, self.config.update
+        if self.rank != 0:
+            self.store = open_store(host, port, self.world)
+        torch.manual_seed(config.seed)
+        join_ranks(self.rank, self.world, self.store, cuda=self.cuda, deadline_s=config.learner.step_deadline_s)
+        path, dtype, temperature = config.model.path, config.model.dtype, config.temperature
+        entropy_gradient = update is not None and update.entropy_bonus > 0
+        self.engine = Engine(
+            lambda: Policy(load_lm(path, dtype), temperature, entropy_gradient=entropy_gradient),
+            config.optimizer,
+            config,
         )
-        return os.getpid()
+        self.pack = Packer(
+            budget=config.learner.tokens_per_micro_batch,
+            width=self._lm.config.get_text_config().hidden_size,
+            allow_shared=probe_layouts(self.engine.module, dtype, self.engine.device),
+            device=self.engine.device,
+        )
+        self.engines = {"policy": self.engine}
+        if update is not None:
+            reference = None
+            if update.kl.wanted:
+                reference = Policy(load_lm(path, dtype), temperature).to(self.engine.device).requires_grad_(False)
+            critic = None if update.value_model is None else Critic(config, update.value_model)
+            if critic is not None:
+                self.engines["value"] = critic.engine
+            self.reinforcer = Reinforcer(update, self.engine, self.pack, reference=reference, critic=critic)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def pulse(self) -> None:
+        """Answer, in a thread of its own: the process is not stopped."""
 
     def step(self, scored: Sequence[ScoredGroup], version: int, objective: Objective, *groups: Group) -> StepReport:
         """One PPO step over this rank's groups; metrics are those of all ranks."""
         from learner.batch import rank_batch
 
-        spec = self.config.update
-        batch = rank_batch(groups, scored, version=version, mask_truncated=bool(spec and spec.mask_truncated))
-        metrics, advantage_N = self.stepper.reinforce(batch, objective)
-        self.stepper.steps_taken += 1
+        mask_truncated = self.reinforcer.spec.mask_truncated
+        batch = rank_batch(groups, scored, version=version, mask_truncated=mask_truncated)
+        metrics, advantages = self.reinforcer.step(batch, objective, self.steps_taken)
+        self.steps_taken += 1
         lags, counts = np.unique(batch.lag_T, return_counts=True)
-        ends = np.cumsum([group.n for group in groups])
         return StepReport(
             metrics=metrics,
             lag_histogram=dict(zip(lags.tolist(), counts.tolist(), strict=True)),
-            advantages={
-                group.group_id: advantage_N[end - group.n : end] for group, end in zip(groups, ends, strict=True)
-            },
+            advantages=advantages,
         )
 
     def sft_step(self, rows: Sequence[SFTRow]) -> StepReport:
         """One supervised step over this rank's rows; metrics are those of all ranks."""
         from learner.batch import sft_pieces
+        from learner.supervised import supervised_step
 
-        metrics = self.stepper.supervised(sft_pieces(rows))
-        self.stepper.steps_taken += 1
+        metrics = supervised_step(self.engine, self.pack, sft_pieces(rows), self.steps_taken)
+        self.steps_taken += 1
         return StepReport(metrics=metrics)
 
     def publish(self, version: int) -> WeightUpdate | None:
@@ -101,31 +133,39 @@ class Rank:
 
         begun = time.perf_counter()
         stored: list[WeightBucket] = []
-        files: list[NDArray[np.uint8]] = []
         for bucket in buckets(self._lm, self._bucket_bytes):
-            tensors = gathered(bucket, keep=self.rank == 0)
-            if tensors:
+            if tensors := gathered(bucket, keep=self.rank == 0):
                 file = packed(tensors)
                 stored.append(WeightBucket(ray.put(file), file.nbytes))
-                if self.config.learner.verify_weights:
-                    files.append(file)
         if self.rank != 0:
             return None
-        checksum = weights_checksum(files) if files else None
+        checksum = None
+        if self.config.learner.verify_weights:
+            checksum = weights_checksum(_stored(bucket) for bucket in stored)
         return WeightUpdate(version, tuple(stored), checksum, time.perf_counter() - begun)
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
         """Write this rank's part of a checkpoint into ``folder``, which is not in use yet."""
-        self.engine.save_checkpoint(str(folder), tag="state", client_state={"steps_taken": self.stepper.steps_taken})
+        from learner.checkpoint import save_engine
+
+        for name, engine in self.engines.items():
+            save_engine(engine, name, folder, self._bucket_bytes, rank=self.rank, ranks=self.world)
         if self.rank == 0:
-            (folder / "run.json").write_text(json.dumps(dict(extra)))
+            (folder / "run.json").write_text(json.dumps({"steps_taken": self.steps_taken, "extra": dict(extra)}))
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Take up a checkpoint; returns what ``save`` was given as extra."""
-        _, state = self.engine.load_checkpoint(str(folder), tag="state")
-        self.stepper.steps_taken = int(state["steps_taken"])
-        extra: dict[str, Any] = json.loads((folder / "run.json").read_text())
-        return extra
+        """Take up a checkpoint of any number of ranks; returns what ``save`` was given as extra.
+
+        Raises:
+            JobError: the checkpoint is of another model.
+        """
+        from learner.checkpoint import load_engine
+
+        for name, engine in self.engines.items():
+            load_engine(engine, name, folder, rank=self.rank, ranks=self.world)
+        run = json.loads((folder / "run.json").read_text())
+        self.steps_taken = int(run["steps_taken"])
+        return dict(run["extra"])
 
     def export(self, folder: Path) -> None:
         """Write the Hugging Face model; rank 0 writes."""
@@ -142,8 +182,9 @@ class Rank:
         return int(self.config.learner.bucket_mb * 2**20)
 
 
-# Model types whose attention takes a 4D additive mask as it is, checked against one row a sample by a test.
-SHARED_LAYOUT = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+def _stored(bucket: WeightBucket) -> NDArray[np.uint8]:
+    file: NDArray[np.uint8] = ray.get(bucket.ref, timeout=60)
+    return file
 
 
 def _redirect_output(log: Path) -> None:

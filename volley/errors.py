@@ -6,6 +6,7 @@ VolleyError
 ├── HostError (RuntimeError)           this machine lacks something: a port, memory, a package, a server
 ├── WorkerDied (RuntimeError)          an actor, a reward worker or a learner rank ended; carries its last log lines
 ├── DeadlineExceeded (TimeoutError)    a bounded wait ran out; names who waited for what
+├── Diverged (ArithmeticError)         a gradient is not finite; the weights are as they were before it
 ├── AccountingError (RuntimeError)     a group was lost or counted twice: a bug in Volley, never a user's fault
 └── NoSignal (RuntimeError)            too many batches in a row gave no gradient; carries advice
 """
@@ -69,6 +70,10 @@ class DeadlineExceeded(VolleyError, TimeoutError):
 
     def __reduce__(self) -> tuple[type["DeadlineExceeded"], tuple[str, str, float]]:
         return (DeadlineExceeded, (self.waiter, self.awaited, self.seconds))
+
+
+class Diverged(VolleyError, ArithmeticError):
+    """A gradient is not finite. The weights are as they were before it."""
 
 
 class AccountingError(VolleyError, RuntimeError):

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, model_validator
 from volley.base import Spec
 from volley.objectives import Objective, Schedule, check_schedule
 from volley.scoring import ScorerSpec
-from volley.update import LearnerSpec, Optimizer, PolicyUpdate
+from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
 
 
 class ModelSpec(Spec):
@@ -126,6 +126,7 @@ class RLJob(_Sampled):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         check_schedule(self.objective, self.schedule, self.sampling.n)
+        check_update(self.update, self.objective)
         return self
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from volley.base import Spec
+from volley.objectives import MajAtK, MaxRL, Mean, Objective, PassAtKAnalytic
 
 
 class NoCorrection(Spec):
@@ -45,9 +46,18 @@ class KLPenalty(Spec):
         """Is the starting policy needed at all?"""
         return self.coefficient > 0 or self.logged_share > 0
 
+    @property
+    def shapes_reward(self) -> bool:
+        """Is the divergence subtracted from the rewards?"""
+        return self.coefficient > 0 and self.where == "reward"
+
 
 class ValueModel(Spec):
-    """V(x), one scalar per prompt, learned beside the policy and subtracted from the reward."""
+    """V(x), one scalar per prompt, learned beside the policy: the baseline of ``objective: {kind: mean}``.
+
+    It takes the place of the leave-one-out mean, ``a_i = (R_i - V(x)) / n`` (arXiv 2503.19595, appendix A.4). Rewards
+    less V(x) would say nothing to the other objectives: they compare samples of one prompt, all shifted alike.
+    """
 
     lr: float = Field(1e-6, gt=0)
     clip: float = Field(0.2, gt=0, description="alpha of the clipped value loss")
@@ -69,8 +79,32 @@ class PolicyUpdate(Spec):
     )
     kl: KLPenalty = KLPenalty()
     entropy_bonus: float = Field(0.0, ge=0)
-    mask_truncated: bool = Field(False, description="samples cut at their length limit give no gradient")
+    mask_truncated: bool = Field(
+        False, description="samples cut at their length limit leave their group: no gradient, and not part of its n"
+    )
     value_model: ValueModel | None = None
+
+
+def check_update(update: PolicyUpdate, objective: Objective) -> None:
+    """Refuse an update that makes no sense with the objective.
+
+    Raises:
+        ValueError: with the change to make.
+    """
+    if update.value_model is not None and not isinstance(objective, Mean):
+        raise ValueError(
+            f"update.value_model is the baseline of kind: mean, and {objective.kind} has a baseline of its own: write "
+            "value_model: null, or objective: {kind: mean}"
+        )
+    if update.value_model is not None and (objective.center or objective.normalize != "none"):
+        raise ValueError(
+            "center and normalize would take the value model's baseline out again: write center: false and "
+            "normalize: none, or value_model: null"
+        )
+    if update.kl.shapes_reward and isinstance(objective, PassAtKAnalytic | MaxRL | MajAtK):
+        raise ValueError(
+            f"a KL penalty in the reward makes rewards that {objective.kind} is not defined for: write kl.where: loss"
+        )
 
 
 class Optimizer(Spec):

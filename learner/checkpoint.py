@@ -1,0 +1,120 @@
+"""What a rank group must keep to go on: parameters and AdamW's moments in float32, free of the number of ranks.
+
+    policy-00000.safetensors ...    the tensors ``param/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, a bucket a file
+    policy.json                     AdamW's step count and the files
+    value-*.safetensors, value.json the same of the value model, where there is one
+
+The files are written aside and renamed by `learner.group.LearnerGroup.save`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner.engine import Engine
+from learner.weights import buckets, full_elements
+from volley.errors import JobError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, rank: int, ranks: int) -> None:
+    """Write ``engine``'s state into ``folder``. Every rank must call it; each writes its share of the files."""
+    from safetensors.torch import save_file
+
+    steps = _adam_steps(engine)
+    files = []
+    for number, bucket in enumerate(buckets(engine.module, bucket_bytes)):
+        file = f"{name}-{number:05d}.safetensors"
+        files.append(file)
+        mine = number % ranks == rank
+        tensors = {}
+        for parameter_name, parameter in bucket:
+            for key, tensor in _whole(parameter, moments=steps > 0).items():
+                if mine:
+                    tensors[f"{key}/{parameter_name}"] = tensor.cpu().contiguous()
+        if mine:
+            save_file(tensors, folder / file)
+    if rank == 0:
+        (folder / f"{name}.json").write_text(json.dumps({"adam_steps": steps, "files": files}))
+
+
+def load_engine(engine: Engine, name: str, folder: Path, *, rank: int, ranks: int) -> None:
+    """Take up what `save_engine` wrote, with any number of ranks. Every rank must call it.
+
+    Raises:
+        JobError: the checkpoint is of another model.
+    """
+    from safetensors import safe_open
+
+    about = json.loads((folder / f"{name}.json").read_text())
+    parameters: dict[str, nn.Parameter] = dict(engine.module.named_parameters())
+    _start_adam(engine, about["adam_steps"])
+    seen = set()
+    for file in about["files"]:
+        with safe_open(folder / file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
+                kind, parameter_name = key.split("/", 1)
+                tensor = tensors.get_tensor(key)
+                _check_shape(parameters.get(parameter_name), parameter_name, tensor, folder)
+                _set(parameters[parameter_name], kind, tensor, rank=rank, ranks=ranks)
+                seen.add(parameter_name)
+    if missing := parameters.keys() - seen:
+        raise JobError(f"checkpoint {folder} is of another model: it has no {min(missing)}")
+
+
+def _whole(parameter: nn.Parameter, *, moments: bool) -> Mapping[str, Tensor]:
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    out = {"param": safe_get_full_fp32_param(parameter)}
+    if moments:
+        out |= {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+    return out
+
+
+def _set(parameter: nn.Parameter, kind: str, whole: Tensor, *, rank: int, ranks: int) -> None:
+    import deepspeed
+    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+    part = _part(whole, rank, ranks)
+    if kind == "param":
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+            if rank == 0:
+                parameter.copy_(whole)
+        safe_set_local_fp32_param(parameter, part)
+    else:
+        safe_set_local_optimizer_state(parameter, part, kind)
+
+
+def _part(whole: Tensor, rank: int, ranks: int) -> Tensor:
+    """Rank ``rank``'s shard: equal slices of the flat tensor, the last filled up with zeros."""
+    size = -(-whole.numel() // ranks)
+    mine = whole.flatten()[rank * size : (rank + 1) * size]
+    return torch.nn.functional.pad(mine, (0, size - mine.numel()))
+
+
+def _check_shape(parameter: Any, name: str, tensor: Tensor, folder: Path) -> None:
+    if parameter is None or full_elements(parameter) != tensor.numel():
+        raise JobError(f"checkpoint {folder} is of another model: {name} does not fit; take the model it was made with")
+
+
+def _adam_steps(engine: Engine) -> int:
+    """Updates AdamW has made; 0 before the first, when it has no moments yet."""
+    states = [state for flat in engine.zero.fp32_partitioned_groups_flat if (state := engine.adam.state.get(flat))]
+    return int(states[0]["step"]) if states else 0
+
+
+def _start_adam(engine: Engine, steps: int) -> None:
+    """Give AdamW the state it has after ``steps`` updates, moments still zero."""
+    engine.adam.state.clear()
+    if not steps:
+        return
+    for flat in engine.zero.fp32_partitioned_groups_flat:
+        engine.adam.state[flat] = {
+            "step": torch.tensor(float(steps), dtype=torch.float32, device=flat.device),
+            **{key: torch.zeros_like(flat) for key in MOMENTS},
+        }

@@ -1,0 +1,119 @@
+"""The policy: a causal language model that is asked for log-probs of given tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.layout import MicroBatch, Piece, micro_batches
+from learner.logprobs import TokenScorer
+from volley.errors import JobError
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # of a log-prob; what another order of sums may change
+
+
+class Policy(nn.Module):
+    """Log-probs of sample tokens under ``lm``.
+
+    Args:
+        lm: a Hugging Face causal language model.
+        temperature: the samples were drawn at.
+        entropy_gradient: does the loss use the entropy?
+
+    Raises:
+        JobError: the model has no linear output embedding.
+    """
+
+    def __init__(self, lm: Any, temperature: float, *, entropy_gradient: bool = False) -> None:
+        super().__init__()
+        self.lm = lm
+        head = lm.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise JobError(f"models of type {lm.config.model_type} have no linear output embedding; take a causal LM")
+        self.scorer = TokenScorer(head, temperature, entropy_gradient=entropy_gradient)
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-prob and entropy of each sample token of the micro-batch, float32 [T]."""
+        hidden_RLH = self.lm.base_model(
+            input_ids=batch.ids_RL,
+            position_ids=batch.positions_RL,
+            attention_mask=batch.mask_R1LL,
+            use_cache=False,
+        ).last_hidden_state
+        scores: tuple[Tensor, Tensor] = self.scorer(hidden_RLH.flatten(0, 1).index_select(0, batch.at_T), batch.token_T)
+        return scores
+
+
+def load_lm(path: Path, dtype: str) -> Any:
+    """The causal language model at ``path``; raises `JobError` where it does not load."""
+    from transformers import AutoModelForCausalLM
+
+    return _load(AutoModelForCausalLM, path, dtype)
+
+
+def load_trunk(path: Path, dtype: str) -> Any:
+    """The same without its output embedding."""
+    from transformers import AutoModel
+
+    return _load(AutoModel, path, dtype)
+
+
+def _load(kind: Any, path: Path, dtype: str) -> Any:
+    try:
+        model = kind.from_pretrained(path, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise JobError(f"model {path} does not load: {' '.join(str(error).split())[:300]}") from error
+    return model.eval()  # dropout would make the policy differ from the one that sampled
+
+
+@torch.no_grad()
+def probe_layouts(policy: Policy, dtype: str, device: torch.device) -> bool:
+    """Hold the policy's log-probs of a few tokens against the model's own logits; is the shared layout exact too?
+
+    Every rank must call it.
+
+    Raises:
+        JobError: they differ, so this type of model does something to its logits that the policy does not know of.
+    """
+    tolerance = TOLERANCE[dtype]
+    vocabulary = policy.lm.get_input_embeddings().num_embeddings
+    token = (1 + np.arange(9, dtype=np.int32) * 7) % vocabulary
+    group = Piece(token[:4], token[4:], np.array([2, 3], np.int32), 0)
+    flat_T = _logprobs(policy, [group], device, shared=False)
+    own_T = torch.cat([_own_logprobs(policy, piece, device) for piece in group.split(1)])
+    if not torch.allclose(flat_T, own_T, atol=tolerance, rtol=0):
+        raise JobError(
+            f"models of type {policy.lm.config.model_type} are not supported: log-probs from the last hidden state "
+            f"differ from those of the model's logits by {float((flat_T - own_T).abs().max()):.3g}"
+        )
+    if not _takes_masks(policy.lm.config):
+        return False
+    shared_T = _logprobs(policy, [group], device, shared=True)
+    return torch.allclose(shared_T, own_T, atol=tolerance, rtol=0)
+
+
+def _takes_masks(config: Any) -> bool:
+    """Is the attention given to a layer all there is: no window, no recurrence, no kernel without masks?"""
+    text = config.get_text_config()
+    layers = getattr(text, "layer_types", None)
+    full = set(layers) == {"full_attention"} if layers else not getattr(text, "sliding_window", None)
+    return full and config._attn_implementation == "sdpa"
+
+
+def _logprobs(policy: Policy, groups: list[Piece], device: torch.device, *, shared: bool) -> Tensor:
+    # Beside a model so wide attention costs nothing: the whole group shares a row where it may.
+    (batch,) = micro_batches(groups, 1 << 20, width=1 << 20, allow_shared=shared)
+    scores_T: Tensor = policy(batch.to(device))[0]
+    out_T = torch.empty_like(scores_T)
+    out_T[batch.index_T] = scores_T
+    return out_T
+
+
+def _own_logprobs(policy: Policy, piece: Piece, device: torch.device) -> Tensor:
+    """Log-probs of one sample's tokens from the model's own logits, [T]."""
+    row = torch.from_numpy(np.concatenate([piece.prompt_p, piece.tokens_T]).astype(np.int64)).to(device)
+    logit_LV: Tensor = policy.lm(input_ids=row[None], use_cache=False).logits[0].float() / policy.scorer.temperature
+    chosen_T = logit_LV.log_softmax(-1)[:-1].gather(-1, row[1:, None])[:, 0]
+    return chosen_T[len(piece.prompt_p) - 1 :]

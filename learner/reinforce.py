@@ -1,0 +1,277 @@
+"""One reinforcement step of a rank: forward passes, advantages, loss, updates, and what is measured on the way.
+
+Shapes: T sample tokens of the rank, t those of a micro-batch, N samples of the rank, G its groups; n samples of one
+group.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.batch import Packer, RankBatch, group_advantages, value_advantages
+from learner.engine import Engine
+from learner.layout import MicroBatch
+from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights
+from learner.sums import Sums
+from learner.value import Critic
+from volley.objectives import MajAtK, MaxAtK, Objective
+from volley.update import PolicyUpdate, check_update
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a step knows of the rank's tokens and samples, on the device.
+
+    Attributes:
+        prox_T: float32, the learner's log-probs before the update; None where the training pass itself gives them.
+        reference_T: float32, the starting policy's log-probs, NaN at tokens it is not wanted for; None where it is
+            wanted for none.
+        mu_T: float32, the generator's log-probs.
+        fresh_T: bool, tokens sampled under the version being trained.
+        sample_T: int64, which sample each token is of.
+        advantage_N: float32.
+        weight_N: float32, of each of a sample's tokens in the loss.
+    """
+
+    prox_T: Tensor | None
+    reference_T: Tensor | None
+    mu_T: Tensor
+    fresh_T: Tensor
+    sample_T: Tensor
+    advantage_N: Tensor
+    weight_N: Tensor
+
+
+class Reinforcer:
+    """Takes the reinforcement steps of one rank. Every rank must make the same calls in the same order.
+
+    Args:
+        spec: the loss.
+        engine: the policy.
+        pack: lays out micro-batches.
+        reference: the starting policy, or None where no divergence is wanted.
+        critic: the value model, or None.
+    """
+
+    def __init__(
+        self, spec: PolicyUpdate, engine: Engine, pack: Packer, *, reference: Any = None, critic: Critic | None = None
+    ) -> None:
+        self.spec, self.engine, self.pack = spec, engine, pack
+        self.reference, self.critic = reference, critic
+
+    def step(
+        self, batch: RankBatch, objective: Objective, step: int
+    ) -> tuple[dict[str, float], dict[int, NDArray[np.float64]]]:
+        """PPO updates over the rank's groups: metrics over all ranks, this rank's advantages by group id.
+
+        Raises:
+            ValueError: the objective does not go with the update.
+            Diverged: a gradient is not finite.
+        """
+        check_update(self.spec, objective)
+        begun = time.perf_counter()
+        batches = self.pack(batch.pieces)
+        tensors, advantage_Gn, metrics = self._prepare(batch, batches, objective, step)
+        prepared = time.perf_counter()
+        for _ in range(self.spec.updates_per_batch):
+            sums = Sums(self.engine.device)  # metrics are those of the last update
+            for micro in batches:
+                self._micro_step(tensors, batch.samples, micro, sums, last=micro is batches[-1])
+            grad_norm, rate = self.engine.update(step)
+        metrics |= _metrics(sums.total())
+        ended = time.perf_counter()
+        metrics |= {
+            "grad_norm": grad_norm,
+            "learning_rate": rate,
+            "tokens_per_second": metrics["tokens"] / (ended - begun),
+            "seconds_prepare": prepared - begun,
+            "seconds_update": ended - prepared,
+        }
+        advantages = {group.group_id: advantage_Gn[row] for row, group in enumerate(batch.groups)}
+        return metrics, advantages
+
+    # ---- before the update -------------------------------------------------------------------------------------
+
+    def _prepare(
+        self, batch: RankBatch, batches: Sequence[MicroBatch], objective: Objective, step: int
+    ) -> tuple[StepTensors, NDArray[np.float64], dict[str, float]]:
+        """Everything the loss needs, and the advantages [G, n], and what is measured so far."""
+        spec, device = self.spec, self.engine.device
+        prox_T = self._logprobs(self.engine, batch, batches) if self._needs_prox(objective) else None
+        reference_T = self._reference(batch, batches)
+        shaped_N = batch.rewards
+        if spec.kl.shapes_reward and prox_T is not None and reference_T is not None:
+            kl_T = kl_estimate(prox_T, reference_T, spec.kl.estimator)
+            shaped_N = shaped_N - spec.kl.coefficient * batch.sample_sums(kl_T)
+        advantage_Gn, metrics = self._advantages(batch, objective, prox_T, shaped_N, step)
+        tensors = StepTensors(
+            prox_T=prox_T,
+            reference_T=reference_T,
+            mu_T=torch.from_numpy(batch.mu_T).to(device),
+            fresh_T=torch.from_numpy(batch.lag_T == 0).to(device),
+            sample_T=torch.from_numpy(batch.sample_T).to(device),
+            advantage_N=torch.from_numpy(advantage_Gn.reshape(-1)).to(device, torch.float32),
+            weight_N=self._weights(batch).to(device),
+        )
+        return tensors, advantage_Gn, metrics
+
+    def _needs_prox(self, objective: Objective) -> bool:
+        """Must the policy be asked before the update, or does the training pass tell?"""
+        return self.spec.updates_per_batch > 1 or self.spec.kl.shapes_reward or _weighs_companions(objective)
+
+    def _reference(self, batch: RankBatch, batches: Sequence[MicroBatch]) -> Tensor | None:
+        if self.reference is None:
+            return None
+        if self.spec.kl.coefficient:
+            return self._logprobs(self.reference, batch, batches)
+        count = math.ceil(self.spec.kl.logged_share * len(batch.pieces))
+        return self._logprobs(self.reference, batch, self.pack(batch.pieces[:count]))
+
+    @torch.no_grad()
+    def _logprobs(self, model: Any, batch: RankBatch, batches: Sequence[MicroBatch]) -> Tensor:
+        """Log-probs under ``model``, float32 [T], NaN at tokens that are in none of ``batches``."""
+        out_T = torch.full((batch.tokens,), torch.nan, device=self.engine.device)
+        for micro in batches:
+            out_T[micro.index_T] = model(micro)[0]
+        return out_T
+
+    def _advantages(
+        self,
+        batch: RankBatch,
+        objective: Objective,
+        prox_T: Tensor | None,
+        shaped_N: NDArray[np.float64],
+        step: int,
+    ) -> tuple[NDArray[np.float64], dict[str, float]]:
+        """Advantages [G, n] and, of all ranks, what is measured of them and of the value model."""
+        metrics: dict[str, float] = {}
+        sums = Sums(self.engine.device)
+        if self.critic is not None:
+            value_G, metrics = self._criticise(self.critic, batch, shaped_N, step)
+            advantage_Gn = value_advantages(batch, shaped_N=shaped_N, value_G=value_G)
+            sums.add(truncated=0.0)
+        else:
+            log_weight_N = None
+            if prox_T is not None and _weighs_companions(objective):
+                log_weight_N = batch.sample_sums(prox_T.cpu() - torch.from_numpy(batch.mu_T))
+            report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
+            advantage_Gn = report.advantages
+            sums.add(truncated=report.truncated_share * len(batch.groups))
+        sums.add(groups=float(len(batch.groups)), live=float((advantage_Gn != 0).any(-1).sum()))
+        total = sums.total()
+        metrics["live_group_fraction"] = total["live"] / total["groups"]
+        if _weighs_companions(objective):
+            metrics["companion_truncated_share"] = total["truncated"] / total["groups"]
+        return advantage_Gn, metrics
+
+    def _criticise(
+        self, critic: Critic, batch: RankBatch, shaped_N: NDArray[np.float64], step: int
+    ) -> tuple[NDArray[np.float64], dict[str, float]]:
+        """V of each group as it was before its own update, and the update's metrics."""
+        prompts = critic.batches([group.prompt_p for group in batch.groups])
+        value_G = critic.values(prompts, len(batch.groups))
+        metrics: dict[str, float] = {}
+        for _ in range(self.spec.updates_per_batch):
+            metrics = critic.update(
+                prompts,
+                old_G=value_G,
+                reward_Gn=batch.per_group(shaped_N),
+                keep_Gn=batch.per_group(batch.keep_N),
+                step=step,
+            )
+        return value_G, metrics
+
+    def _weights(self, batch: RankBatch) -> Tensor:
+        """Each sample's token weight, float32 [N], from counts over all ranks; 0 for samples that left their group."""
+        counted = Sums(self.engine.device)
+        counted.add(
+            groups=float(len(batch.groups)),
+            samples=float(batch.keep_N.sum()),
+            tokens=float(batch.lengths_N[batch.keep_N].sum()),
+        )
+        counts = counted.total()
+        weight_N = sample_weights(
+            self.spec.aggregation,
+            torch.from_numpy(batch.lengths_N).to(torch.float32),
+            groups=counts["groups"],
+            samples=counts["samples"],
+            tokens=max(counts["tokens"], 1.0),
+        )
+        return torch.where(torch.from_numpy(batch.keep_N), weight_N, 0.0)
+
+    # ---- the update --------------------------------------------------------------------------------------------
+
+    def _micro_step(self, tensors: StepTensors, samples: int, micro: MicroBatch, sums: Sums, *, last: bool) -> None:
+        """Forward, loss and backward of one micro-batch."""
+        theta_t, entropy_t = self.engine(micro, last=last)
+        index_t = micro.index_T
+        sample_t = tensors.sample_T[index_t]
+        prox_t = theta_t.detach() if tensors.prox_T is None else tensors.prox_T[index_t]
+        reference_t = None if tensors.reference_T is None else tensors.reference_T[index_t]
+        inputs = LossInputs(
+            theta_T=theta_t,
+            prox_T=prox_t,
+            mu_T=tensors.mu_T[index_t],
+            advantage_T=tensors.advantage_N[sample_t],
+            weight_T=tensors.weight_N[sample_t],
+            sample_T=sample_t,
+            samples=samples,
+            entropy_T=entropy_t,
+            reference_T=reference_t,
+        )
+        parts = policy_loss(inputs, self.spec)
+        self.engine.backward(parts.loss)
+        mismatch_t = (prox_t - inputs.mu_T).abs()[tensors.fresh_T[index_t]]
+        sums.add(
+            tokens=float(len(theta_t)),
+            loss=parts.loss,
+            entropy=entropy_t.sum(),
+            ratio=parts.ratio_T.sum(),
+            clipped=parts.clipped_T.sum(),
+            correction=parts.correction_T.sum(),
+            truncated=parts.truncated_T.sum(),
+            fresh_tokens=float(len(mismatch_t)),
+            mismatch=mismatch_t.sum(),
+        )
+        sums.peak(ratio_max=parts.ratio_T, mismatch_max=mismatch_t)
+        if reference_t is not None:
+            known_t = ~reference_t.isnan()
+            theta_k, reference_k = theta_t.detach()[known_t], reference_t[known_t]
+            sums.add(
+                reference_tokens=known_t.sum(),
+                kl_k1=kl_estimate(theta_k, reference_k, "k1").sum(),
+                kl_k3=kl_estimate(theta_k, reference_k, "k3").sum(),
+            )
+
+
+def _metrics(total: dict[str, float]) -> dict[str, float]:
+    """What is reported of the sums of one update."""
+    tokens = max(total["tokens"], 1.0)
+    metrics = {
+        "loss": total["loss"],
+        "entropy": total["entropy"] / tokens,
+        "ratio_mean": total["ratio"] / tokens,
+        "ratio_max": total["ratio_max"],
+        "clip_fraction": total["clipped"] / tokens,
+        "correction_mean": total["correction"] / tokens,
+        "truncated_share": total["truncated"] / tokens,
+        "tokens": total["tokens"],
+    }
+    if total["fresh_tokens"]:
+        metrics["logprob_mismatch_mean"] = total["mismatch"] / total["fresh_tokens"]
+        metrics["logprob_mismatch_max"] = total["mismatch_max"]
+    if total.get("reference_tokens"):
+        metrics["kl_k1"] = total["kl_k1"] / total["reference_tokens"]
+        metrics["kl_k3"] = total["kl_k3"] / total["reference_tokens"]
+    return metrics
+
+
+def _weighs_companions(objective: Objective) -> bool:
+    return isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none"
