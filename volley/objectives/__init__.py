@@ -4,9 +4,11 @@
     advantages(rewards, {"kind": "max_at_k", "k": 8})    # [..., n] -> [..., n]
 
 spec        the objectives and their configuration      groups       masks and per-group k, cut into dense buckets
-estimators  advantages() for every objective            maximum      max@k on-policy
-metrics     pass@k, max@k, maj@k                        off_policy   max@k with importance weights
-schedule    k and other fields over time                majority     maj@k; shapes: the rest
+estimators  advantages() for every objective            maximum      max@k; off_policy: with importance weights
+metrics     pass@k, max@k, maj@k, intervals             majority     maj@k; majority_off_policy, vote_polynomials
+schedule    objectives that change                      shapes       softmax, analytic pass@k, MaxRL, risk-sensitive
+
+docs/objectives.md has the formulas, their sources, and what is unbiased for what.
 """
 
 from volley.objectives.estimators import AdvantageReport, DropReason, advantage_report, advantages
@@ -28,6 +30,7 @@ from volley.objectives.spec import (
     MaxRL,
     Mean,
     Objective,
+    ObjectiveWithK,
     PassAtKAnalytic,
     RiskSensitive,
     Softmax,
@@ -45,6 +48,7 @@ __all__ = [
     "MaxRL",
     "Mean",
     "Objective",
+    "ObjectiveWithK",
     "PassAtKAnalytic",
     "RiskSensitive",
     "Schedule",
