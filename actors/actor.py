@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class Actor:
     """Made remote by the pool. All methods share one event loop: an update waits for no group in flight."""
 
-    def __init__(self, config: ActorConfig, index: int) -> None:
+    def __init__(self, config: ActorConfig, index: int, scratch: Path) -> None:
         self._started = time.perf_counter()
+        self._scratch = scratch
         self._config, self._index, self._name = config, index, f"actor-{index}"
         self._log = log_path(config.log_dir, self._name)
         self._engine: Engine | None = None
@@ -39,7 +41,7 @@ class Actor:
         Raises:
             JobError: the model does not load, or an engine option is not vLLM's.
         """
-        environment.enter(self._config.actors, self._log)
+        environment.enter(self._config.actors, self._log, self._scratch)
         if self._config.actors.gpus == 0:
             prefork.begin()
         from actors.engine import Engine  # imports vLLM, which reads the environment
@@ -52,6 +54,7 @@ class Actor:
             pid=os.getpid(),
             engine_pids=self._engine.pids,
             max_model_len=self._engine.max_model_len,
+            vocab_size=self._engine.vocab_size,
             start_seconds=time.perf_counter() - self._started,
         )
 
@@ -90,9 +93,10 @@ class Actor:
             return file.read()
 
     async def stop(self) -> None:
-        """End the engine. The caller then ends this process."""
+        """End the engine and remove what it left. The caller then ends this process."""
         if self._engine is not None:
             await self._engine.stop()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def _running(self) -> "Engine":

@@ -66,6 +66,7 @@ class ActorInfo:
         pid: its process.
         engine_pids: the processes of its vLLM engine.
         max_model_len: longest prompt plus sample in tokens.
+        vocab_size: token ids are below it.
         start_seconds: from process start to the first sample drawn.
     """
 
@@ -73,6 +74,7 @@ class ActorInfo:
     pid: int
     engine_pids: tuple[int, ...]
     max_model_len: int
+    vocab_size: int
     start_seconds: float
 
 

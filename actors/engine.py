@@ -72,6 +72,10 @@ class Engine:
         return int(self._llm.model_config.max_model_len)
 
     @property
+    def vocab_size(self) -> int:
+        return int(self._llm.model_config.get_vocab_size())
+
+    @property
     def pids(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes)
 
@@ -86,7 +90,7 @@ class Engine:
         try:
             completions = await self._alive(self._completions(request))
         except VLLMClientError as error:
-            raise JobError(f"prompt {request.prompt_id!r}: {error}") from error
+            raise JobError(f"vLLM refuses prompt {request.prompt_id!r}: {error}") from error
         return to_group(request, completions, self._decode, actor=self._name, seconds=time.perf_counter() - started)
 
     async def load(self, version: int, paths: list[str]) -> tuple[float, float]:
@@ -169,7 +173,7 @@ class Engine:
                 return task.result()
             raise self._died(f"its engine exited with code {self._death.result()}")
         except (EngineDeadError, EngineGenerateError) as error:
-            raise self._died(f"its engine failed: {error}") from error
+            raise self._died(f"its engine failed: {_root_cause(error, self._log)}") from error
         finally:
             task.cancel()
 
@@ -183,8 +187,10 @@ class Engine:
 
 
 def _root_cause(error: Exception, log: Path) -> str:
-    """One line: the error itself, or the last one the engine's process wrote where vLLM only says it failed."""
-    if "root cause above" not in str(error):
-        return " ".join(str(error).split())[:500]
-    causes = re.findall(r"(?<!Runtime)\b(\w+(?:Error|Exception): .+)$", last_lines(log, 400), flags=re.MULTILINE)
-    return f"{causes[-1] if causes else 'its engine ended without a word'} (log: {log})"
+    """One line: the error itself, or where vLLM only points at its log, the last error in there."""
+    message = " ".join(str(error).split())
+    if "root cause" not in message:
+        return message[:500]
+    errors = re.findall(r"\b\w+(?:Error|Exception): .+$", last_lines(log, 400), flags=re.MULTILINE)
+    causes = [line for line in errors if "root cause" not in line]
+    return f"{causes[-1] if causes else 'its process ended without a word'} (log: {log})"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from volley.job import ActorsSpec
@@ -28,9 +29,14 @@ def engine_environment(spec: ActorsSpec) -> dict[str, str]:
     return variables
 
 
-def enter(spec: ActorsSpec, log: Path) -> None:
-    """Apply the environment to this process and send its output, and its children's, to the end of ``log``."""
-    os.environ.update(engine_environment(spec))
+def enter(spec: ActorsSpec, log: Path, scratch: Path) -> None:
+    """Apply the environment to this process and send its output, and its children's, to the end of ``log``.
+
+    vLLM leaves its sockets and rendezvous files behind: they go to ``scratch``, for the caller to remove.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(scratch)
+    os.environ |= engine_environment(spec) | {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)}
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

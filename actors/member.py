@@ -1,7 +1,12 @@
 """One actor as the coordinator's process sees it: calls with deadlines, errors with its name and last log lines."""
 
 import asyncio
+import os
+import shutil
+import tempfile
+import uuid
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +31,7 @@ class Member:
     """A handle on one actor. Every call raises ``WorkerDied`` or ``DeadlineExceeded`` with the actor's name.
 
     Attributes:
+        index: counts the run's actors from 0.
         name: ``actor-<index>``.
         samples: in flight on it.
         version: of the weights it serves.
@@ -34,7 +40,7 @@ class Member:
     """
 
     def __init__(self, config: ActorConfig, index: int) -> None:
-        self.name = f"actor-{index}"
+        self.index, self.name = index, f"actor-{index}"
         self.samples = 0
         self.version = 0
         self.info: ActorInfo | None = None
@@ -42,9 +48,11 @@ class Member:
         self.idle.set()
         self._spec = config.actors
         self._log = log_path(config.log_dir, self.name)
+        name = f"volley-{os.getpid()}-{uuid.uuid4().hex[:8]}"  # short: sockets lie in it, whose paths are bounded
+        self._scratch = Path(tempfile.gettempdir()) / name
         self._handle = _RemoteActor.options(
             num_cpus=self._spec.cpus, num_gpus=self._spec.gpus, max_concurrency=CONCURRENT_CALLS
-        ).remote(config, index)
+        ).remote(config, index, self._scratch)
 
     async def start(self) -> None:
         """Returns when it serves the model's own weights at full speed.
@@ -94,6 +102,7 @@ class Member:
     def kill(self) -> None:
         """End it at once; its engine ends with it."""
         ray.kill(self._handle)
+        shutil.rmtree(self._scratch, ignore_errors=True)  # an actor that was killed could not; a no-op elsewhere
 
     async def _answer(self, ref: Awaitable[_T], awaited: str, seconds: float) -> _T:
         try:

@@ -82,12 +82,13 @@ class ActorPool:
         When that actor dies, the group is generated again by another one. With no actor it waits for one.
 
         Raises:
-            JobError: the prompt leaves no room for a sample, or holds a token the model has not.
+            JobError: the prompt is empty, leaves no room for a sample, or holds a token the model has not.
             WorkerDied, DeadlineExceeded: an actor ended, or took too long, and may not be replaced.
         """
         while True:
             member = await self._least_loaded()
-            self._check_length(member, request)
+            if member.info is not None:
+                _check_prompt(request, member.info)
             try:
                 return await member.generate(request)
             except (WorkerDied, DeadlineExceeded) as end:
@@ -139,13 +140,6 @@ class ActorPool:
                 raise self._failure
             return min(self._serving, key=lambda member: member.samples)
 
-    def _check_length(self, member: Member, request: GenerateRequest) -> None:
-        if member.info is not None and len(request.prompt_p) >= member.info.max_model_len:
-            raise JobError(
-                f"prompt {request.prompt_id!r} has {len(request.prompt_p)} tokens and the model takes "
-                f"{member.info.max_model_len} with the sample: shorten it, or drop it from the data"
-            )
-
     async def _update(self, member: Member, update: WeightUpdate) -> ActorUpdate | None:
         try:
             return await member.update(update)
@@ -161,6 +155,7 @@ class ActorPool:
             while self._newest is not None and member.version != self._newest.version:  # one more may have come
                 await member.update(self._newest)
             self._serving.append(member)
+            self._serving.sort(key=lambda member: member.index)
         except BaseException:
             member.kill()
             raise
@@ -210,6 +205,20 @@ class ActorPool:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _check_prompt(request: GenerateRequest, info: ActorInfo) -> None:
+    length = len(request.prompt_p)
+    if not 0 < length < info.max_model_len:
+        raise JobError(
+            f"prompt {request.prompt_id!r} has {length} tokens and the model takes 1 to {info.max_model_len - 1}: "
+            "change it, or drop it from the data"
+        )
+    if (token := int(request.prompt_p.max())) >= info.vocab_size:
+        raise JobError(
+            f"prompt {request.prompt_id!r} holds token {token} and the model has {info.vocab_size}: "
+            "the tokenizer in model.path is another model's"
+        )
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

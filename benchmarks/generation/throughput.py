@@ -64,7 +64,8 @@ async def compare(config: ActorConfig, args: argparse.Namespace) -> tuple[list[f
     process = spawn.Process(target=serve_directly, args=(config, args, there))
     process.start()
     there.close()  # so that its end shows here as the end of the pipe
-    os.environ["RAY_worker_niceness"] = "0"  # Ray's default is 15; both sides are to be scheduled alike
+    # Ray's own default is 15; both sides are to be scheduled alike.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     pool = await ActorPool.start(config)
     here.recv()
@@ -87,14 +88,14 @@ async def compare(config: ActorConfig, args: argparse.Namespace) -> tuple[list[f
 
 def serve_directly(config: ActorConfig, args: argparse.Namespace, pipe: Connection) -> None:
     """In a process of its own: the same engine, called the way vLLM's documentation calls it."""
-    environment.enter(config.actors, config.log_dir / "direct.log")
+    environment.enter(config.actors, config.log_dir / "direct.log", config.log_dir)
 
     async def serve() -> None:
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from actors.engine import engine_args
+        from actors.options import engine_args
 
         llm = AsyncLLM.from_engine_args(engine_args(config, 0))
 

@@ -1,7 +1,7 @@
 """The real pool over fake actors: who gets which group, what a death, a new set of weights and scaling do."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ class FakeMember:
         await asyncio.sleep(0)
         if self.on_start is not None:
             raise self.on_start
-        self.info, self.state = ActorInfo(self.name, 1, (2,), 16, 0.1), "serving"
+        self.info, self.state = ActorInfo(self.name, 1, (2,), 16, 40, 0.1), "serving"
 
     async def generate(self, request: GenerateRequest) -> tuple[str, GroupMeta]:
         self.samples += request.n
@@ -137,10 +137,14 @@ async def test_a_group_goes_to_the_actor_with_the_fewest_samples_in_flight(fakes
     assert [member.samples for member in fakes] == [0, 0]
 
 
-async def test_a_prompt_without_room_for_a_sample_is_the_jobs_fault(fakes: Fakes) -> None:
+async def test_a_prompt_the_model_can_not_take_is_the_jobs_fault(fakes: Fakes) -> None:
     pool = await ActorPool.start(config(1))
-    with pytest.raises(JobError, match="prompt 'p0' has 16 tokens and the model takes 16 with the sample: shorten it"):
+    with pytest.raises(JobError, match="prompt 'p0' has 16 tokens and the model takes 1 to 15: change it, or drop it"):
         await pool.generate(request(prompt_tokens=16))
+    with pytest.raises(JobError, match="prompt 'p0' has 0 tokens"):
+        await pool.generate(request(prompt_tokens=0))
+    with pytest.raises(JobError, match=r"prompt 'p0' holds token 40 and the model has 40: the tokenizer"):
+        await pool.generate(replace(request(), prompt_p=np.array([1, 40], dtype=np.int32)))
 
 
 async def test_an_actor_that_may_not_be_replaced_fails_all_its_groups_and_the_next_ones(fakes: Fakes) -> None:

@@ -1,0 +1,70 @@
+"""What a plain ``transformers`` model says of the tokens an engine sampled."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from volley.records import Group
+
+State = dict[str, torch.Tensor]
+
+
+class Oracle:
+    """A float32 model that recomputes log-probs, with the weights of any version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.weights: dict[int, State] = {0: self.state()}
+
+    def state(self) -> State:
+        """A copy of the weights, by checkpoint name."""
+        tied = {"lm_head.weight"} if self.model.config.tie_word_embeddings else set()
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items() if name not in tied}
+
+    def other_weights(self, seed: int, scale: float = 0.1) -> State:
+        """Version 0 with noise of ``scale`` on every weight."""
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            name: tensor + scale * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in self.weights[0].items()
+        }
+
+    def logprobs(self, group: Group, *, temperature: float = 1.0, top_p: float = 1.0) -> NDArray[np.float32]:
+        """float32 [T], each token's log-prob under the weights and sampling it was drawn with."""
+        ends = np.cumsum(group.lengths_n)
+        return np.concatenate(
+            [
+                self._sample(group, slice(end - length, end), temperature, top_p)
+                for end, length in zip(ends, group.lengths_n, strict=True)
+            ]
+        )
+
+    @torch.inference_mode()
+    def _sample(self, group: Group, at: slice, temperature: float, top_p: float) -> NDArray[np.float32]:
+        """Weights that change in the middle find the keys and values that the earlier ones left in the cache."""
+        tokens, versions = group.tokens_T[at], group.versions_T[at]
+        fed = torch.tensor([*group.prompt_p, *tokens[:-1]])
+        cache, logits, start = DynamicCache(config=self.model.config), [], 0
+        cuts = [*np.flatnonzero(np.diff(versions)) + 1, len(tokens)]
+        for first, cut in zip([0, *cuts], cuts, strict=False):
+            end = len(group.prompt_p) + cut - 1
+            self.model.load_state_dict(self.weights[int(versions[first])], strict=False)
+            out = self.model(fed[None, start:end], past_key_values=cache, use_cache=True)
+            logits.append(out.logits[0, -(cut - first) :])
+            start = end
+        scaled = nucleus(torch.cat(logits) / temperature, top_p)
+        chosen = scaled.log_softmax(-1).gather(-1, torch.tensor(tokens[:, None], dtype=torch.int64))[:, 0]
+        result: NDArray[np.float32] = chosen.numpy()
+        return result
+
+
+def nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Logits with everything outside the smallest set of probability ``top_p`` at minus infinity."""
+    if top_p == 1.0:
+        return logits
+    probabilities, order = logits.softmax(-1).sort(-1, descending=True)
+    outside = probabilities.cumsum(-1) - probabilities >= top_p
+    return logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

@@ -1,0 +1,229 @@
+"""Two real actors with real vLLM engines on one small model: what they sample, and what an update in flight does."""
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import ray
+import torch
+from safetensors.torch import load, save
+
+from actors.config import ActorConfig, GenerateRequest
+from actors.pool import ActorPool
+from tests.integration.oracle import Oracle, State
+from tests.integration.processes import descendants, wait_until_gone
+from tests.models import character_tokenizer, tiny_llama
+from volley.checksum import weights_checksum
+from volley.errors import HostError, JobError, WorkerDied
+from volley.job import ActorsSpec, ModelSpec
+from volley.records import Group, WeightBucket, WeightUpdate
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+LENGTH = 256
+TOKENIZER = character_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head tied to the embedding is the harder case for an update: the engine packs it a second time."""
+    return tiny_llama(tmp_path_factory.mktemp("model"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Oracle:
+    return Oracle(model)
+
+
+def configuration(model: Path, logs: Path, **spec: object) -> ActorConfig:
+    actors = ActorsSpec.model_validate(
+        {"cpus": 0.1, "max_num_seqs": 128, "kv_cache_gb": 0.1, "group_deadline_s": 60, **spec}
+    )
+    return ActorConfig(ModelSpec(path=model), actors, LENGTH, 0, logs, verify=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ActorPool]:
+    started = await ActorPool.start(configuration(model, tmp_path_factory.mktemp("logs"), count=2))
+    assert len(scratch_folders()) == 2
+    yield started
+    pids = processes(started)
+    await started.stop()
+    wait_until_gone(pids)
+    assert not scratch_folders()
+
+
+def scratch_folders() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"volley-{os.getpid()}-*"))
+
+
+def processes(pool: ActorPool) -> set[int]:
+    return {pid for info in pool.infos for pid in (info.pid, *info.engine_pids, *descendants(info.pid))}
+
+
+def request(text: str = "12+34=", **changes: object) -> GenerateRequest:
+    prompt_p = np.array(TOKENIZER(text)["input_ids"], dtype=np.int32)
+    made = GenerateRequest(1, "p", prompt_p, 8, 1.0, 1.0, 24)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+async def generate(pool: ActorPool, made: GenerateRequest) -> Group:
+    ref, meta = await pool.generate(made)
+    group: Group = await ref
+    assert meta == group.meta()
+    return group
+
+
+def publish(version: int, weights: State, *, cuts: int = 2) -> WeightUpdate:
+    """As the learner does: safetensors files in the object store; layers may be cut in two."""
+    names = list(weights)
+    parts = [names[i::cuts] for i in range(cuts)]
+    files = [np.frombuffer(save({name: weights[name] for name in part}), dtype=np.uint8) for part in parts]
+    buckets = tuple(WeightBucket(ray.put(file), file.nbytes) for file in files)
+    return WeightUpdate(version, buckets, weights_checksum(files), 0.0)
+
+
+async def test_columns_agree_with_each_other_and_with_the_request(pool: ActorPool) -> None:
+    group = await generate(pool, request(group_id=9, n=16, max_tokens=40))
+    assert (group.group_id, group.prompt_id, group.n, len(group.texts)) == (9, "p", 16, 16)
+    assert group.lengths_n.sum() == len(group.tokens_T) == len(group.logprobs_T) == len(group.versions_T)
+    assert (group.logprobs_T <= 0).all()
+    assert (group.versions_T == 0).all()
+    stops = 0
+    for tokens, stopped, text in zip(
+        np.split(group.tokens_T, np.cumsum(group.lengths_n)[:-1]), group.stopped_n, group.texts, strict=True
+    ):
+        stops += stopped
+        assert (tokens[-1] == TOKENIZER.eos_token_id) == stopped
+        assert (tokens[:-1] != TOKENIZER.eos_token_id).all()
+        assert stopped or len(tokens) == 40
+        assert text == "".join(t for t in TOKENIZER.convert_ids_to_tokens(tokens.tolist()) if len(t) == 1)
+    assert 0 < stops < 16
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8)])
+async def test_logprobs_are_those_of_the_distribution_sampled_from(
+    pool: ActorPool, oracle: Oracle, temperature: float, top_p: float
+) -> None:
+    group = await generate(pool, request(n=16, temperature=temperature, top_p=top_p, max_tokens=64))
+    expected = oracle.logprobs(group, temperature=temperature, top_p=top_p)
+    np.testing.assert_allclose(group.logprobs_T, expected, atol=1e-4)
+
+
+async def test_a_seed_fixes_the_samples_on_whichever_actor(pool: ActorPool) -> None:
+    groups = await asyncio.gather(*(generate(pool, request(seed=seed)) for seed in (3, 3, 4)))
+    assert len({group.actor for group in groups}) == 2
+    assert groups[0].texts == groups[1].texts != groups[2].texts
+    assert len(set(groups[0].texts)) > 1
+
+
+async def test_actors_share_the_load_and_draw_different_samples(pool: ActorPool) -> None:
+    groups = await asyncio.gather(*(generate(pool, request(n=4)) for _ in range(6)))
+    assert sorted(group.actor for group in groups) == ["actor-0"] * 3 + ["actor-1"] * 3
+    assert len({text for group in groups for text in group.texts}) > 12
+
+
+async def test_bad_requests_are_the_jobs_fault_and_harm_nobody(pool: ActorPool) -> None:
+    with pytest.raises(JobError, match=r"prompt 'p' has 301 tokens and the model takes 1 to 255: change it"):
+        await pool.generate(request("1" * 300))
+    with pytest.raises(JobError, match="prompt 'p' holds token 5000 and the model has 49"):
+        await pool.generate(request(prompt_p=np.array([1, 5000], dtype=np.int32)))
+    with pytest.raises(JobError, match=r"vLLM refuses prompt 'p': .*top_p"):
+        await pool.generate(request(top_p=1.5))
+    assert (await generate(pool, request())).n == 8
+
+
+async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: Oracle) -> None:
+    oracle.weights[1], oracle.weights[2] = oracle.other_weights(1), oracle.other_weights(2)
+    long = [asyncio.create_task(generate(pool, request(n=64, max_tokens=240))) for _ in range(4)]
+    reports = []
+    for version in (1, 2):
+        await asyncio.sleep(0.15)
+        reports.append(await pool.broadcast(publish(version, oracle.weights[version])))
+    groups = await asyncio.gather(*long)
+    for group in groups:
+        assert set(group.versions_T) == {0, 1, 2}
+        np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
+    for report in reports:
+        assert [done.actor for done in report.actors] == ["actor-0", "actor-1"]
+        assert all(0 < done.load_seconds < done.stall_seconds < 5 for done in report.actors)
+    assert pool.version == 2
+
+
+async def test_the_weights_served_are_those_published_to_the_bit(pool: ActorPool, oracle: Oracle) -> None:
+    oracle.weights[3] = oracle.other_weights(3)
+    await pool.broadcast(publish(3, oracle.weights[3], cuts=5))
+    published = oracle.weights[3] | {"lm_head.weight": oracle.weights[3]["model.embed_tokens.weight"]}
+    served = {name: load(file.tobytes()) for name, file in (await pool.served_weights()).items()}
+    assert set(served) == {"actor-0", "actor-1"}
+    for weights in served.values():
+        assert set(weights) == set(published)
+        for name, tensor in published.items():
+            assert torch.equal(weights[name], tensor), name
+
+
+async def test_a_prompt_seen_before_an_update_is_read_anew_after_it(pool: ActorPool, oracle: Oracle) -> None:
+    """Long enough for whole blocks of its keys and values to be kept, which other weights computed."""
+    prompt = request("7" * 200, n=4, max_tokens=8)
+    await asyncio.gather(*(generate(pool, prompt) for _ in range(4)))
+    oracle.weights[4] = oracle.other_weights(4)
+    await pool.broadcast(publish(4, oracle.weights[4]))
+    for group in await asyncio.gather(*(generate(pool, prompt) for _ in range(4))):
+        assert set(group.versions_T) == {4}
+        np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
+
+
+async def test_weights_that_arrive_changed_are_not_served(pool: ActorPool, oracle: Oracle) -> None:
+    before = pool.version
+    torn = replace(publish(9, oracle.other_weights(9)), checksum="0" * 64)
+    with pytest.raises(HostError, match=r"weights 9 arrived as [0-9a-f]{64}, published as 0{64}"):
+        await pool.broadcast(torn)
+    assert set((await generate(pool, request())).versions_T) == {before}
+
+
+async def test_a_model_or_an_option_that_does_not_fit_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    broken = tiny_llama(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"not a model")
+    cases = {
+        "empty": configuration(empty, tmp_path),
+        "broken": configuration(broken, tmp_path),
+        "option": configuration(model, tmp_path, engine={"enforce_eagre": True}),
+        "owned": configuration(model, tmp_path, engine={"max_num_seqs": 3}),
+    }
+    errors = {}
+    for name, config in cases.items():
+        with pytest.raises(JobError) as raised:
+            await ActorPool.start(config)
+        errors[name] = str(raised.value)
+    assert f"actor-0: {empty} does not load" in errors["empty"]
+    assert f"actor-0: {broken} does not load" in errors["broken"]
+    assert "header" in errors["broken"].lower()  # safetensors' own words, from the engine's process
+    assert errors["option"] == "actors.engine: vLLM has no option 'enforce_eagre'; did you mean 'enforce_eager'?"
+    assert errors["owned"] == "actors.engine: 'max_num_seqs' is set by actors.max_num_seqs; remove it"
+    assert all("\n" not in message and len(message) < 700 for message in errors.values())
+
+
+async def test_a_killed_actor_is_named_at_once_and_its_engine_ends_with_it(pool: ActorPool) -> None:
+    """Last: this pool replaces nobody."""
+    victim = pool.infos[1]
+    pids = {victim.pid, *victim.engine_pids, *descendants(victim.pid)}
+    groups = [asyncio.create_task(pool.generate(request(n=64, max_tokens=240))) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    killed = time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+    results = await asyncio.gather(*groups, return_exceptions=True)
+    deaths = [result for result in results if isinstance(result, WorkerDied)]
+    assert {death.worker for death in deaths} == {"actor-1"}
+    assert time.monotonic() - killed < 10
+    assert deaths[0].log_tail
+    wait_until_gone(pids)
