@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from volley.objectives import MaxAtK, MaxRL, Mean, PassAtKAnalytic, RiskSensitive, Softmax, advantages
+from volley.objectives.spec import Baseline
 
 reward_lists = st.lists(st.integers(-20, 20).map(lambda x: x / 4), min_size=2, max_size=9)
 
@@ -102,3 +103,10 @@ def test_equal_rewards_carry_exactly_no_signal(objective: dict[str, object], nor
     """0.1 has no exact float: rounding must not pass for signal, least of all divided by a deviation of zero."""
     value = 1.0 if objective["kind"] == "pass_at_k_analytic" else 0.1
     assert not advantages(np.full((2, 7), value), {**objective, "normalize": normalize}).any()
+
+
+@pytest.mark.parametrize("baseline", ["none", "loo"])
+def test_normalized_groups_of_equal_rewards_are_zero_even_without_a_centred_baseline(baseline: Baseline) -> None:
+    equal = np.full((2, 7), 0.1)
+    assert advantages(equal, MaxAtK(k=3, baseline=baseline)).any()
+    assert not advantages(equal, MaxAtK(k=3, baseline=baseline, normalize="std")).any()
