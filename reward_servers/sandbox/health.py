@@ -1,5 +1,6 @@
 """Which tier a host gives, proved by probe attacks, and a sandbox that proves itself again while in use."""
 
+import itertools
 import logging
 import os
 import time
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reward_servers.sandbox import launch, policy
+from reward_servers.sandbox import launch
 from reward_servers.sandbox.judge import Case, ProgramResult, judge_program
 from reward_servers.sandbox.probes import run_probes
 from reward_servers.sandbox.slot import SandboxFailure, Slot, SlotConfig, Tier
@@ -18,6 +19,7 @@ from volley.scoring import SandboxLimits, SandboxSpec
 log = logging.getLogger(__name__)
 
 REPROBE_S = 600.0
+_STARTED = itertools.count()
 ORDER: tuple[Tier, ...] = ("A", "B", "C", "none")
 FIXES = {
     "A": "tier A needs a writable memory and pids cgroup and what tier B needs; run as root, or delegate a cgroup",
@@ -51,10 +53,10 @@ class Sandbox:
         HostError: the host does not reach the tier asked for; says what is missing.
     """
 
-    def __init__(self, spec: SandboxSpec, *, index: int = 0, preload: Sequence[str] = policy.PRELOAD) -> None:
+    def __init__(self, spec: SandboxSpec, *, index: int | None = None, warm_up: str = "") -> None:
         self._spec = spec
-        self._base = SlotConfig("A", spec.mechanism, spec.packages, tuple(preload), spec.limits)
-        self._slot, self.report = self._establish(index)
+        self._base = SlotConfig("A", spec.mechanism, spec.packages, warm_up=warm_up, limits=spec.limits)
+        self._slot, self.report = self._establish(_fresh_index() if index is None else index)
         self._probed = time.monotonic()
 
     @property
@@ -130,6 +132,11 @@ class Sandbox:
         return slot or Slot(index, replace(config, tier="none")), SandboxReport(
             tier, config.layers, total - len(failed), total, problem
         )
+
+
+def _fresh_index() -> int:
+    """A slot number, and so an account, that other workers of this machine are unlikely to use."""
+    return os.getpid() * 8 + next(_STARTED)
 
 
 def lowest_tier(spec: SandboxSpec) -> Tier:

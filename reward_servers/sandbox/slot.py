@@ -42,6 +42,7 @@ class SlotConfig:
         mechanism: ``pooled`` serves many programs from one sandbox, ``fresh`` starts one for each.
         packages: importable inside.
         preload: imported before the first program, so that programs need not wait for them.
+        warm_up: trusted code run once before the first program, to fill caches that every program then shares.
         limits: of one test, unless a program brings its own.
         without: layers switched off; for tests that show what each layer is for.
     """
@@ -50,6 +51,7 @@ class SlotConfig:
     mechanism: Literal["pooled", "fresh"] = "pooled"
     packages: tuple[str, ...] = ()
     preload: tuple[str, ...] = policy.PRELOAD
+    warm_up: str = ""
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     without: frozenset[str] = frozenset()
 
@@ -125,6 +127,7 @@ class Slot:
         self._apply_limits(config.limits)
         message = {
             "import_path": launch.interpreter(config.packages).import_path(namespaced=config.namespaced),
+            "warm_up": config.warm_up,
             "preload": [*config.preload, *config.packages],
             "filter": base64.b64encode(
                 seccomp.allow_filter() if strict and config.tier == "C" else seccomp.deny_filter()

@@ -69,6 +69,7 @@ def main() -> None:
     sys.path += config["import_path"]
     for module in config["preload"]:
         importlib.import_module(module)
+    exec(config["warm_up"], {})
     box = Box(config)
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # nothing in the sandbox may look into this process
     gc.collect()

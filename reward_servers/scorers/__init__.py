@@ -1,39 +1,58 @@
 """Scorers by kind. ``check_scorer`` runs before any process starts; ``build_scorer`` runs where samples are scored."""
 
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 from reward_servers.scorers.base import Scorer
-from reward_servers.scorers.countdown import Countdown
-from reward_servers.scorers.exact import Exact
-from reward_servers.scorers.python import PythonFunction
 from volley.records import Prompt
-from volley.scoring import CountdownScorer, ExactScorer, PythonScorer, ScorerSpec
+from volley.scoring import FormatTerm, LengthTerm, ScorerSpec, SumScorer, Term
 
 __all__ = ["Scorer", "build_scorer", "check_scorer"]
 
+_KINDS = {  # imported when asked for: a worker starts with what its scorer needs and no more
+    "arc": "arc:Arc",
+    "code": "code:Code",
+    "countdown": "countdown:Countdown",
+    "exact": "exact:Exact",
+    "format": "compose:Format",
+    "http": "remote:Remote",
+    "length": "compose:Length",
+    "math": "math:Math",
+    "python": "python:PythonFunction",
+    "regex": "regex:Regex",
+    "sum": "compose:Sum",
+}
 
-def check_scorer(spec: ScorerSpec, rows: Iterable[Prompt]) -> None:
+
+def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt]) -> None:
     """Refuse a scorer that does not exist or rows it can not use.
 
     Raises:
         JobError: names the import path, or the prompt and the field it lacks.
     """
-    kind = _class_of(spec)
-    kind.check(spec)  # type: ignore[arg-type]
+    parts = [part for part in _parts(spec) if not isinstance(part, LengthTerm | FormatTerm)]
+    for part in parts:
+        _class_of(part).check(part)
     for row in rows:
-        kind.check_row(spec, row)  # type: ignore[arg-type]
+        for part in parts:
+            _class_of(part).check_row(part, row)
 
 
-def build_scorer(spec: ScorerSpec) -> Scorer:
-    """The scorer ``spec`` describes, ready to score; the caller closes it."""
-    return _class_of(spec)(spec)  # type: ignore[arg-type]
+def build_scorer(spec: ScorerSpec | Term) -> Scorer:
+    """The scorer ``spec`` describes, ready to score; the caller closes it.
+
+    Raises:
+        HostError: this machine can not isolate model-written code as the scorer asks.
+    """
+    scorer: Scorer = _class_of(spec)(spec, build_scorer) if isinstance(spec, SumScorer) else _class_of(spec)(spec)
+    return scorer
 
 
-def _class_of(spec: ScorerSpec) -> type[Countdown] | type[Exact] | type[PythonFunction]:
-    match spec:
-        case CountdownScorer():
-            return Countdown
-        case ExactScorer():
-            return Exact
-        case PythonScorer():
-            return PythonFunction
+def _class_of(spec: Any) -> Any:
+    module, _, name = _KINDS[spec.kind].partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def _parts(spec: Any) -> list[Any]:
+    return [term.scorer for term in spec.terms] if isinstance(spec, SumScorer) else [spec]

@@ -40,3 +40,9 @@ def one_line(text: str, limit: int = 300) -> str:
     """``text`` as one printable line for logs and pages: control characters escaped, at most ``limit`` characters."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(ch if ch.isprintable() else ch.encode("unicode_escape", "backslashreplace").decode() for ch in cut)
+
+
+def escaped(data: bytes, limit: int) -> str:
+    """Program output for people and logs: at most ``limit`` characters, no control character but the line feed."""
+    text = data[: 4 * limit].decode("utf-8", "backslashreplace")[:limit]
+    return "".join(ch if ch == "\n" or ch.isprintable() else repr(ch)[1:-1] for ch in text)

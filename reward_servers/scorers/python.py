@@ -2,20 +2,15 @@
 
 import importlib
 import json
-import os
-import select
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from reward_servers.scorers.base import infra_error, one_line, row_error
+from reward_servers.scorers.child import Child
 from volley.errors import JobError
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import PythonScorer
 
-START_DEADLINE_S = 60.0  # the user's imports may be heavy
 RewardFunction = Callable[[str, dict[str, Any]], Any]
 
 
@@ -40,7 +35,7 @@ class PythonFunction:
 
     def __init__(self, spec: PythonScorer) -> None:
         self._spec = spec
-        self._child: _Child | None = None
+        self._child: Child | None = None
 
     @staticmethod
     def check(spec: PythonScorer) -> None:
@@ -62,7 +57,7 @@ class PythonFunction:
     def _judge(self, text: str, row: dict[str, Any]) -> Verdict:
         try:
             if self._child is None:
-                self._child = _Child(self._spec.target)
+                self._child = Child(self._spec.target)
             answer = self._child.call({"sample": text, "row": row}, self._spec.timeout_s)
         except (TimeoutError, OSError, EOFError, ValueError) as problem:
             self.close()  # what is left on a broken pipe must never reach the next sample
@@ -77,52 +72,3 @@ class PythonFunction:
         if self._child is not None:
             self._child.kill()
             self._child = None
-
-
-class _Child:
-    """One process that imported the function. One JSON line in, one JSON line out."""
-
-    def __init__(self, target: str) -> None:
-        command = [sys.executable, "-m", "reward_servers.scorers.python_child", target]
-        importable = os.pathsep.join(path for path in sys.path if path)  # what this process can import, the child can
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": importable},
-            start_new_session=True,
-        )
-        try:
-            self._read_line(START_DEADLINE_S, "start")
-        except BaseException:
-            self.kill()
-            raise
-
-    def call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Raises TimeoutError, EOFError or OSError; the child is then of no more use."""
-        if self._process.stdin is None:
-            raise OSError("the child has no standard input")
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._read_line(timeout_s, "answer"))
-        if not isinstance(answer, dict):
-            raise ValueError("the child's answer is no JSON object")
-        return answer
-
-    def _read_line(self, timeout_s: float, awaited: str) -> bytes:
-        if self._process.stdout is None:
-            raise OSError("the child has no standard output")
-        line, deadline = b"", time.monotonic() + timeout_s
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError(f"no {awaited} within {timeout_s:g} s")
-            piece = self._process.stdout.read1(65536)  # type: ignore[attr-defined]
-            if not piece:
-                raise EOFError(f"the process ended with exit status {self._process.poll()} before its {awaited}")
-            line += piece
-        return line
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()

@@ -1,0 +1,188 @@
+"""A typed client of the HTTP front, sync and async: one call per batch of groups, retries within a bound.
+
+with RewardClient("http://127.0.0.1:8091") as rewards:
+    answer = rewards.score([Item(id="p1", scorer=MathItem(kind="math", answer="4"), responses=["\\\\boxed{4}"])])
+    answer.items[0].verdicts[0].reward
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from reward_servers.http_schema import (
+    ArcItem,
+    CodeItem,
+    CountdownItem,
+    ExactItem,
+    Item,
+    Limits,
+    MathItem,
+    ScoreAnswer,
+    ScoreRequest,
+)
+from volley.errors import DeadlineExceeded, VolleyError
+
+__all__ = [
+    "ArcItem",
+    "AsyncRewardClient",
+    "CodeItem",
+    "CountdownItem",
+    "ExactItem",
+    "Item",
+    "Limits",
+    "MathItem",
+    "RequestRefused",
+    "RewardClient",
+]
+
+RETRIED = frozenset({408, 429, 502, 503, 504})
+LONGEST_PAUSE_S = 10.0
+
+
+class RequestRefused(VolleyError):
+    """The server refused the request as written; sending it again would not help.
+
+    Args:
+        status: HTTP status.
+        problem: what the server said.
+    """
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(f"the reward server answered {status}: {problem}")
+        self.status, self.problem = status, problem
+
+    def __reduce__(self) -> tuple[type["RequestRefused"], tuple[int, str]]:
+        return (RequestRefused, (self.status, self.problem))
+
+
+class _Base:
+    """What both clients share.
+
+    Args:
+        url: the server's address, without a path.
+        token: bearer token, where the server wants one.
+        timeout_s: bound on one call of ``score``, retries included.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 600.0) -> None:
+        self._url = url.rstrip("/") + "/v1/score"
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._timeout_s = timeout_s
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded("reward client", self._url, self._timeout_s)
+
+
+class RewardClient(_Base):
+    """Blocking client; use as a context manager or call ``close``."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = 600.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        super().__init__(url, token, timeout_s=timeout_s)
+        self._http = httpx.Client(headers=self._headers, transport=transport)
+
+    def score(self, items: Sequence[Item]) -> ScoreAnswer:
+        """Verdicts of a batch of groups, in order.
+
+        Raises:
+            RequestRefused: the request is malformed, too large or not authorised.
+            DeadlineExceeded: no answer within ``timeout_s``.
+        """
+        body, deadline = _encode(items), time.monotonic() + self._timeout_s
+        for attempt in range(1 << 30):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                response = self._http.post(self._url, content=body, timeout=left)
+            except httpx.TransportError:
+                pause = _pause(attempt, None)
+            else:
+                if response.status_code not in RETRIED:
+                    return _decode(response)
+                pause = _pause(attempt, response)
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        raise self._too_late()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class AsyncRewardClient(_Base):
+    """The same for asyncio; use as an async context manager or await ``aclose``."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(url, token, timeout_s=timeout_s)
+        self._http = httpx.AsyncClient(headers=self._headers, transport=transport)
+
+    async def score(self, items: Sequence[Item]) -> ScoreAnswer:
+        """As ``RewardClient.score``."""
+        body, deadline = _encode(items), time.monotonic() + self._timeout_s
+        for attempt in range(1 << 30):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                response = await self._http.post(self._url, content=body, timeout=left)
+            except httpx.TransportError:
+                pause = _pause(attempt, None)
+            else:
+                if response.status_code not in RETRIED:
+                    return _decode(response)
+                pause = _pause(attempt, response)
+            await asyncio.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        raise self._too_late()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _encode(items: Sequence[Item]) -> bytes:
+    return ScoreRequest(items=list(items)).model_dump_json(exclude_none=True).encode()
+
+
+def _decode(response: httpx.Response) -> ScoreAnswer:
+    if response.status_code == 200:
+        return ScoreAnswer.model_validate_json(response.content)
+    raise RequestRefused(response.status_code, response.text[:300])
+
+
+def _pause(attempt: int, response: httpx.Response | None) -> float:
+    """Seconds to wait: what the server asks for, else twice as long each time; never quite the same."""
+    asked = response.headers.get("retry-after", "") if response is not None else ""
+    pause = float(asked) if asked.isdecimal() else 0.1 * 2.0 ** min(attempt, 10)
+    return min(pause, LONGEST_PAUSE_S) * (0.75 + 0.5 * random.random())

@@ -1,0 +1,221 @@
+"""The HTTP front: the same scorers for anyone else's trainer.
+
+    POST /v1/score   groups in, verdicts out, in order        GET /healthz   the process answers
+    GET  /readyz     every slot's sandbox is as proved        GET /metrics   Prometheus text
+
+A request is read within limits of size, time, depth and count before a slot hears of it; a full queue answers 429
+with ``Retry-After``; a client that is slow to send its headers or body is cut off; one that leaves frees its place.
+"""
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import ValidationError
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from reward_servers.http_body import BadBody, read_json
+from reward_servers.http_schema import ItemOut, SandboxOut, ScoreAnswer, ScoreRequest, VerdictOut, job_of
+from reward_servers.slots import Full, Job, Slots
+from volley.errors import HostError
+from volley.records import Prompt
+from volley.scoring import SandboxLimits, SandboxSpec
+
+HEADERS_DEADLINE_S = 10.0
+ANSWER_DEADLINE_S = 900.0
+RETRY_AFTER_S = 2
+CONNECTIONS = 256
+MinTier = Literal["auto", "A", "B", "C", "none"]
+
+
+def serve(
+    host: str,
+    port: int,
+    slots: int,
+    token_file: Path | None = None,
+    min_tier: MinTier = "auto",
+    packages: tuple[str, ...] = (),
+) -> None:
+    """Serve until interrupted.
+
+    Raises:
+        HostError: the host does not reach ``min_tier``, or ``token_file`` holds no token.
+    """
+    token = _read_token(token_file) if token_file else None
+    app = create_app(Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        http=Impatient,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=10,
+        log_level="warning",
+        access_log=False,
+    )
+
+
+def create_app(slots: Slots, token: str | None = None) -> FastAPI:
+    """The application around ``slots``, which it starts and stops."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(slots.start)
+        yield
+        await asyncio.to_thread(slots.stop)
+
+    app = FastAPI(title="Volley reward server", version="1", lifespan=life, docs_url=None, redoc_url=None)
+    body = {"required": True, "content": {"application/json": {"schema": ScoreRequest.model_json_schema()}}}
+
+    @app.post("/v1/score", response_model=ScoreAnswer, openapi_extra={"requestBody": body})
+    async def score(request: Request) -> Response:
+        if not _allowed(request, token):
+            return _refusal(401, "a bearer token is needed")
+        try:
+            wanted = ScoreRequest.model_validate(await read_json(request))
+            jobs = [_job(item) for item in wanted.items]
+        except BadBody as problem:
+            return _refusal(problem.status, problem.problem)
+        except ValidationError as problem:
+            return _refusal(422, _first_error(problem))
+        except ValueError as problem:
+            return _refusal(422, str(problem))
+        return await _answer(request, slots, jobs, [item.id for item in wanted.items])
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        content = {"ready": slots.ready, "waiting": slots.waiting, "sandbox": sandbox_of(slots).model_dump()}
+        return JSONResponse(content, status_code=200 if slots.ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse("\n".join(metric_lines(slots)) + "\n", media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+def sandbox_of(slots: Slots) -> SandboxOut:
+    """The weakest slot's report."""
+    known = [report for report in slots.reports if report is not None]
+    if not known:
+        raise HostError("no reward slot has started")
+    weakest = max(known, key=lambda report: ("A", "B", "C", "none").index(report.tier))
+    return SandboxOut(
+        tier=weakest.tier,
+        layers=list(weakest.layers),
+        probes_passed=weakest.probes_passed,
+        probes_total=weakest.probes_total,
+    )
+
+
+def metric_lines(slots: Slots) -> Iterator[str]:
+    """Every metric of the front: name, unit and meaning in its HELP line."""
+    sandbox = sandbox_of(slots)
+    gauges = {
+        "volley_reward_ready": ("1 while every slot's sandbox is as it was proved", int(slots.ready)),
+        "volley_reward_waiting": ("groups waiting for a slot", slots.waiting),
+        "volley_reward_slots": ("scoring threads", len(slots.reports)),
+        "volley_reward_probes_passed": ("probe attacks denied at the last look", sandbox.probes_passed),
+        "volley_reward_probes_total": ("probe attacks tried at the last look", sandbox.probes_total),
+    }
+    for name, (meaning, value) in gauges.items():
+        yield from (f"# HELP {name} {meaning}", f"# TYPE {name} gauge", f"{name} {value}")
+    yield "# HELP volley_reward_verdicts_total verdicts given, by status; status cached: answered from memory"
+    yield "# TYPE volley_reward_verdicts_total counter"
+    for status, count in sorted(slots.counts.items()):
+        yield f'volley_reward_verdicts_total{{status="{status}",tier="{sandbox.tier}"}} {count}'
+
+
+class Impatient(H11Protocol):
+    """A connection that is closed when a request's headers do not arrive in time."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._alarm = asyncio.get_running_loop().call_later(HEADERS_DEADLINE_S, self._cut_off)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._alarm.cancel()
+        super().connection_lost(exc)
+
+    def _cut_off(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+def _job(item: Any) -> Job:
+    spec, row = job_of(item.scorer, SandboxLimits())
+    return Job(spec, Prompt(item.id, "", row), tuple(item.responses), item.scorer.model_dump_json())
+
+
+async def _answer(request: Request, slots: Slots, jobs: list[Job], ids: list[str]) -> Response:
+    try:
+        slots.submit(jobs)
+    except Full:
+        return _refusal(429, "the queue is full", {"Retry-After": str(RETRY_AFTER_S)})
+    with _cancelling(jobs):
+        verdicts = asyncio.gather(*(asyncio.wrap_future(job.done) for job in jobs))
+        gone = asyncio.ensure_future(_disconnected(request))
+        done, _ = await asyncio.wait({verdicts, gone}, timeout=ANSWER_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if verdicts not in done:
+            verdicts.cancel()
+            return _refusal(503, "out of time", {"Retry-After": str(RETRY_AFTER_S)})
+    items = [
+        ItemOut(id=name, verdicts=[VerdictOut.of(verdict) for verdict in scored])
+        for name, scored in zip(ids, verdicts.result(), strict=True)
+    ]
+    return Response(
+        ScoreAnswer(items=items, sandbox=sandbox_of(slots)).model_dump_json(), media_type="application/json"
+    )
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+@contextmanager
+def _cancelling(jobs: list[Job]) -> Iterator[None]:
+    """Jobs nobody waits for any more leave the queue."""
+    try:
+        yield
+    finally:
+        for job in jobs:
+            job.done.cancel()
+
+
+def _allowed(request: Request, token: str | None) -> bool:
+    given = request.headers.get("authorization", "")
+    return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+
+def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -> Response:
+    content = json.dumps({"error": problem[:500]})
+    return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def _first_error(problem: ValidationError) -> str:
+    first = problem.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except OSError as problem:
+        raise HostError(f"token file {path}: {problem.strerror}") from problem
+    if not token:
+        raise HostError(f"token file {path} is empty: write one line with the token")
+    return token

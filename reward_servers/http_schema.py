@@ -1,0 +1,163 @@
+"""The HTTP front's requests and answers: the contract that OpenAPI shows and the client speaks."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from reward_servers.scorers.cases import AnyTest
+from volley.base import Spec
+from volley.records import Verdict, VerdictStatus
+from volley.scoring import ArcScorer, CodeScorer, CountdownScorer, ExactScorer, MathScorer, SandboxLimits, ScorerSpec
+
+MAX_ITEMS = 256
+MAX_RESPONSES = 256
+MAX_RESPONSE_CHARS = 1_000_000
+
+
+class Limits(Spec):
+    """What one test may use; whatever is not named keeps the server's default."""
+
+    cpu_s: float | None = Field(None, gt=0, le=30)
+    program_s: float | None = Field(None, gt=0, le=120)
+    memory_mb: int | None = Field(None, ge=16, le=2048)
+    processes: int | None = Field(None, ge=1, le=64)
+    stdout_kb: int | None = Field(None, ge=1, le=8192)
+    stderr_kb: int | None = Field(None, ge=1, le=1024)
+
+    def over(self, default: SandboxLimits) -> SandboxLimits:
+        """``default`` with these in place."""
+        return default.model_copy(update=self.model_dump(exclude_none=True))
+
+
+class CodeItem(Spec):
+    """Run the program in each response on ``tests``."""
+
+    kind: Literal["code"]
+    tests: list[AnyTest] = Field(min_length=1, max_length=1000)
+    extract: Literal["raw", "last_fence"] = "last_fence"
+    mode: Literal["all", "fraction"] = "all"
+    tolerance: float | None = Field(None, gt=0)
+    values: tuple[float, float] = Field((1.0, -1.0), description="rewards of a pass and of a failure")
+    limits: Limits = Limits()
+
+
+class MathItem(Spec):
+    """Compare each response's final answer with ``answer``."""
+
+    kind: Literal["math"]
+    answer: str = Field(min_length=1, max_length=1000)
+    extract: Literal["boxed", "final_answer", "either"] = "either"
+
+
+class ExactItem(Spec):
+    """Compare each response, white space trimmed, with ``answer``."""
+
+    kind: Literal["exact"]
+    answer: str = Field(max_length=MAX_RESPONSE_CHARS)
+
+
+class CountdownItem(Spec):
+    """An expression that uses each number once and equals ``target``."""
+
+    kind: Literal["countdown"]
+    numbers: list[int] = Field(min_length=1, max_length=16)
+    target: int
+
+
+class ArcItem(Spec):
+    """The last grid of each response against ``grid``."""
+
+    kind: Literal["arc"]
+    grid: list[list[int]] = Field(min_length=1, max_length=30)
+    partial: bool = False
+
+
+ItemScorer = Annotated[CodeItem | MathItem | ExactItem | CountdownItem | ArcItem, Field(discriminator="kind")]
+Response = Annotated[str, Field(max_length=MAX_RESPONSE_CHARS)]
+
+
+class Item(Spec):
+    """The responses to one prompt."""
+
+    id: str = Field(max_length=200)
+    scorer: ItemScorer
+    responses: list[Response] = Field(min_length=1, max_length=MAX_RESPONSES)
+
+
+class ScoreRequest(Spec):
+    """One call: a batch of groups."""
+
+    items: list[Item] = Field(min_length=1, max_length=MAX_ITEMS)
+
+
+class VerdictOut(Spec):
+    """What scoring said of one response. ``reward`` is null exactly for ``infra_error`` and ``refused``."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    status: VerdictStatus
+    reward: float | None
+    answer: str | None = None
+    detail: str = ""
+    failing_test: int | None = None
+    cpu_ms: float | None = None
+    wall_ms: float | None = None
+    peak_mb: float | None = None
+    stdout: str = ""
+    stderr: str = ""
+    unsafe: bool = False
+    weak_oracle: bool = False
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> "VerdictOut":
+        """The wire form of ``verdict``."""
+        return cls(**{name: getattr(verdict, name) for name in cls.model_fields})
+
+
+class ItemOut(Spec):
+    """Verdicts in the order of the responses."""
+
+    id: str
+    verdicts: list[VerdictOut]
+
+
+class SandboxOut(Spec):
+    """What stands between a program and the server."""
+
+    tier: Literal["A", "B", "C", "none"]
+    layers: list[str]
+    probes_passed: int
+    probes_total: int
+
+
+class ScoreAnswer(Spec):
+    """The answer to one call."""
+
+    items: list[ItemOut]
+    sandbox: SandboxOut
+
+
+def job_of(item: ItemScorer, limits: SandboxLimits) -> tuple[ScorerSpec, dict[str, Any]]:
+    """The scorer and the row that an item's ``scorer`` stands for. Raises ValueError for tests that can not be run."""
+    row = item.model_dump(mode="json")
+    match item:
+        case CodeItem():
+            passed, failed = item.values
+            spec: ScorerSpec = CodeScorer.model_validate(
+                {
+                    "values": {"passed": passed, "failed": failed},
+                    "mode": item.mode,
+                    "extract": item.extract,
+                    "tolerance": item.tolerance,
+                    "sandbox": {"limits": item.limits.over(limits).model_dump()},
+                }
+            )
+        case MathItem():
+            spec = MathScorer(extract=item.extract)
+        case ExactItem():
+            spec = ExactScorer()
+        case CountdownItem():
+            spec = CountdownScorer()
+        case ArcItem():
+            spec = ArcScorer(partial=item.partial)
+    return spec, row

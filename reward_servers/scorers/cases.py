@@ -1,0 +1,117 @@
+"""The tests of a ``code`` row, validated, and made into what the judge runs.
+
+{"stdin": "3 4\\n", "expected": "7\\n"}                       a program's input and output
+{"function": "add", "args": [3, 4], "expected": 7}          a call and what it returns, both JSON
+{"asserts": "assert add(3, 4) == 7", "function": "add"}     assertions, or a ``check(candidate)`` function
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from reward_servers.sandbox.judge import Case, same_tokens
+from reward_servers.scorers.asserts import split_asserts
+from reward_servers.scorers.values import Check, Malformed, read_answer, same
+from volley.base import Spec
+
+MAX_TESTS = 1000
+HARNESS = Path(__file__).with_name("harness.py").read_bytes()
+COMPILE_ERROR = "compile error: "
+
+
+class StdinTest(Spec):
+    """What the program reads and what it must write, word by word."""
+
+    stdin: str = ""
+    expected: str
+
+
+class CallTest(Spec):
+    """A call of one of the program's functions, or of a method of its ``Solution``, and the JSON it must return."""
+
+    function: str = Field(pattern=r"^[A-Za-z_]\w*$")
+    args: list[Any] = Field(default_factory=list)
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    expected: Any
+
+
+class AssertTest(Spec):
+    """Trusted test code with assertions; ``candidate`` in it stands for ``function``."""
+
+    asserts: str
+    function: str | None = Field(None, pattern=r"^[A-Za-z_]\w*$")
+
+
+AnyTest = StdinTest | CallTest | AssertTest
+_TESTS: TypeAdapter[list[AnyTest]] = TypeAdapter(list[AnyTest])
+
+
+def parse_tests(raw: Any) -> list[AnyTest]:
+    """Validated tests of one problem. Raises ValueError, which says what a test looks like."""
+    try:
+        tests = _TESTS.validate_python(raw)
+    except ValidationError as problem:
+        where = ".".join(str(part) for part in problem.errors()[0]["loc"])
+        raise ValueError(
+            f'tests ({where or "missing"}): each is {{"stdin", "expected"}}, {{"function", "args", "expected"}} '
+            'or {"asserts", "function"}'
+        ) from problem
+    if not 1 <= len(tests) <= MAX_TESTS:
+        raise ValueError(f"{len(tests)} tests: a problem needs 1 to {MAX_TESTS}")
+    if len({isinstance(test, StdinTest) for test in tests}) > 1:
+        raise ValueError("stdin tests and function tests do not mix in one problem")
+    for test in tests:
+        if isinstance(test, AssertTest):
+            split_asserts(test.asserts, test.function)
+    return tests
+
+
+def reads_stdin(tests: Sequence[AnyTest]) -> bool:
+    """True where the sample's program runs as it is; False where the harness calls into it."""
+    return isinstance(tests[0], StdinTest)
+
+
+def is_weak(tests: Sequence[AnyTest]) -> bool:
+    """True where some assertion is decided inside the sandbox."""
+    return any(
+        split.weak
+        for test in tests
+        if isinstance(test, AssertTest)
+        for split in split_asserts(test.asserts, test.function)
+    )
+
+
+def make_cases(tests: Sequence[AnyTest], source: str, tolerance: float | None) -> list[Case]:
+    """What the judge runs: for function tests the harness reads the program's source with each call."""
+    cases: list[Case] = []
+    for test in tests:
+        if isinstance(test, StdinTest):
+            cases.append(Case(test.stdin.encode(), same_tokens(test.expected.encode(), tolerance)))
+        elif isinstance(test, CallTest):
+            call = {"source": source, "function": test.function, "args": test.args, "kwargs": test.kwargs}
+            cases.append(Case(json.dumps(call).encode(), _returns(_json_equal(test.expected, tolerance))))
+        else:
+            for split in split_asserts(test.asserts, test.function):
+                request = {"source": source, "setup": split.setup, "expression": split.expression}
+                cases.append(Case(json.dumps(request).encode(), _returns(split.check)))
+    return cases
+
+
+def _json_equal(wanted: Any, tolerance: float | None) -> Check:
+    return lambda value: same(value, wanted, tolerance, json_types=True)
+
+
+def _returns(check: Check) -> Any:
+    def judge(stdout: bytes) -> str | None:
+        try:
+            kind, content = read_answer(stdout)
+            if kind == "compile_error":
+                return COMPILE_ERROR + str(content)
+            return None if check(content) else f"returned {content!r:.80}"
+        except (Malformed, RecursionError, OverflowError) as problem:
+            return str(problem) or type(problem).__name__
+
+    return judge

@@ -1,0 +1,98 @@
+"""``code``: runs the sample's program on the row's tests in the sandbox."""
+
+from collections.abc import Sequence
+
+from reward_servers.sandbox.health import Sandbox, SandboxReport
+from reward_servers.sandbox.judge import ProgramResult
+from reward_servers.scorers.base import escaped, one_line, passed_or, row_error
+from reward_servers.scorers.cases import (
+    COMPILE_ERROR,
+    HARNESS,
+    AnyTest,
+    is_weak,
+    make_cases,
+    parse_tests,
+    reads_stdin,
+)
+from reward_servers.scorers.extract import program_in
+from volley.records import Prompt, Verdict, VerdictStatus
+from volley.scoring import CodeScorer
+
+SHOWN = 2000  # characters of output a verdict carries
+
+
+class Code:
+    """All tests passed, or the share of them. Equal programs of a group are run once."""
+
+    def __init__(self, spec: CodeScorer, sandbox: Sandbox | None = None) -> None:
+        self._spec = spec
+        self._sandbox = sandbox or Sandbox(spec.sandbox)
+        self._owned = sandbox is None
+
+    @staticmethod
+    def check(spec: CodeScorer) -> None:
+        """The host is looked at where the worker runs, not here."""
+
+    @staticmethod
+    def check_row(spec: CodeScorer, prompt: Prompt) -> None:
+        """Raises JobError where the row's ``tests`` can not be run."""
+        try:
+            parse_tests(prompt.reference.get("tests"))
+        except ValueError as problem:
+            raise row_error(prompt, f"the code scorer needs tests: {problem}") from problem
+
+    @property
+    def report(self) -> SandboxReport:
+        """The tier programs run in."""
+        return self._sandbox.report
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        tests = parse_tests(prompt.reference.get("tests"))
+        weak = is_weak(tests)
+        known: dict[str | None, Verdict] = {}
+        for text in texts:
+            source = program_in(text, self._spec.extract)
+            if source not in known:
+                known[source] = self._judge(source, tests, weak)
+        return [known[program_in(text, self._spec.extract)] for text in texts]
+
+    def _judge(self, source: str | None, tests: Sequence[AnyTest], weak: bool) -> Verdict:
+        if source is None:
+            return passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="no program in the sample")
+        raw = source.encode("utf-8", "surrogatepass")
+        cases = make_cases(tests, source, self._spec.tolerance)
+        result = self._sandbox.judge(
+            raw if reads_stdin(tests) else HARNESS,
+            cases,
+            self._spec.sandbox.limits,
+            stop_early=self._spec.mode == "all",
+        )
+        return self._verdict(result, len(cases), weak)
+
+    def _verdict(self, result: ProgramResult, total: int, weak: bool) -> Verdict:
+        status, last = result.status, result.last
+        if status is VerdictStatus.WRONG_ANSWER and result.detail.startswith(COMPILE_ERROR):
+            status = VerdictStatus.COMPILE_ERROR
+        reward: float | None = None
+        if status.bears_reward:
+            values = self._spec.values
+            reward = values.passed if status is VerdictStatus.PASSED else values.failed
+            if self._spec.mode == "fraction":
+                reward = result.passed / total
+        return Verdict(
+            status,
+            reward,
+            detail=one_line(result.detail),
+            failing_test=result.failing_test,
+            cpu_ms=round(result.cpu_ms, 1),
+            wall_ms=round(result.wall_ms, 1),
+            peak_mb=round(result.peak_mb, 1),
+            stdout=escaped(last.stdout, SHOWN) if last else "",
+            stderr=escaped(last.stderr[-SHOWN:], SHOWN) if last else "",
+            unsafe=self._sandbox.unsafe,
+            weak_oracle=weak,
+        )
+
+    def close(self) -> None:
+        if self._owned:
+            self._sandbox.close()

@@ -1,0 +1,83 @@
+"""``sum``: weighted sums of scorers, with format and length terms and a clamp."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from reward_servers.scorers.base import Scorer
+from volley.records import Prompt, Verdict, VerdictStatus
+from volley.scoring import FormatTerm, LengthTerm, SumScorer
+
+
+class Sum:
+    """The first term gives status and answer; a term that fails to score a sample fails it for all."""
+
+    def __init__(self, spec: SumScorer, build: Callable[..., Scorer]) -> None:
+        self._spec = spec
+        self._scorers = [build(term.scorer) for term in spec.terms]
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        columns = [scorer.score(prompt, texts) for scorer in self._scorers]
+        return [self._combine(row) for row in zip(*columns, strict=True)]
+
+    def _combine(self, verdicts: Sequence[Verdict]) -> Verdict:
+        failed = next((verdict for verdict in verdicts if verdict.reward is None), None)
+        if failed is not None:
+            return failed
+        total = sum(term.weight * (v.reward or 0.0) for term, v in zip(self._spec.terms, verdicts, strict=True))
+        if self._spec.minimum is not None:
+            total = max(total, self._spec.minimum)
+        if self._spec.maximum is not None:
+            total = min(total, self._spec.maximum)
+        return replace(
+            verdicts[0],
+            reward=total,
+            unsafe=any(verdict.unsafe for verdict in verdicts),
+            weak_oracle=any(verdict.weak_oracle for verdict in verdicts),
+        )
+
+    def close(self) -> None:
+        for scorer in self._scorers:
+            scorer.close()
+
+
+class Length:
+    """1 for short samples, 0 for long ones, a line between."""
+
+    def __init__(self, spec: LengthTerm) -> None:
+        self._spec = spec
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        return [_graded(self._reward(len(text))) for text in texts]
+
+    def _reward(self, length: int) -> float:
+        span = max(1, self._spec.end - self._spec.start)
+        return min(1.0, max(0.0, (self._spec.end - length) / span))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Format:
+    """1 where every text occurs, in order."""
+
+    def __init__(self, spec: FormatTerm) -> None:
+        self._spec = spec
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        return [_graded(float(self._holds(text))) for text in texts]
+
+    def _holds(self, text: str) -> bool:
+        at = 0
+        for piece in self._spec.contains:
+            found = text.find(piece, at)
+            if found < 0:
+                return False
+            at = found + len(piece)
+        return True
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _graded(reward: float) -> Verdict:
+    return Verdict(VerdictStatus.PASSED if reward >= 1 else VerdictStatus.WRONG_ANSWER, reward)

@@ -1,0 +1,137 @@
+"""``math``: is the sample's final answer equal to the row's? Cheap and exact first, symbolic and killable last.
+
+extract -> equal text -> exact rationals -> shape rules -> cost gate -> math-verify in the sandbox
+"""
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from reward_servers.sandbox.health import Sandbox, SandboxReport
+from reward_servers.sandbox.judge import Case
+from reward_servers.scorers.base import one_line, passed_or, row_error
+from reward_servers.scorers.math_text import final_answer, normal, rational, too_costly
+from volley.records import Prompt, Verdict, VerdictStatus
+from volley.scoring import MathScorer
+
+CHECK = Path(__file__).with_name("math_check.py").read_bytes()
+PACKAGES = ("math_verify", "latex2sympy2_extended", "sympy", "mpmath", "antlr4")
+WARM_UP = r"""
+import logging
+logging.disable(logging.CRITICAL)
+from math_verify import parse, verify
+samples = (r"x^2+\frac{1}{2}", r"(1,\sqrt{2})", r"[0,1)\cup(2,\infty)", r"\{1,2\}", r"x\leq 3", r"\sin{x}+\pi",
+           r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"3\cdot 10^{2}", r"\binom{4}{2}", r"x=\pm 1", r"5\text{ cm}")
+parsed = [parse(f"${text}$", parsing_timeout=None) for text in samples]
+for one in parsed:
+    for other in parsed:
+        verify(one, other, timeout_seconds=None)
+"""
+_BRACKETS = ("(", "[", "\\{", "\\langle")
+_RELATIONS = frozenset("<>\\")  # an interval may be written as inequalities, or as a named set
+_EQUAL, _DIFFERENT = b"equal", b"different"
+
+
+class _Expected(NamedTuple):
+    raw: str
+    text: str
+    value: Fraction | None
+
+
+class Math:
+    """Right where both are the same object of mathematics; equal answers share one id in maj@k."""
+
+    def __init__(self, spec: MathScorer, sandbox: Sandbox | None = None) -> None:
+        self._spec = spec
+        packaged = spec.sandbox.model_copy(update={"packages": (*PACKAGES, *spec.sandbox.packages)})
+        self._sandbox = sandbox or Sandbox(packaged, warm_up=WARM_UP)
+        self._owned = sandbox is None
+        self._limits = spec.sandbox.limits.model_copy(update={"cpu_s": spec.timeout_s})
+
+    @staticmethod
+    def check(spec: MathScorer) -> None:
+        """The host is looked at where the worker runs, not here."""
+
+    @staticmethod
+    def check_row(spec: MathScorer, prompt: Prompt) -> None:
+        """Raises JobError where the row lacks the expected answer."""
+        expected = prompt.reference.get(spec.field)
+        if not isinstance(expected, str | int | float) or isinstance(expected, bool) or not str(expected).strip():
+            raise row_error(prompt, f"the math scorer needs the expected answer in {spec.field!r}, text or a number")
+
+    @property
+    def report(self) -> SandboxReport:
+        """The tier symbolic comparisons run in."""
+        return self._sandbox.report
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        raw = str(prompt.reference[self._spec.field])
+        boxed = final_answer(raw, "boxed")
+        gold = _Expected(boxed or raw, normal(boxed or raw), rational(normal(boxed or raw)))
+        known: dict[str | None, Verdict] = {}
+        answers = [final_answer(text, self._spec.extract) for text in texts]
+        for answer in answers:
+            if answer not in known:
+                known[answer] = self._judge(answer, gold)
+        return [known[answer] for answer in answers]
+
+    def _judge(self, answer: str | None, gold: _Expected) -> Verdict:
+        if answer is None:
+            return passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="no final answer")
+        text = normal(answer)
+        value = rational(text)
+        status, detail = self._compare(answer, text, value, gold)
+        if not status.bears_reward:
+            return Verdict(status, None, detail=one_line(detail))
+        canonical = gold if status is VerdictStatus.PASSED else _Expected(answer, text, value)
+        name = str(canonical.value) if canonical.value is not None else canonical.text
+        return passed_or(status, self._spec.values, answer=name, detail=one_line(detail))
+
+    def _compare(self, answer: str, text: str, value: Fraction | None, gold: _Expected) -> tuple[VerdictStatus, str]:
+        if text == gold.text:
+            return VerdictStatus.PASSED, "equal text"
+        if value is not None and gold.value is not None:
+            same = value == gold.value
+            return (VerdictStatus.PASSED if same else VerdictStatus.WRONG_ANSWER), "exact numbers"
+        said = text if "=" in gold.text else _right_hand_side(text)
+        if said is None or (_opening(said) != _opening(gold.text) and not _RELATIONS.intersection(said)):
+            return VerdictStatus.WRONG_ANSWER, "another kind of answer"
+        if said == gold.text or (gold.value is not None and rational(said) == gold.value):
+            return VerdictStatus.PASSED, "equal after its variable"
+        costly = too_costly(text)
+        if costly is not None:
+            return VerdictStatus.WRONG_ANSWER, f"not evaluated: {costly}"
+        return self._symbolic(answer, gold.raw)
+
+    def _symbolic(self, answer: str, gold: str) -> tuple[VerdictStatus, str]:
+        request = json.dumps({"gold": gold.strip("$"), "answer": answer.strip("$")}).encode()
+        result = self._sandbox.judge(CHECK, [Case(request, _said_equal)], self._limits)
+        if result.status is VerdictStatus.RUNTIME_ERROR:
+            return VerdictStatus.WRONG_ANSWER, f"not comparable: {result.detail}"
+        return result.status, result.detail or "symbolic"
+
+    def close(self) -> None:
+        if self._owned:
+            self._sandbox.close()
+
+
+def _said_equal(stdout: bytes) -> str | None:
+    return None if stdout.strip() == _EQUAL else "symbolically different"
+
+
+def _right_hand_side(text: str) -> str | None:
+    """``x=3`` says 3. ``4=3`` says nothing, and neither does a chain of equations: None."""
+    left, equals, right = text.partition("=")
+    if not equals:
+        return text
+    names_one_variable = left.lstrip("\\").isalpha() and (len(left) == 1 or left.startswith("\\"))
+    return right if names_one_variable and "=" not in right else None
+
+
+def _opening(text: str) -> str:
+    """The bracket around a tuple, an interval or a set; empty for a plain list or a number in brackets."""
+    if "," not in text:
+        return ""
+    return next((bracket for bracket in _BRACKETS if text.startswith(bracket)), "")

@@ -1,0 +1,80 @@
+"""``regex``: does a trusted pattern match the sample? In a child process: patterns may backtrack for ever."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from reward_servers.scorers.base import infra_error, passed_or, row_error
+from reward_servers.scorers.child import Child
+from volley.errors import JobError
+from volley.records import Prompt, Verdict, VerdictStatus
+from volley.scoring import RegexScorer
+
+MAX_TEXT = 100_000
+
+
+def matches(sample: str, row: dict[str, Any]) -> float:
+    """Runs in the child: 1.0 where ``row['pattern']`` matches."""
+    pattern = re.compile(row["pattern"])
+    found = pattern.fullmatch(sample.strip()) if row["whole"] else pattern.search(sample)
+    return float(found is not None)
+
+
+class Regex:
+    """A match is a pass; a pattern that runs out of time on a sample is that sample's time-out."""
+
+    def __init__(self, spec: RegexScorer) -> None:
+        self._spec = spec
+        self._child: Child | None = None
+
+    @staticmethod
+    def check(spec: RegexScorer) -> None:
+        """Raises JobError where the job's own pattern does not compile."""
+        if spec.pattern is not None:
+            _compile(spec.pattern)
+
+    @staticmethod
+    def check_row(spec: RegexScorer, prompt: Prompt) -> None:
+        """Raises JobError where the row lacks a pattern that compiles."""
+        if spec.pattern is None:
+            pattern = prompt.reference.get(spec.field)
+            if not isinstance(pattern, str):
+                raise row_error(prompt, f"the regex scorer needs a pattern in a string field {spec.field!r}")
+            try:
+                _compile(pattern)
+            except JobError as problem:
+                raise row_error(prompt, str(problem)) from problem
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        pattern = self._spec.pattern or prompt.reference[self._spec.field]
+        return [self._judge(text, {"pattern": pattern, "whole": self._spec.whole}) for text in texts]
+
+    def _judge(self, text: str, row: dict[str, Any]) -> Verdict:
+        if len(text) > MAX_TEXT:
+            return passed_or(VerdictStatus.WRONG_ANSWER, self._spec.values, detail=f"over {MAX_TEXT} characters")
+        try:
+            if self._child is None:
+                self._child = Child(f"{__name__}:matches")
+            answer = self._child.call({"sample": text, "row": row}, self._spec.timeout_s)
+        except TimeoutError:
+            self.close()
+            return passed_or(VerdictStatus.TIMEOUT, self._spec.values, detail="the pattern ran out of time")
+        except (OSError, EOFError, ValueError) as problem:
+            self.close()
+            return infra_error(str(problem))
+        if "error" in answer:
+            return infra_error(answer["error"])
+        status = VerdictStatus.PASSED if answer["reward"] > 0 else VerdictStatus.WRONG_ANSWER
+        return passed_or(status, self._spec.values, answer=text.strip())
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+def _compile(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        raise JobError(f"pattern {pattern!r} does not compile: {problem}") from problem

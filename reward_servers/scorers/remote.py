@@ -1,0 +1,88 @@
+"""``http``: somebody else's reward server.
+
+    POST {"prompt": {"id", "text"}, "row": {...}, "samples": ["...", ...]}  ->  {"rewards": [0.0, null, ...]}
+
+``null`` is an infra error of that sample. Anything else that goes wrong is one for the whole group, after retries.
+"""
+
+import math
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from reward_servers.scorers.base import infra_error
+from volley.errors import JobError
+from volley.records import Prompt, Verdict, VerdictStatus
+from volley.scoring import HttpScorer
+
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+MAX_WAIT_S = 5.0
+
+
+class Remote:
+    """One request per group, retried within its deadline."""
+
+    def __init__(self, spec: HttpScorer, transport: httpx.BaseTransport | None = None) -> None:
+        self._spec = spec
+        token = os.environ.get(spec.token_env) if spec.token_env else None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(headers=headers, transport=transport)
+
+    @staticmethod
+    def check(spec: HttpScorer) -> None:
+        """Raises JobError where the token's environment variable is not set."""
+        if spec.token_env and spec.token_env not in os.environ:
+            raise JobError(
+                f"http scorer: the environment variable {spec.token_env} is not set; export it, or drop token_env"
+            )
+
+    @staticmethod
+    def check_row(spec: HttpScorer, prompt: Prompt) -> None:
+        """Any row can be sent."""
+
+    def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+        body = {
+            "prompt": {"id": prompt.id, "text": prompt.text},
+            "row": dict(prompt.reference),
+            "samples": list(texts),
+        }
+        deadline, problem = time.monotonic() + self._spec.timeout_s, ""
+        for attempt in range(self._spec.attempts):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                response = self._client.post(self._spec.url, json=body, timeout=left)
+                if response.status_code not in RETRIED:
+                    response.raise_for_status()
+                    return _verdicts(response.json(), len(texts))
+                problem = f"HTTP {response.status_code}"
+            except (httpx.HTTPStatusError, ValueError) as failure:
+                problem = str(failure)
+                break
+            except httpx.HTTPError as failure:
+                problem = f"{type(failure).__name__}: {failure}"
+            time.sleep(max(0.0, min(0.1 * 2**attempt * (1 + random.random()), MAX_WAIT_S, deadline - time.monotonic())))
+        return [infra_error(f"{self._spec.url}: {problem or 'out of time'}")] * len(texts)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _verdicts(answer: Any, count: int) -> list[Verdict]:
+    rewards = answer.get("rewards") if isinstance(answer, dict) else None
+    if not isinstance(rewards, list) or len(rewards) != count:
+        raise ValueError(f'the answer must be {{"rewards": [...]}} with {count} numbers or nulls')
+    return [_verdict(reward) for reward in rewards]
+
+
+def _verdict(reward: Any) -> Verdict:
+    if reward is None:
+        return infra_error("the server gave no reward")
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise ValueError(f"a reward is {reward!r}, not a finite number")
+    return Verdict(VerdictStatus.PASSED if reward > 0 else VerdictStatus.WRONG_ANSWER, float(reward))
