@@ -1,9 +1,12 @@
 """Groups for hypothesis: small, with ties, negative rewards and weights on both sides of 1."""
 
+from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import hypothesis
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
@@ -14,6 +17,12 @@ rationals = st.one_of(
     st.builds(Fraction, st.integers(-1000, 1000), st.sampled_from([1, 7, 64])),
 )
 weights = st.builds(Fraction, st.integers(1, 40), st.integers(1, 40))
+
+
+def given(**arguments: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """hypothesis.given with the same examples every time, and no deadline on a shared machine."""
+    same_examples = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+    return lambda test: same_examples(hypothesis.given(**arguments)(test))
 
 
 class Case(NamedTuple):

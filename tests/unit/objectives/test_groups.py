@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.objectives.strategies import given
 from volley.objectives import DropReason, MajAtK, MaxAtK, Mean, advantage_report, advantages, maj_at_k, max_at_k
 
 OBJECTIVES: list[dict[str, Any]] = [

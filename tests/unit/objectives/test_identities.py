@@ -1,13 +1,14 @@
 """Estimators that must coincide, on groups too large to enumerate."""
 
+from itertools import combinations
 from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.unit.objectives.strategies import given
 from volley.objectives import MajAtK, MaxAtK, Mean, Softmax, advantages, leave_p_out, maj_at_k, max_at_k
 from volley.objectives.spec import Baseline, CompanionWeights
 
@@ -53,7 +54,6 @@ def test_leave_one_out_of_max_at_n_minus_one_is_the_source_papers_biased_estimat
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_leave_p_out_is_the_source_papers_sum_over_left_out_sets(p: int) -> None:
     """arXiv 2503.19595, appendix B.2: the de-meaned `max g - max g_-s`, summed over the sets s of p that hold i."""
-    from itertools import combinations
 
     g, n = groups(5, rows=4, n=7), 7
     sets = list(combinations(range(n), p))

@@ -4,11 +4,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.objectives import oracle
-from tests.unit.objectives.strategies import VoteCase, close, logs, size_of, split_votes, vote_cases
+from tests.unit.objectives.strategies import VoteCase, close, given, logs, size_of, split_votes, vote_cases
 from volley.objectives import MajAtK, advantages, maj_at_k
 
 

@@ -5,11 +5,10 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.objectives import oracle
-from tests.unit.objectives.strategies import Case, cases, close, floats, logs, size_of
+from tests.unit.objectives.strategies import Case, cases, close, floats, given, logs, size_of
 from volley.objectives import MaxAtK, advantages, max_at_k, pass_at_k
 from volley.objectives.spec import Baseline
 

@@ -5,9 +5,9 @@ from math import comb, exp, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.objectives.strategies import given
 from volley.objectives import MaxAtK, MaxRL, Mean, PassAtKAnalytic, RiskSensitive, Softmax, advantages
 from volley.objectives.spec import Baseline
 
