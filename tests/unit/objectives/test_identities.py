@@ -54,7 +54,6 @@ def test_leave_one_out_of_max_at_n_minus_one_is_the_source_papers_biased_estimat
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_leave_p_out_is_the_source_papers_sum_over_left_out_sets(p: int) -> None:
     """arXiv 2503.19595, appendix B.2: the de-meaned `max g - max g_-s`, summed over the sets s of p that hold i."""
-
     g, n = groups(5, rows=4, n=7), 7
     sets = list(combinations(range(n), p))
     kept_best = np.stack([np.delete(g, s, axis=-1).max(axis=-1) for s in sets], axis=-1)
