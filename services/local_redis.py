@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import importlib.util
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from volley.errors import HostError
 
 START_SECONDS = 15.0
 STOP_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
 
 
 @contextlib.asynccontextmanager
@@ -76,7 +78,14 @@ def _start(data: Path, log: Path, socket: Path) -> subprocess.Popen[bytes]:
     }
     arguments = [part for key, value in options.items() for part in (f"--{key}", value)]
     # A session of its own: Ctrl-C reaches Volley alone, which stops Redis last.
-    return subprocess.Popen([str(server), *arguments], stdout=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(
+        [str(server), *arguments], stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+    )
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to stop this process when its parent dies, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

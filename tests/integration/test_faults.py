@@ -35,14 +35,16 @@ class Running:
     def __init__(self, job: Path, out: Path, *arguments: str) -> None:
         self.out = out
         environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the job names a scorer of this repository
-        self.process = subprocess.Popen(
-            [VOLLEY, "run", str(job), "--out", str(out), *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+        out.mkdir(exist_ok=True)
+        self.errors = out / "stderr.txt"
+        with self.errors.open("w") as errors:  # a file: a pipe would be held open by what a killed run leaves
+            self.process = subprocess.Popen(
+                [VOLLEY, "run", str(job), "--out", str(out), *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+            )
         self.seen: set[int] = set()
 
     def wait_for_steps(self, seconds: float = 180) -> None:
@@ -57,16 +59,16 @@ class Running:
                 break
             time.sleep(0.2)
         self.process.kill()
-        pytest.fail(f"no steps: {self.process.communicate()[1]}")
+        pytest.fail(f"no steps: {self.errors.read_text()}")
 
     def end(self, seconds: float = 60) -> tuple[int, str]:
         """Exit code and error text; fails if it does not end."""
         try:
-            _, errors = self.process.communicate(timeout=seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             pytest.fail("volley run hangs")
-        return self.process.returncode, errors
+        return code, self.errors.read_text()
 
     def leftovers(self, seconds: float = 15) -> list[str]:
         """Processes of the run that are still there."""
@@ -135,6 +137,14 @@ def test_ctrl_c_stops_the_run_and_leaves_nothing(job: Path, tmp_path: Path) -> N
     assert errors.strip() == "volley: stopped"
     assert run.summary()["state"] == "stopped"
     assert run.leftovers() == []
+
+
+def test_a_driver_killed_outright_leaves_nothing_either(job: Path, tmp_path: Path) -> None:
+    run = Running(job, tmp_path)
+    run.wait_for_steps()
+    run.process.kill()
+    run.end()
+    assert run.leftovers(30) == []
 
 
 def test_a_redis_that_refuses_is_one_line(job: Path, tmp_path: Path) -> None:
