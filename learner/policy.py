@@ -114,6 +114,8 @@ def _logprobs(policy: Policy, groups: list[Piece], device: torch.device, *, shar
 def _own_logprobs(policy: Policy, piece: Piece, device: torch.device) -> Tensor:
     """Log-probs of one sample's tokens from the model's own logits, [T]."""
     row = torch.from_numpy(np.concatenate([piece.prompt_p, piece.tokens_T]).astype(np.int64)).to(device)
-    logit_LV: Tensor = policy.lm(input_ids=row[None], use_cache=False).logits[0].float() / policy.scorer.temperature
-    chosen_T = logit_LV.log_softmax(-1)[:-1].gather(-1, row[1:, None])[:, 0]
+    logit_LV: Tensor = policy.lm(input_ids=row[None], use_cache=False).logits[0]
+    wide = torch.promote_types(logit_LV.dtype, torch.float32)
+    logprob_LV = (logit_LV.to(wide) / policy.scorer.temperature).log_softmax(-1)
+    chosen_T = logprob_LV[:-1].gather(-1, row[1:, None])[:, 0]
     return chosen_T[len(piece.prompt_p) - 1 :]

@@ -139,7 +139,7 @@ class Reinforcer:
         """Log-probs under ``model``, float32 [T], NaN at tokens that are in none of ``batches``."""
         out_T = torch.full((batch.tokens,), torch.nan, device=self.engine.device)
         for micro in batches:
-            out_T[micro.index_T] = model(micro)[0]
+            out_T[micro.index_T] = model(micro)[0].float()
         return out_T
 
     def _advantages(

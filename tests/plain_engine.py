@@ -1,0 +1,42 @@
+"""The engine's interface without DeepSpeed: plain PyTorch and AdamW in one process, the oracle of ZeRO-3."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner.engine import learning_rate
+from volley.update import Optimizer
+
+
+class PlainEngine:
+    """Stands in for `learner.engine.Engine` on one rank."""
+
+    def __init__(self, module: nn.Module, spec: Optimizer, steps: int = 10) -> None:
+        self.module: Any = module
+        self.spec, self.steps, self.device = spec, steps, torch.device("cpu")
+        self.adam = torch.optim.AdamW(
+            module.parameters(), lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
+        )
+        self.passes = 0
+
+    def __call__(self, *inputs: Any, last: bool = False) -> Any:
+        self.passes += 1
+        return self.module(*inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        torch.autograd.backward(loss)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What backward passes have added up since the last update."""
+        return {name: each.grad.clone() for name, each in self.module.named_parameters() if each.grad is not None}
+
+    def update(self, step: int) -> tuple[float, float]:
+        rate = learning_rate(self.spec, step, self.steps)
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        limit = self.spec.clip_norm if self.spec.clip_norm is not None else float("inf")
+        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), limit))
+        self.adam.step()
+        self.adam.zero_grad()
+        return norm, rate

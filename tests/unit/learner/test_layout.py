@@ -1,0 +1,115 @@
+"""Rows of tokens: the shared layout gives what the flat one gives, on real models with real masks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from learner.batch import rank_batch
+from learner.layout import MicroBatch, Piece, micro_batches, samples_per_row
+from learner.policy import Policy, probe_layouts
+from tests.learner_batches import naive_logprobs, random_group, scored
+from tests.unit.learner.conftest import tiny_lm
+from volley.errors import JobError
+from volley.records import Group
+
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}  # the models' norms and rotations are float32 in any case
+WIDE = 1 << 20  # beside a model so wide attention is free: whole groups share a row
+
+
+def pieces_of(groups: list[Group]) -> tuple[Piece, ...]:
+    return rank_batch(groups, [scored(g, [0.0] * g.n) for g in groups], version=0, mask_truncated=False).pieces
+
+
+def evaluate(policy: Policy, batches: list[MicroBatch], tokens: int) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the rank's tokens, [T]."""
+    logprob_T, entropy_T = torch.zeros(2, tokens, dtype=torch.float64)
+    for batch in batches:
+        scores = policy(batch)
+        logprob_T = logprob_T.index_put((batch.index_T,), scores[0])
+        entropy_T = entropy_T.index_put((batch.index_T,), scores[1])
+    return logprob_T, entropy_T
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("budget", [1 << 20, 60])
+def test_both_layouts_equal_the_model_itself(kind: str, budget: int) -> None:
+    lm = tiny_lm(kind)
+    rng = np.random.default_rng(0)
+    groups = [random_group(rng, i, n=5) for i in range(3)]
+    direction_T = torch.from_numpy(rng.normal(size=sum(len(g.tokens_T) for g in groups)))
+    parameters = dict(lm.named_parameters())
+    expected_T, entropy_T = (
+        torch.cat(each) for each in zip(*(naive_logprobs(lm, g, 0.8) for g in groups), strict=True)
+    )
+    expected = torch.autograd.grad((expected_T * direction_T + entropy_T).sum(), list(parameters.values()))
+    policy = Policy(lm, 0.8, entropy_gradient=True)
+    for shared in (False, True):
+        batches = micro_batches(pieces_of(groups), budget, width=WIDE, allow_shared=shared)
+        assert any(batch.mask_R1LL is not None for batch in batches) == shared
+        got_T, got_entropy_T = evaluate(policy, batches, len(direction_T))
+        torch.testing.assert_close(got_T, expected_T, **NEAR)
+        torch.testing.assert_close(got_entropy_T, entropy_T, **NEAR)
+        gradient = torch.autograd.grad((got_T * direction_T + got_entropy_T).sum(), list(parameters.values()))
+        for name, mine, theirs in zip(parameters, gradient, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, **NEAR, msg=name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 12), min_size=1, max_size=6)), max_size=5),
+    budget=st.integers(4, 120),
+    shared=st.booleans(),
+    width=st.sampled_from([1, 32, WIDE]),
+)
+def test_every_token_once_within_the_budget(
+    shape: list[tuple[int, list[int]]], budget: int, shared: bool, width: int
+) -> None:
+    pieces, start = [], 0
+    for prompt, lengths in shape:
+        tokens = sum(lengths)
+        ids_T = np.arange(start + 1, start + tokens + 1, dtype=np.int32)  # a token's id tells its place
+        pieces.append(Piece(np.zeros(prompt, np.int32), ids_T, np.array(lengths, np.int32), start))
+        start += tokens
+    batches = micro_batches(pieces, budget, width=width, allow_shared=shared)
+    index_T = torch.cat([batch.index_T for batch in batches]) if batches else torch.zeros(0)
+    assert sorted(index_T.tolist()) == list(range(start))
+    for batch in batches:
+        assert torch.equal(batch.token_T, batch.index_T + 1)
+        assert batch.ids_RL.numel() <= budget or len(batch.ids_RL) == 1
+        rows_T, columns_T = batch.at_T // batch.ids_RL.shape[1], batch.at_T % batch.ids_RL.shape[1]
+        before_T = batch.ids_RL[rows_T, columns_T]
+        assert all(before in (0, token - 1) for before, token in zip(before_T, batch.token_T, strict=True))
+
+
+def test_a_row_is_shared_only_where_that_is_less_work() -> None:
+    rng = np.random.default_rng(0)
+
+    def piece(prompt: int, length: int) -> Piece:
+        group = random_group(rng, 0, n=16, prompt=(prompt, prompt + 1), length=(length, length + 1))
+        return pieces_of([group])[0]
+
+    assert samples_per_row(piece(100, 4), 1 << 20, width=512) == 16
+    assert samples_per_row(piece(4, 2000), 1 << 20, width=64) == 1
+    assert 1 < samples_per_row(piece(100, 100), 600, width=4096) < 16  # as many as the budget takes
+    assert samples_per_row(piece(100, 100), 150, width=4096) == 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "qwen3"])
+def test_the_probe_allows_shared_rows(kind: str) -> None:
+    settings: dict[str, Any] = {"sliding_window": None} if kind == "mistral" else {}
+    assert probe_layouts(Policy(tiny_lm(kind, **settings), 1.0), "float32", torch.device("cpu"))
+
+
+def test_a_sliding_window_forbids_shared_rows() -> None:
+    assert not probe_layouts(Policy(tiny_lm("mistral", sliding_window=4), 1.0), "float32", torch.device("cpu"))
+
+
+def test_a_model_that_scales_its_logits_is_refused() -> None:
+    policy = Policy(tiny_lm("granite", logits_scaling=3.0), 1.0)
+    with pytest.raises(JobError, match="type granite"):
+        probe_layouts(policy, "float32", torch.device("cpu"))

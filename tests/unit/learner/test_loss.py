@@ -1,0 +1,294 @@
+"""The policy loss against a second implementation in slow loops: value, gradient by hand, finite differences."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.logprobs import chosen_logprobs
+from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights, value_loss
+from volley.update import PolicyUpdate
+
+Array = NDArray[np.float64]
+WIDTH, VOCABULARY = 3, 5
+LENGTHS = (3, 1, 4, 2, 5, 2, 3, 1)  # two groups of four samples
+MASKED = 6  # this sample left its group
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A linear softmax policy over fixed features, and everything the loss is given."""
+
+    features_TH: Array
+    token_T: NDArray[np.int64]
+    sample_T: NDArray[np.int64]
+    prox_T: Array
+    mu_T: Array
+    reference_T: Array
+    advantage_N: Array
+    weights_VH: Array
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    """Ratios and corrections lie on both sides of every threshold, with advantages of both signs."""
+    rng = np.random.default_rng(3)
+    sample_T = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    features_TH, weights_VH = rng.normal(size=(len(sample_T), WIDTH)), rng.normal(size=(VOCABULARY, WIDTH))
+    token_T = rng.integers(0, VOCABULARY, len(sample_T))
+    theta_T = oracle_logprobs(weights_VH, features_TH, token_T)[0]
+    prox_T = theta_T + rng.normal(0, 0.3, len(theta_T))
+    return Problem(
+        features_TH=features_TH,
+        token_T=token_T,
+        sample_T=sample_T,
+        prox_T=prox_T,
+        mu_T=prox_T + rng.normal(0, 0.5, len(theta_T)),
+        reference_T=theta_T + rng.normal(0, 0.5, len(theta_T)),
+        advantage_N=np.array([1.5, -1.0, -0.7, 0.4, 0.9, -1.2, 2.0, -0.3]),
+        weights_VH=weights_VH,
+    )
+
+
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {"behaviour_correction": {"kind": "none"}},
+    "asymmetric clip": {"clip_low": 0.1, "clip_high": 0.4, "behaviour_correction": {"kind": "none"}},
+    "sequence ratio": {"ratio": "sequence", "behaviour_correction": {"kind": "none"}},
+    "sequence ratio, mean": {"ratio": "sequence", "aggregation": "sequence_mean"},
+    "token correction": {"behaviour_correction": {"kind": "token", "cap": 1.3}},
+    "token correction, masked": {"behaviour_correction": {"kind": "token", "cap": 1.3, "mask": True}},
+    "sequence correction": {"behaviour_correction": {"kind": "sequence", "cap": 1.3}},
+    "sequence correction, masked": {"behaviour_correction": {"kind": "sequence", "cap": 1.3, "mask": True}},
+    "sequence ratio and correction": {"ratio": "sequence", "behaviour_correction": {"kind": "sequence", "cap": 1.3}},
+    "k1": {"kl": {"coefficient": 0.3, "estimator": "k1"}},
+    "k2": {"kl": {"coefficient": 0.3, "estimator": "k2"}},
+    "k3": {"kl": {"coefficient": 0.3, "estimator": "k3"}},
+    "kl in the reward": {"kl": {"coefficient": 0.3, "where": "reward"}},
+    "entropy": {"entropy_bonus": 0.2},
+    "sequence mean": {"aggregation": "sequence_mean"},
+    "token mean": {"aggregation": "token_mean"},
+    "everything": {
+        "clip_low": 0.1,
+        "clip_high": 0.3,
+        "ratio": "sequence",
+        "behaviour_correction": {"kind": "token", "cap": 1.2},
+        "aggregation": "token_mean",
+        "kl": {"coefficient": 0.1, "estimator": "k3"},
+        "entropy_bonus": 0.05,
+    },
+}
+
+
+@pytest.mark.parametrize("spec", [PolicyUpdate.model_validate(each) for each in SPECS.values()], ids=list(SPECS))
+def test_value_and_gradient(problem: Problem, spec: PolicyUpdate) -> None:
+    weights_VH = torch.from_numpy(problem.weights_VH).requires_grad_()
+    loss = torch_loss(problem, spec, weights_VH)
+    (by_autograd_VH,) = torch.autograd.grad(loss, weights_VH)
+    assert float(loss.detach()) == pytest.approx(oracle_loss(problem, spec, problem.weights_VH), rel=1e-12)
+    np.testing.assert_allclose(by_autograd_VH.numpy(), hand_gradient(problem, spec), rtol=1e-10, atol=1e-12)
+    rng = np.random.default_rng(0)
+    for direction_VH in rng.normal(size=(3, VOCABULARY, WIDTH)):
+        step = 1e-6 * direction_VH
+        ahead, behind = (oracle_loss(problem, spec, problem.weights_VH + sign * step) for sign in (1, -1))
+        slope = float((by_autograd_VH.numpy() * direction_VH).sum())
+        assert (ahead - behind) / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_the_problem_crosses_every_threshold(problem: Problem) -> None:
+    theta_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    ratio_T = np.exp(theta_T - problem.prox_T)
+    sign_T = np.sign(problem.advantage_N[problem.sample_T])
+    for sign in (-1, 1):
+        mine = sign_T == sign
+        assert (ratio_T[mine] < 0.8).any()
+        assert (ratio_T[mine] > 1.2).any()
+        assert ((ratio_T[mine] > 0.8) & (ratio_T[mine] < 1.2)).any()
+    weight_T = np.exp(problem.prox_T - problem.mu_T)
+    assert (weight_T > 1.3).any()
+    assert (weight_T < 1.3).any()
+
+
+def test_what_became_of_each_token(problem: Problem) -> None:
+    spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": "token", "cap": 1.3}})
+    theta_T = torch.from_numpy(oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0])
+    parts = policy_loss(inputs(problem, spec, theta_T, torch.zeros_like(theta_T)), spec)
+    ratio_T = np.exp(theta_T.numpy() - problem.prox_T)
+    advantage_T = problem.advantage_N[problem.sample_T]
+    np.testing.assert_allclose(parts.ratio_T.numpy(), ratio_T)
+    clipped_T = np.where(advantage_T > 0, ratio_T > 1.2, ratio_T < 0.8)
+    np.testing.assert_array_equal(parts.clipped_T.numpy(), clipped_T)
+    weight_T = np.exp(problem.prox_T - problem.mu_T)
+    np.testing.assert_allclose(parts.correction_T.numpy(), np.minimum(weight_T, 1.3))
+    np.testing.assert_array_equal(parts.truncated_T.numpy(), weight_T > 1.3)
+
+
+def test_a_ratio_beyond_float32_stays_finite() -> None:
+    theta_T = torch.tensor([0.0, 0.0], requires_grad=True)
+    far_T = torch.tensor([-200.0, -200.0])
+    sample_T = torch.tensor([0, 1])
+    one_T = torch.ones(2)
+    spec = PolicyUpdate.model_validate({"kl": {"coefficient": 1.0, "estimator": "k3"}})
+    given = LossInputs(theta_T, far_T, far_T, torch.tensor([0.0, -1.0]), one_T, sample_T, 2, one_T, -far_T)
+    loss = policy_loss(given, spec).loss
+    torch.autograd.backward(loss)
+    assert torch.isfinite(loss.detach())
+    assert theta_T.grad is not None
+    assert torch.isfinite(theta_T.grad).all()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimators_in_expectation(estimator: str) -> None:
+    """k1 and k3 are unbiased for KL(theta || reference); k2 is not."""
+    rng = np.random.default_rng(1)
+    p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
+    value_T = kl_estimate(torch.from_numpy(np.log(p)), torch.from_numpy(np.log(q)), estimator).numpy()
+    exact = float((p * np.log(p / q)).sum())
+    expected = exact if estimator != "k2" else float((p * np.log(p / q) ** 2 / 2).sum())
+    assert float((p * value_T).sum()) == pytest.approx(expected, rel=1e-12)
+    assert estimator == "k1" or (value_T >= 0).all()
+
+
+def test_aggregations() -> None:
+    """By their definitions, on one term a token: 2 groups, lengths 1 3 | 2 4."""
+    lengths_N = torch.tensor([1.0, 3.0, 2.0, 4.0], dtype=torch.float64)
+    term = [[10.0], [1.0, 2.0, 3.0], [4.0, 5.0], [1.0, 1.0, 1.0, 5.0]]
+    flat_T = torch.tensor([value for sample in term for value in sample], dtype=torch.float64)
+    sample_T = torch.repeat_interleave(torch.arange(4), lengths_N.long())
+
+    def total(aggregation: str) -> float:
+        weight_N = sample_weights(aggregation, lengths_N, groups=2, samples=4, tokens=10)
+        return float((weight_N[sample_T] * flat_T).sum())
+
+    assert total("sequence_sum") == pytest.approx((10 + 6 + 9 + 8) / 2)
+    assert total("sequence_mean") == pytest.approx((10 + 2 + 4.5 + 2) / 2)
+    assert total("token_mean") == pytest.approx(33 / 10 * (4 / 2))
+
+
+def test_value_loss_against_its_formula() -> None:
+    rng = np.random.default_rng(0)
+    value_T, old_T, reward_T = rng.normal(0, 0.5, (3, 200))
+    got = value_loss(torch.from_numpy(value_T), torch.from_numpy(old_T), torch.from_numpy(reward_T), 0.2).numpy()
+    moved = 0
+    for value, old, reward, loss in zip(value_T, old_T, reward_T, got, strict=True):
+        near = min(max(value, old - 0.2), old + 0.2)
+        moved += near != value
+        assert loss == pytest.approx(max((value - reward) ** 2, (near - reward) ** 2) / 2)
+    assert 20 < moved < 180
+
+
+# ---- the second implementation --------------------------------------------------------------------------------------
+
+
+def oracle_logprobs(weights_VH: Array, features_TH: Array, token_T: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+    """Log-probs of the tokens, entropies, and the distributions."""
+    logits_TV = features_TH @ weights_VH.T
+    p_TV = np.exp(logits_TV) / np.exp(logits_TV).sum(-1, keepdims=True)
+    return np.log(p_TV[np.arange(len(token_T)), token_T]), -(p_TV * np.log(p_TV)).sum(-1), p_TV
+
+
+def oracle_weight(spec: PolicyUpdate, sample: int) -> float:
+    """The weight of one token of ``sample`` in the loss: 2 groups, one sample out."""
+    if sample == MASKED:
+        return 0.0
+    kept = [length for index, length in enumerate(LENGTHS) if index != MASKED]
+    return {
+        "sequence_sum": 1 / 2,
+        "sequence_mean": 1 / 2 / LENGTHS[sample],
+        "token_mean": len(kept) / 2 / sum(kept),
+    }[spec.aggregation]
+
+
+def oracle_correction(problem: Problem, spec: PolicyUpdate, token: int) -> float:
+    correction = spec.behaviour_correction
+    if correction.kind == "none":
+        return 1.0
+    difference_T = problem.prox_T - problem.mu_T
+    mine = problem.sample_T == problem.sample_T[token]
+    weight = math.exp(difference_T[token] if correction.kind == "token" else difference_T[mine].sum())
+    if weight <= correction.cap:
+        return weight
+    return 0.0 if correction.mask else correction.cap
+
+
+def oracle_loss(problem: Problem, spec: PolicyUpdate, weights_VH: Array) -> float:
+    theta_T, entropy_T, _ = oracle_logprobs(weights_VH, problem.features_TH, problem.token_T)
+    loss = 0.0
+    for token, sample in enumerate(problem.sample_T):
+        mine = problem.sample_T == sample
+        gap_T = theta_T - problem.prox_T
+        sequence = spec.ratio == "sequence"
+        ratio = math.exp(gap_T[mine].sum() if sequence else gap_T[token])
+        advantage = problem.advantage_N[sample]
+        clipped = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high)
+        gain = min(ratio * advantage, clipped * advantage) / (LENGTHS[sample] if sequence else 1)
+        term = oracle_correction(problem, spec, token) * gain
+        if spec.kl.where == "loss":
+            d = theta_T[token] - problem.reference_T[token]
+            term -= spec.kl.coefficient * {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[spec.kl.estimator]
+        term += spec.entropy_bonus * entropy_T[token]
+        loss -= oracle_weight(spec, sample) * term
+    return loss
+
+
+def hand_gradient(problem: Problem, spec: PolicyUpdate) -> Array:
+    """d loss / d weights, by the chain rule written out: [V, H]."""
+    theta_T, entropy_T, p_TV = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)
+    by_theta_T, by_entropy_T = np.zeros(len(theta_T)), np.zeros(len(theta_T))
+    gap_T = theta_T - problem.prox_T
+    for token, sample in enumerate(problem.sample_T):
+        mine = np.flatnonzero(problem.sample_T == sample)
+        weight, advantage = oracle_weight(spec, sample), problem.advantage_N[sample]
+        sequence = spec.ratio == "sequence"
+        ratio = math.exp(gap_T[mine].sum() if sequence else gap_T[token])
+        flat = ratio > 1 + spec.clip_high if advantage > 0 else ratio < 1 - spec.clip_low
+        slope = 0.0 if flat else oracle_correction(problem, spec, token) * ratio * advantage
+        for other in mine if sequence else [token]:  # d log(ratio) / d theta is 1 at each token of the ratio
+            by_theta_T[other] -= weight * slope / (len(mine) if sequence else 1)
+        if spec.kl.where == "loss":
+            d = theta_T[token] - problem.reference_T[token]
+            by_theta_T[token] += (
+                weight * spec.kl.coefficient * {"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[spec.kl.estimator]
+            )
+        by_entropy_T[token] -= weight * spec.entropy_bonus
+    chosen_TV = np.eye(VOCABULARY)[problem.token_T]
+    by_logit_TV = by_theta_T[:, None] * (chosen_TV - p_TV)
+    by_logit_TV += by_entropy_T[:, None] * -p_TV * (np.log(p_TV) + entropy_T[:, None])
+    gradient_VH: Array = by_logit_TV.T @ problem.features_TH
+    return gradient_VH
+
+
+def torch_loss(problem: Problem, spec: PolicyUpdate, weights_VH: Tensor) -> Tensor:
+    theta_T, entropy_T = chosen_logprobs(
+        torch.from_numpy(problem.features_TH),
+        weights_VH,
+        None,
+        torch.from_numpy(problem.token_T),
+        1.0,
+        entropy_gradient=spec.entropy_bonus > 0,
+    )
+    return policy_loss(inputs(problem, spec, theta_T, entropy_T), spec).loss
+
+
+def inputs(problem: Problem, spec: PolicyUpdate, theta_T: Tensor, entropy_T: Tensor) -> LossInputs:
+    lengths_N = torch.tensor(LENGTHS, dtype=torch.float64)
+    kept_N = torch.arange(len(LENGTHS)) != MASKED
+    weight_N = sample_weights(
+        spec.aggregation, lengths_N, groups=2, samples=float(kept_N.sum()), tokens=float(lengths_N[kept_N].sum())
+    )
+    sample_T = torch.from_numpy(problem.sample_T)
+    return LossInputs(
+        theta_T=theta_T,
+        prox_T=torch.from_numpy(problem.prox_T),
+        mu_T=torch.from_numpy(problem.mu_T),
+        advantage_T=torch.from_numpy(problem.advantage_N)[sample_T],
+        weight_T=torch.where(kept_N, weight_N, 0.0)[sample_T],
+        sample_T=sample_T,
+        samples=len(LENGTHS),
+        entropy_T=entropy_T,
+        reference_T=torch.from_numpy(problem.reference_T),
+    )

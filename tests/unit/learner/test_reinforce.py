@@ -1,0 +1,317 @@
+"""A whole step of one rank, with plain PyTorch in DeepSpeed's place, against the textbook loops."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from learner.batch import Packer, RankBatch, rank_batch
+from learner.policy import Policy
+from learner.reinforce import Reinforcer
+from learner.value import Critic, PromptValue, prompt_rows
+from tests.learner_batches import naive_logprobs, on_policy, random_group, samples_of, scored
+from tests.plain_engine import PlainEngine
+from tests.unit.learner.conftest import tiny_lm
+from volley.objectives import MaxAtK, Mean, Objective, PassAtKAnalytic, advantages, parse_objective
+from volley.records import Group
+from volley.update import Optimizer, PolicyUpdate, ValueModel
+
+REWARDS = ([1.0, 0.0, 0.3, 0.0], [0.0, 1.0, 1.0, 0.2], [0.5, 0.5, 0.5, 0.5])
+STILL = Optimizer(lr=1e-30, clip_norm=None)
+
+
+def groups_of(seed: int = 0) -> list[Group]:
+    rng = np.random.default_rng(seed)
+    return [random_group(rng, i) for i in range(3)]
+
+
+def batch_of(groups: list[Group], spec: PolicyUpdate, valid: Any = None, version: int = 0) -> RankBatch:
+    columns = [
+        scored(group, rewards, valid_n=None if valid is None else valid[row])
+        for row, (group, rewards) in enumerate(zip(groups, REWARDS, strict=True))
+    ]
+    return rank_batch(groups, columns, version=version, mask_truncated=spec.mask_truncated)
+
+
+def reinforcer(
+    lm: Any, spec: PolicyUpdate, *, reference: Any = None, budget: int = 1 << 20, shared: bool = True, **more: Any
+) -> tuple[Reinforcer, "Recording"]:
+    engine = Recording(Policy(lm, 1.0, entropy_gradient=spec.entropy_bonus > 0), more.pop("optimizer", STILL))
+    pack = Packer(budget, 1 << 20 if shared else 1, shared, engine.device)
+    other = None if reference is None else Policy(reference, 1.0)
+    return Reinforcer(spec, engine, pack, reference=other, **more), engine  # type: ignore[arg-type]
+
+
+class Recording(PlainEngine):
+    """Keeps the gradients of every update."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen: list[dict[str, Tensor]] = []
+
+    def update(self, step: int) -> tuple[float, float]:
+        self.seen.append(self.gradients())
+        return super().update(step)
+
+
+def step(worker: Reinforcer, batch: RankBatch, objective: Any) -> tuple[dict[str, float], np.ndarray[Any, Any]]:
+    metrics, by_id = worker.step(batch, parse_objective(objective), 0)
+    return metrics, np.stack([by_id[group.group_id] for group in batch.groups])
+
+
+MAX2: Objective = MaxAtK(k=2)
+SPECS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "sequences": {"ratio": "sequence", "behaviour_correction": {"kind": "sequence", "cap": 1.5}},
+    "everything": {
+        "aggregation": "token_mean",
+        "kl": {"coefficient": 0.1, "estimator": "k3"},
+        "entropy_bonus": 0.05,
+        "behaviour_correction": {"kind": "token", "cap": 1.2, "mask": True},
+    },
+}
+
+
+@pytest.mark.parametrize("spec", [PolicyUpdate.model_validate(each) for each in SPECS.values()], ids=list(SPECS))
+def test_the_gradient_is_the_textbook_one_however_it_is_cut(spec: PolicyUpdate) -> None:
+    """One loop over samples, unpadded, loss written out; against both layouts, three budgets, two orders."""
+    lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
+    groups = groups_of()
+    parameters = list(lm.parameters())
+    loss = textbook_loss(lm, reference, groups, spec)
+    expected = torch.autograd.grad(loss, parameters)
+    for budget, shared in ((1 << 20, True), (1 << 20, False), (40, True), (25, False), (1, False)):
+        for order in (1, -1):
+            worker, engine = reinforcer(lm, spec, reference=reference, budget=budget, shared=shared)
+            batch = batch_of(groups, spec)
+            turned = rank_batch(batch.groups[::order], batch.scored[::order], version=0, mask_truncated=False)
+            metrics, _ = step(worker, turned, MAX2)
+            assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+            for mine, theirs in zip(engine.seen[0].values(), expected, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def textbook_loss(lm: Any, reference: Any, groups: list[Group], spec: PolicyUpdate) -> Tensor:
+    loss = torch.zeros((), dtype=torch.float64)
+    samples = sum(g.n for g in groups)
+    tokens = sum(len(g.tokens_T) for g in groups)
+    for group, rewards in zip(groups, REWARDS, strict=True):
+        advantage_n = advantages(np.array(rewards), MAX2)
+        theta_T, entropy_T = naive_logprobs(lm, group)
+        ref_T = naive_logprobs(reference, group)[0].detach()
+        start = 0
+        for advantage, length in zip(advantage_n, group.lengths_n, strict=True):
+            part = slice(start, start + int(length))
+            start += int(length)
+            theta, mu = theta_T[part], torch.from_numpy(group.logprobs_T[part]).double()
+            weight = torch.exp(theta.detach() - mu)
+            if spec.behaviour_correction.kind == "sequence":
+                weight = weight.prod().expand(int(length))
+            over = weight > spec.behaviour_correction.cap  # type: ignore[union-attr]
+            masked = spec.behaviour_correction.mask  # type: ignore[union-attr]
+            weight = torch.where(over, 0.0 if masked else spec.behaviour_correction.cap, weight)  # type: ignore[union-attr]
+            ratio = torch.exp(theta - theta.detach())
+            term = weight * (ratio.prod() / length if spec.ratio == "sequence" else ratio) * advantage
+            difference = theta - ref_T[part]
+            term = term - spec.kl.coefficient * (torch.exp(-difference) - 1 + difference)
+            term = term + spec.entropy_bonus * entropy_T[part]
+            scale = samples / tokens if spec.aggregation == "token_mean" else 1.0
+            loss = loss - scale * term.sum() / len(groups)
+    return loss
+
+
+def test_on_policy_everything_is_one() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate()
+    worker, _ = reinforcer(lm, spec, reference=lm)
+    groups = [on_policy(group, lm) for group in groups_of()]
+    metrics, _ = step(worker, batch_of(groups, spec), MAX2)
+    assert metrics["ratio_mean"] == metrics["ratio_max"] == 1.0
+    assert metrics["correction_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert metrics["logprob_mismatch_max"] < 1e-6
+    assert metrics["clip_fraction"] == metrics["truncated_share"] == 0.0
+    assert abs(metrics["kl_k3"]) < 1e-9
+    assert metrics["tokens"] == sum(len(group.tokens_T) for group in groups)
+    assert metrics["live_group_fraction"] == pytest.approx(2 / 3)  # the third group's rewards are all alike
+
+
+def test_stale_tokens_do_not_count_as_mismatch() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate()
+    worker, _ = reinforcer(lm, spec)
+    groups = groups_of()
+    fresh = groups[0].versions_T.copy()
+    fresh[: len(fresh) // 2] = 1
+    groups = [replace(groups[0], versions_T=fresh), *groups[1:]]
+    metrics, _ = step(worker, batch_of(groups, spec, version=1), MAX2)
+    half = len(fresh) // 2
+    own_T = naive_logprobs(lm, groups[0])[0].detach().numpy()[:half]
+    gaps_T = np.abs(own_T - groups[0].logprobs_T[:half])
+    assert metrics["logprob_mismatch_mean"] == pytest.approx(gaps_T.mean(), rel=1e-5)
+    assert metrics["logprob_mismatch_max"] == pytest.approx(gaps_T.max(), rel=1e-5)
+
+
+def test_samples_that_leave_their_group_have_no_part_in_it() -> None:
+    """An unscored sample and a cut one: the same gradient and advantages as a batch without them."""
+    lm, spec = tiny_lm(), PolicyUpdate.model_validate({"mask_truncated": True, "entropy_bonus": 0.1})
+    groups = groups_of()
+    stopped = np.array([True, True, False, True])
+    cut = [groups[0], replace(groups[1], stopped_n=stopped), groups[2]]
+    valid = [[True, False, True, True], [True] * 4, [True] * 4]
+    worker, engine = reinforcer(lm, spec)
+    _, advantage_Gn = step(worker, batch_of(cut, spec, valid), MAX2)
+    assert advantage_Gn[0][1] == advantage_Gn[1][2] == 0.0
+    kept_n = np.array([0, 2, 3])
+    np.testing.assert_allclose(advantage_Gn[0][kept_n], advantages(np.array(REWARDS[0])[kept_n], MAX2))
+    loss = torch.zeros((), dtype=torch.float64)
+    for row, group in enumerate(cut):
+        theta_T, entropy_T = naive_logprobs(lm, group)
+        weight_T = torch.exp(theta_T.detach() - torch.from_numpy(group.logprobs_T)).clamp(max=2.0)
+        keep_n = np.array(valid[row]) & group.stopped_n
+        keep_T = torch.from_numpy(np.repeat(keep_n, group.lengths_n))
+        advantage_T = torch.from_numpy(np.repeat(advantage_Gn[row], group.lengths_n))
+        loss = loss - (keep_T * (weight_T * advantage_T * theta_T + 0.1 * entropy_T)).sum() / 3
+    for mine, theirs in zip(engine.seen[0].values(), torch.autograd.grad(loss, list(lm.parameters())), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_kl_in_the_reward_shapes_the_advantages() -> None:
+    lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
+    spec = PolicyUpdate.model_validate({"kl": {"coefficient": 0.2, "estimator": "k1", "where": "reward"}})
+    groups = groups_of()
+    worker, _ = reinforcer(lm, spec, reference=reference)
+    _, advantage_Gn = step(worker, batch_of(groups, spec), MAX2)
+    for row, group in enumerate(groups):
+        k1_T = (naive_logprobs(lm, group)[0] - naive_logprobs(reference, group)[0]).detach().numpy()
+        k1_n = [part.sum() for part in np.split(k1_T, np.cumsum(group.lengths_n)[:-1])]
+        np.testing.assert_allclose(
+            advantage_Gn[row], advantages(np.array(REWARDS[row]) - 0.2 * np.array(k1_n), MAX2), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_companion_weights_are_the_samples_importance_weights() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate()
+    groups = groups_of()
+    objective = MaxAtK(k=2, companion_weights="exact", weight_cap=0.05)
+    worker, _ = reinforcer(lm, spec)
+    metrics, advantage_Gn = step(worker, batch_of(groups, spec), objective)
+    for row, group in enumerate(groups):
+        gap_T = naive_logprobs(lm, group)[0].detach().numpy() - group.logprobs_T
+        log_weight_n = np.array([part.sum() for part in np.split(gap_T, np.cumsum(group.lengths_n)[:-1])])
+        expected_n = advantages(np.array(REWARDS[row]), objective, log_weights=log_weight_n)
+        np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-4, atol=1e-7)
+    assert 0 < metrics["companion_truncated_share"] <= 1
+
+
+def test_several_updates_a_batch_keep_the_first_log_probs_as_their_anchor() -> None:
+    lm = tiny_lm()
+    spec = PolicyUpdate(updates_per_batch=3, clip_low=0.01, clip_high=0.01)
+    worker, engine = reinforcer(lm, spec, optimizer=Optimizer(lr=3e-3))
+    metrics, _ = step(worker, batch_of(groups_of(), spec), MAX2)
+    assert len(engine.seen) == 3
+    assert metrics["ratio_max"] > 1.01
+    assert metrics["clip_fraction"] > 0
+
+
+def test_a_share_of_the_groups_is_enough_to_log_the_divergence() -> None:
+    lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
+    spec = PolicyUpdate.model_validate({"kl": {"logged_share": 0.34}})
+    groups = groups_of()
+    worker, _ = reinforcer(lm, spec, reference=reference)
+    metrics, _ = step(worker, batch_of(groups, spec), MAX2)
+    gaps = [(naive_logprobs(lm, g)[0] - naive_logprobs(reference, g)[0]).detach().numpy() for g in groups[:2]]
+    assert metrics["kl_k1"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-4)
+
+
+# ---- value model ----------------------------------------------------------------------------------------------------
+
+
+def critic_of(lm: Any, spec: ValueModel, budget: int = 1 << 20, lr: float = 1e-30) -> tuple[Critic, Recording]:
+    critic = Critic.__new__(Critic)  # without DeepSpeed
+    module = PromptValue(lm.base_model)
+    torch.nn.init.normal_(module.head.weight, std=0.1)
+    engine = Recording(module, Optimizer(lr=lr, clip_norm=None))
+    critic.spec, critic.budget, critic.engine = spec, budget, engine  # type: ignore[assignment]
+    return critic, engine
+
+
+def own_values(critic: Critic, groups: list[Group]) -> Tensor:
+    """V of each prompt, one unpadded prompt at a time."""
+    module = critic.engine.module
+    states = [module.trunk(input_ids=torch.from_numpy(g.prompt_p.astype(np.int64))[None]) for g in groups]
+    return torch.stack([module.head(state.last_hidden_state[0, -1])[0] for state in states])
+
+
+@pytest.mark.parametrize("budget", [1 << 20, 12])
+def test_the_value_model_is_the_baseline_of_the_mean(budget: int) -> None:
+    lm = tiny_lm()
+    spec = PolicyUpdate(value_model=ValueModel())
+    groups = groups_of()
+    critic, engine = critic_of(tiny_lm(), ValueModel(), budget)
+    worker, _ = reinforcer(lm, spec, critic=critic)
+    valid = [[True, False, True, True], [True] * 4, [True] * 4]
+    value_G = own_values(critic, groups)
+    loss = torch.zeros((), dtype=torch.float64)
+    for row, rewards in enumerate(REWARDS):
+        kept_n = np.array(valid[row])
+        loss = loss + ((value_G[row] - torch.tensor(rewards)[torch.from_numpy(kept_n)]) ** 2).sum() / 2 / 11
+    expected = torch.autograd.grad(loss, list(engine.module.parameters()))
+    metrics, advantage_Gn = step(worker, batch_of(groups, spec, valid), Mean())
+    for row, rewards in enumerate(REWARDS):
+        kept_n = np.array(valid[row])
+        expected_n = np.where(kept_n, (np.array(rewards) - float(value_G[row].detach())) / kept_n.sum(), 0.0)
+        np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-5, atol=1e-7)
+    assert metrics["value_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert metrics["live_group_fraction"] == 1.0  # equal rewards say something where V expected others
+    for mine, theirs in zip(engine.seen[0].values(), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_the_value_model_learns_what_a_prompt_is_worth() -> None:
+    critic, _ = critic_of(tiny_lm(), ValueModel(clip=10.0), lr=3e-3)
+    groups = groups_of()
+    batches = critic.batches([group.prompt_p for group in groups])
+    reward_Gn = np.array([[1.0, 0.5], [-1.0, -0.5], [0.0, 0.2]])
+    for number in range(60):
+        critic.update(
+            batches,
+            old_G=critic.values(batches, 3),
+            reward_Gn=reward_Gn,
+            keep_Gn=np.ones((3, 2), np.bool_),
+            step=number % 10,
+        )
+    np.testing.assert_allclose(critic.values(batches, 3), reward_Gn.mean(-1), atol=0.05)
+
+
+def test_prompt_rows_hold_every_prompt_once_within_the_budget() -> None:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(1, 40, length).astype(np.int32) for length in (3, 9, 1, 4, 4, 12)]
+    batches = prompt_rows(prompts, 16)
+    assert sorted(np.concatenate([batch.group_R for batch in batches]).tolist()) == list(range(6))
+    for batch in batches:
+        assert batch.ids_RL.numel() <= 16
+        for row, (last, group) in enumerate(zip(batch.last_R.tolist(), batch.group_R.tolist(), strict=True)):
+            np.testing.assert_array_equal(batch.ids_RL[row, : last + 1], prompts[group])
+
+
+@pytest.mark.parametrize(
+    ("update", "objective", "advice"),
+    [
+        ({"value_model": {}}, MaxAtK(k=2), "value_model: null, or objective: {kind: mean}"),
+        ({"value_model": {}}, Mean(center=True), "center: false"),
+        ({"value_model": {}}, Mean(normalize="std"), "normalize: none"),
+        ({"kl": {"coefficient": 0.1, "where": "reward"}}, PassAtKAnalytic(k=2), "kl.where: loss"),
+    ],
+)
+def test_pairings_without_sense_are_refused(update: dict[str, Any], objective: Objective, advice: str) -> None:
+    spec = PolicyUpdate.model_validate(update)
+    worker, engine = reinforcer(tiny_lm(), spec)
+    with pytest.raises(ValueError, match=advice):
+        worker.step(batch_of(groups_of(), spec), objective, 0)
+    assert not engine.seen
+
+
+def test_samples_of_a_group_are_its_tokens() -> None:
+    group = groups_of()[0]
+    assert [len(sample) for sample in samples_of(group)] == group.lengths_n.tolist()
