@@ -1,6 +1,7 @@
 """One vLLM engine: started warm, generating groups, changing weights in the middle of samples."""
 
 import asyncio
+import gc
 import itertools
 import re
 import time
@@ -60,6 +61,8 @@ class Engine:
             raise JobError(f"{name}: {config.model.path} does not load: {_root_cause(error, log)}") from error
         engine = cls(llm, tokenizer, config, name, log)
         await engine._alive(engine._prepare())
+        gc.collect()
+        gc.freeze()  # or every full collection walks all that was imported, while outputs wait
         return engine
 
     @property

@@ -67,8 +67,9 @@ async def compare(config: ActorConfig, args: argparse.Namespace) -> tuple[list[f
     # Ray's own default is 15; both sides are to be scheduled alike.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    pool = await ActorPool.start(config)
     here.recv()
+    pool = await ActorPool.start(config)
+    print(f"actor ready after      {pool.infos[0].start_seconds:9.1f} s")
 
     async def pooled(request: GenerateRequest) -> int:
         _, meta = await pool.generate(request)

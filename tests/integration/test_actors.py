@@ -1,8 +1,11 @@
 """Two real actors with real vLLM engines on one small model: what they sample, and what an update in flight does."""
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -189,28 +192,46 @@ async def test_weights_that_arrive_changed_are_not_served(pool: ActorPool, oracl
     assert set((await generate(pool, request())).versions_T) == {before}
 
 
-async def test_a_model_or_an_option_that_does_not_fit_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+async def test_a_model_that_does_not_load_is_one_clear_line(ray_local: None, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     broken = tiny_llama(tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"not a model")
-    cases = {
-        "empty": configuration(empty, tmp_path),
-        "broken": configuration(broken, tmp_path),
-        "option": configuration(model, tmp_path, engine={"enforce_eagre": True}),
-        "owned": configuration(model, tmp_path, engine={"max_num_seqs": 3}),
-    }
-    errors = {}
-    for name, config in cases.items():
-        with pytest.raises(JobError) as raised:
-            await ActorPool.start(config)
-        errors[name] = str(raised.value)
-    assert f"actor-0: {empty} does not load" in errors["empty"]
-    assert f"actor-0: {broken} does not load" in errors["broken"]
-    assert "header" in errors["broken"].lower()  # safetensors' own words, from the engine's process
-    assert errors["option"] == "actors.engine: vLLM has no option 'enforce_eagre'; did you mean 'enforce_eager'?"
-    assert errors["owned"] == "actors.engine: 'max_num_seqs' is set by actors.max_num_seqs; remove it"
-    assert all("\n" not in message and len(message) < 700 for message in errors.values())
+    started = (ActorPool.start(configuration(folder, tmp_path / folder.name)) for folder in (empty, broken))
+    errors = await asyncio.gather(*started, return_exceptions=True)
+    for folder, error in zip((empty, broken), errors, strict=True):
+        assert isinstance(error, JobError), error
+        assert f"actor-0: {folder} does not load: " in str(error)
+        assert "\n" not in str(error)
+        assert len(str(error)) < 700
+    assert "header" in str(errors[1]).lower()  # what safetensors said, in the engine's process
+
+
+OPTIONS = """
+import json, sys
+from actors.config import ActorConfig
+from actors.options import engine_args
+from volley.errors import JobError
+from volley.job import ActorsSpec, ModelSpec
+for options in json.loads(sys.argv[2]):
+    try:
+        spec = ActorsSpec(engine=options)
+        print(engine_args(ActorConfig(ModelSpec(path=sys.argv[1]), spec, 64, 3, "logs"), 2).seed)
+    except JobError as error:
+        print(error)
+"""
+
+
+def test_an_engine_option_is_checked_against_vllms_own(model: Path) -> None:
+    options = [{"enforce_eagre": True}, {"max_num_seqs": 3}, {"logprobs_mode": "raw_logprobs"}, {"block_size": 64}]
+    arguments = [sys.executable, "-c", OPTIONS, str(model), json.dumps(options)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "actors.engine: vLLM has no option 'enforce_eagre'; did you mean 'enforce_eager'?",
+        "actors.engine: 'max_num_seqs' is set by actors.max_num_seqs; remove it",
+        "actors.engine: 'logprobs_mode' is set by Volley and can not be changed; remove it",
+        "5",
+    ]
 
 
 async def test_a_killed_actor_is_named_at_once_and_its_engine_ends_with_it(pool: ActorPool) -> None:
