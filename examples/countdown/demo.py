@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -45,9 +46,8 @@ def make_inputs(folder: Path, display: Display, *, heldout: int) -> None:
         return
     display.say("making data and an untrained model")
     make_data.make(data, supervised=76_800, train=9_600, heldout=heldout)
-    from examples.countdown import make_model  # imports torch: only when it is needed
-
-    make_model.make(data / "untrained")
+    make_model = [sys.executable, "-m", "examples.countdown.make_model", str(data / "untrained")]
+    subprocess.run(make_model, check=True, capture_output=True)  # a process of its own: torch stays out of this one
     (data / "done").touch()
 
 
