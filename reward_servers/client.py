@@ -172,7 +172,7 @@ class AsyncRewardClient(_Base):
 
 
 def _encode(items: Sequence[Item]) -> bytes:
-    return ScoreRequest(items=list(items)).model_dump_json(exclude_none=True).encode()
+    return ScoreRequest(items=list(items)).model_dump_json().encode()
 
 
 def _decode(response: httpx.Response) -> ScoreAnswer:

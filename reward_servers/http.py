@@ -150,8 +150,9 @@ class Impatient(H11Protocol):
         super().connection_lost(exc)
 
     def _cut_off(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+        transport: asyncio.Transport = vars(self)["transport"]
+        if vars(self)["cycle"] is None and not transport.is_closing():
+            transport.close()
 
 
 def _job(item: Any) -> Job:
@@ -167,7 +168,8 @@ async def _answer(request: Request, slots: Slots, jobs: list[Job], ids: list[str
     with _cancelling(jobs):
         verdicts = asyncio.gather(*(asyncio.wrap_future(job.done) for job in jobs))
         gone = asyncio.ensure_future(_disconnected(request))
-        done, _ = await asyncio.wait({verdicts, gone}, timeout=ANSWER_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {verdicts, gone}
+        done, _ = await asyncio.wait(either, timeout=ANSWER_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
         if verdicts not in done:
             verdicts.cancel()

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -311,13 +312,12 @@ class _Reader:
         return True
 
 
-def rlimits(limits: SandboxLimits, config: SlotConfig) -> dict[str, int]:
-    """The per-process limits of one test. Without a cgroup the address space has to stand in for memory."""
+def rlimits(limits: SandboxLimits, config: SlotConfig) -> dict[str, tuple[int, int]]:
+    """(soft, hard) per-process limits of one test. Without a cgroup the address space has to stand in for memory."""
     memory = limits.memory_mb << 20
     space = 4 * memory + (1 << 30) if "cgroup" in config.layers else memory + (256 << 20)
-    return {
+    equal = {
         "RLIMIT_AS": space,
-        "RLIMIT_CPU": max(1, round(limits.cpu_s + 0.499)),
         "RLIMIT_CORE": 0,
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_FSIZE": limits.file_mb << 20,
@@ -325,6 +325,8 @@ def rlimits(limits: SandboxLimits, config: SlotConfig) -> dict[str, int]:
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_MEMLOCK": 0,
     }
+    cpu = math.ceil(limits.cpu_s)
+    return {name: (value, value) for name, value in equal.items()} | {"RLIMIT_CPU": (cpu, cpu + 1)}
 
 
 @contextlib.contextmanager

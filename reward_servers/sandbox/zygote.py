@@ -330,8 +330,8 @@ class Box:
                 file.write(source)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # out of memory, the kernel takes the program, not the zygote
-        for name, value in limits["rlimits"].items():
-            resource.setrlimit(getattr(resource, name), (value, value))
+        for name, (soft, hard) in limits["rlimits"].items():
+            resource.setrlimit(getattr(resource, name), (soft, hard))
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if "landlock" in self.layers:
             landlock(self.readable, self.writable)

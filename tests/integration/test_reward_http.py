@@ -1,0 +1,271 @@
+# ruff: noqa: E501 - request bodies on one line
+"""The HTTP front as its own process: the contract, hostile requests, slow clients, a full queue, both clients."""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from reward_servers.client import (
+    AsyncRewardClient,
+    CodeItem,
+    CountdownItem,
+    ExactItem,
+    Item,
+    Limits,
+    MathItem,
+    RequestRefused,
+    RewardClient,
+)
+from reward_servers.http_body import BadBody, parse_json
+from reward_servers.scorers.cases import StdinTest
+from volley.errors import DeadlineExceeded
+from volley.records import VerdictStatus
+
+pytestmark = pytest.mark.integration
+
+START = "import sys; from pathlib import Path; from reward_servers.http import serve; serve('127.0.0.1', int(sys.argv[1]), 1, Path(sys.argv[2]))"
+ADD = {"kind": "code", "extract": "raw", "tests": [{"stdin": "3 4\n", "expected": "7"}]}
+RIGHT = "print(sum(map(int, input().split())))"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text("secret\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", START, str(port), str(token)], cwd=Path(__file__).parents[2])
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(300):
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    yield url
+    process.terminate()
+    process.wait(30)
+
+
+def post(url: str, content: bytes | str, token: str = "secret") -> httpx.Response:
+    return httpx.post(f"{url}/v1/score", content=content, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+
+
+def ask(url: str, scorer: dict[str, Any], *responses: str) -> Any:
+    answer = post(url, json.dumps({"items": [{"id": "a", "scorer": scorer, "responses": responses}]}))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_the_contract(server: str) -> None:
+    answer = ask(server, ADD, RIGHT, "print(8)", "while True: pass".replace("pass", "x = 1"), RIGHT)
+    verdicts = answer["items"][0]["verdicts"]
+    assert [v["status"] for v in verdicts] == ["passed", "wrong_answer", "timeout", "passed"]
+    assert [v["reward"] for v in verdicts] == [1.0, -1.0, -1.0, 1.0]
+    assert verdicts[1]["failing_test"] == 0
+    assert {"cpu_ms", "wall_ms", "peak_mb", "stdout", "stderr", "unsafe"} <= verdicts[0].keys()
+    sandbox = answer["sandbox"]
+    assert sandbox["tier"] in ("A", "B")
+    assert sandbox["probes_passed"] == sandbox["probes_total"] > 25
+    assert "seccomp" in sandbox["layers"]
+
+
+def test_limits_of_the_request_hold(server: str) -> None:
+    scorer = {**ADD, "limits": {"cpu_s": 0.3, "memory_mb": 64}}
+    verdicts = ask(server, scorer, "while 1: 1", "x = bytearray(b'x') * (900 << 20)")["items"][0]["verdicts"]
+    assert [v["status"] for v in verdicts] == ["timeout", "memory_limit"]
+    assert verdicts[0]["cpu_ms"] < 2500
+
+
+def test_other_scorers(server: str) -> None:
+    assert (
+        ask(server, {"kind": "math", "answer": "x^2"}, "\\boxed{x\\cdot x}")["items"][0]["verdicts"][0]["reward"] == 1
+    )
+    assert ask(server, {"kind": "exact", "answer": "a"}, " a", "b")["items"][0]["verdicts"][1]["reward"] == 0
+    countdown = {"kind": "countdown", "numbers": [1, 2], "target": 3}
+    assert ask(server, countdown, "1+2")["items"][0]["verdicts"][0]["answer"] == "1+2"
+
+
+def test_equal_requests_are_answered_from_memory(server: str) -> None:
+    ask(server, ADD, RIGHT)
+    before = httpx.get(f"{server}/metrics").text
+    ask(server, ADD, RIGHT)
+    after = httpx.get(f"{server}/metrics").text
+
+    def cached(text: str) -> int:
+        return next(int(line.split()[-1]) for line in text.splitlines() if 'status="cached"' in line)
+
+    assert cached(after) == cached(before) + 1
+    assert "volley_reward_ready 1" in after
+
+
+def test_health_and_openapi(server: str) -> None:
+    assert httpx.get(f"{server}/healthz").json() == {"status": "ok"}
+    paths = httpx.get(f"{server}/openapi.json").json()["paths"]
+    assert "requestBody" in paths["/v1/score"]["post"]
+
+
+ITEM = {"id": "a", "scorer": ADD, "responses": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b"[" * 100_000 + b"]" * 100_000, 400),
+        (b'{"items": ' + b'{"a":' * 50_000, 400),
+        (b'{"items": [], "items": []}', 400),
+        (b'{"items": NaN}', 400),
+        (b'{"items": [1e999]}', 422),
+        (b"null", 422),
+        (json.dumps({"items": []}).encode(), 422),
+        (json.dumps({"items": [ITEM] * 257}).encode(), 422),
+        (json.dumps({"items": [ITEM], "extra": 1}).encode(), 422),
+        (json.dumps({"items": [{**ITEM, "responses": ["x"] * 257}]}).encode(), 422),
+        (json.dumps({"items": [{**ITEM, "scorer": {"kind": "python", "target": "os:system"}}]}).encode(), 422),
+        (json.dumps({"items": [{**ITEM, "scorer": {"kind": "http", "url": "http://169.254.169.254/"}}]}).encode(), 422),
+        (json.dumps({"items": [{**ITEM, "scorer": {**ADD, "limits": {"memory_mb": 10**9}}}]}).encode(), 422),
+        (json.dumps({"items": [{**ITEM, "responses": ["x" * 1_000_001]}]}).encode(), 422),
+    ],
+    ids=range(17),
+)
+def test_hostile_bodies_are_refused(server: str, body: bytes, status: int) -> None:
+    answer = post(server, body)
+    assert answer.status_code == status, answer.text
+    assert "error" in answer.json()
+
+
+def test_a_huge_body_is_refused_before_it_arrives(server: str) -> None:
+    host, port = server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as raw:
+        head = (
+            "POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000000000\r\n\r\n"
+        )
+        raw.sendall(head.encode())
+        assert b" 413 " in raw.recv(100)
+
+
+def test_tokens(server: str) -> None:
+    assert post(server, "{}", token="wrong").status_code == 401
+    assert httpx.post(f"{server}/v1/score", content="{}").status_code == 401
+
+
+def test_odd_code_is_a_verdict_not_an_error(server: str) -> None:
+    statuses = [v["status"] for v in ask(server, ADD, "print(1)\0", "", "x" * 300_000)["items"][0]["verdicts"]]
+    assert statuses == ["compile_error", "no_answer", "compile_error"]
+
+
+def test_random_bodies_never_break_the_server(server: str) -> None:
+    rng = random.Random(1)
+    valid = json.dumps({"items": [ITEM]}).encode()
+    for _ in range(150):
+        body = bytearray(valid)
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(body))
+            body[at : at + rng.randint(0, 3)] = bytes(rng.randrange(256) for _ in range(rng.randint(0, 3)))
+        assert post(server, bytes(body)).status_code in (200, 400, 422)
+    assert httpx.get(f"{server}/readyz").status_code == 200
+
+
+def test_slow_headers_are_cut_off(server: str) -> None:
+    host, port = server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 20) as raw:
+        raw.sendall(b"POST /v1/score HTTP/1.1\r\nHost:")
+        began = time.monotonic()
+        assert raw.recv(100) == b""
+        assert 5 < time.monotonic() - began < 15
+
+
+def test_a_full_queue_says_when_to_come_back(server: str) -> None:
+    items = [
+        {"id": str(i), "scorer": ADD, "responses": [f"import time\ntime.sleep(0.05)\nprint({i})"]} for i in range(60)
+    ]
+    body = json.dumps({"items": items})
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: post(server, body), range(6)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert all(answer.headers["retry-after"].isdecimal() for answer in refused)
+    assert any(answer.status_code == 200 for answer in answers)
+
+
+def items() -> list[Item]:
+    code = CodeItem(kind="code", tests=[StdinTest(stdin="3 4", expected="7")], extract="raw", limits=Limits(cpu_s=1))
+    return [
+        Item(id="code", scorer=code, responses=[RIGHT, "print(1)"]),
+        Item(id="math", scorer=MathItem(kind="math", answer="1/2"), responses=["\\boxed{0.5}"]),
+        Item(id="countdown", scorer=CountdownItem(kind="countdown", numbers=[2, 3], target=6), responses=["2*3"]),
+        Item(id="exact", scorer=ExactItem(kind="exact", answer="x"), responses=["x", "y"]),
+    ]
+
+
+def test_the_clients(server: str) -> None:
+    with RewardClient(server, "secret", timeout_s=60) as client:
+        answer = client.score(items())
+    assert [item.id for item in answer.items] == ["code", "math", "countdown", "exact"]
+    assert [[v.reward for v in item.verdicts] for item in answer.items] == [[1, -1], [1], [1], [1, 0]]
+    assert answer.items[0].verdicts[0].status is VerdictStatus.PASSED
+
+    async def concurrently() -> list[Any]:
+        async with AsyncRewardClient(server, "secret", timeout_s=60) as client:
+            return list(await asyncio.gather(*(client.score(items()) for _ in range(4))))
+
+    assert all(other.items == answer.items for other in asyncio.run(concurrently()))
+
+
+def test_the_client_is_told_what_is_wrong(server: str) -> None:
+    with RewardClient(server, "wrong") as client, pytest.raises(RequestRefused, match="401"):
+        client.score(items())
+
+
+def test_the_client_retries_within_its_bound() -> None:
+    busy = httpx.MockTransport(lambda _: httpx.Response(429, headers={"Retry-After": "0"}))
+    with RewardClient("http://x", timeout_s=0.5, transport=busy) as client, pytest.raises(DeadlineExceeded):
+        client.score(items())
+
+
+@pytest.mark.parametrize("text", ['{"a": "[[[["}', '{"a": "\\"[[["}', '{"a\\\\": [1]}', "[[1], [2]]"])
+def test_brackets_in_strings_do_not_count(text: str) -> None:
+    assert parse_json(text.encode()) == json.loads(text)
+    with pytest.raises(BadBody, match="deeper"):
+        parse_json(b'["\\\\", ' + b"[" * 40 + b"]" * 41)
+
+
+def test_nothing_is_left_of_a_killed_server(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("x")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", START, str(port), str(token)], cwd=Path(__file__).parents[2])
+    for _ in range(300):
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/readyz")
+            break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    children = Path(f"/proc/{process.pid}/task").glob("*/children")
+    pids = [int(pid) for path in children for pid in path.read_text().split()]
+    assert pids
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            break
+        time.sleep(0.05)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)  # noqa: PTH110
