@@ -127,7 +127,7 @@ class Coordinator:
         self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, job.max_lag)
         self.version = resume.step if resume else 0
         self._changed = asyncio.Condition()
-        self._dead_batches = 0
+        self._dead_batches = self._deaths_reported = 0
         self._solve_rates: dict[str, SolveRate] = {}
 
     async def run(self) -> None:
@@ -217,6 +217,7 @@ class Coordinator:
                 self._send(step, batch, report, update, waited - begun, learned - waited, published - learned),
                 name=f"broadcast {self.version}",
             )
+            await self._report_deaths()
             await self._check_signal(report)
             if self._saves_at(self.version):
                 await self.checkpoint(self.version, self.ledger.state())
@@ -262,6 +263,11 @@ class Coordinator:
             else:
                 self.ledger.train(group_id)
         self.ledger.check()
+
+    async def _report_deaths(self) -> None:
+        for death in self.actors.deaths[self._deaths_reported :]:
+            self._deaths_reported += 1
+            await self.recorder.event("actor_died", problem=str(death))
 
     async def _check_signal(self, report: StepReport) -> None:
         live = report.metrics["live_group_fraction"]

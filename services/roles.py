@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from actors.config import BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
+from volley.errors import VolleyError
 from volley.objectives import Objective
 from volley.records import GroupMeta, Prompt, Scores, WeightUpdate
 
@@ -16,6 +17,12 @@ class Generator(Protocol):
     @property
     def version(self) -> int:
         """The oldest version any live actor serves."""
+        ...
+
+    @property
+    def deaths(self) -> tuple[VolleyError, ...]:
+        """How actors ended that were not asked to, in order."""
+        ...
 
     async def generate(self, request: GenerateRequest) -> tuple[Any, GroupMeta]: ...
 

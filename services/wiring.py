@@ -16,6 +16,7 @@ def actor_config(job: RLJob | EvalJob, length: int, folder: RunFolder) -> ActorC
         seed=job.seed,
         log_dir=folder.logs,
         verify=isinstance(job, RLJob) and job.learner.verify_weights,
+        max_replacements=job.actors.max_replacements,
     )
 
 

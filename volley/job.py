@@ -57,6 +57,9 @@ class ActorsSpec(Spec):
     max_num_seqs: int = Field(256, ge=1, description="samples an engine runs at once")
     kv_cache_gb: float = Field(1.0, gt=0, description="key-value cache of an engine on CPU")
     engine: dict[str, Any] = Field(default_factory=dict, description="passed through to vLLM's AsyncEngineArgs")
+    max_replacements: int = Field(
+        3, ge=0, description="actors that may die over the run and be replaced, their groups made again elsewhere"
+    )
     start_deadline_s: float = Field(300, gt=0)
     group_deadline_s: float = Field(600, gt=0, description="longest wait for one group")
 

@@ -16,7 +16,7 @@ from learner.records import ScoredGroup, StepReport
 from services.coordinator import Coordinator, FinishedStep, ResumePoint
 from services.ledger import Ledger
 from services.tokens import EncodedPrompt
-from volley.errors import DeadlineExceeded, NoSignal, WorkerDied
+from volley.errors import DeadlineExceeded, NoSignal, VolleyError, WorkerDied
 from volley.job import RLJob
 from volley.objectives import MaxAtK, Objective
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightUpdate
@@ -30,6 +30,7 @@ class FakeActors:
     slowest: float = 0.004
     version: int = 0
     asked: list[int] = field(default_factory=list)
+    deaths: tuple[VolleyError, ...] = ()
     fails_at: int | None = None
     hangs_at: int | None = None
 
@@ -268,3 +269,10 @@ async def test_the_objective_follows_its_schedule_and_k_adapts_to_the_prompt() -
     await made.run()
     assert seen[0][1] == {2}, "a prompt not seen before uses the objective's k"
     assert seen[-1][1] == {4}, "one sample of four is right: k is 4"
+
+
+async def test_each_death_of_an_actor_is_an_event_once() -> None:
+    actors = FakeActors(random.Random(0), deaths=(WorkerDied("actor-0", "x"), WorkerDied("actor-1", "y")))
+    made, _, recorded, _ = coordinator(job(), actors)
+    await made.run()
+    assert recorded.events == ["actor_died", "actor_died"]
