@@ -1,0 +1,106 @@
+"""The value model on two ranks, and bfloat16 with every option of the loss at once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from learner.batch import Packer, rank_batch
+from learner.group import LearnerGroup
+from learner.policy import Policy
+from learner.reinforce import Reinforcer
+from learner.value import Critic, PromptValue
+from tests.integration.learner.conftest import OPTIMIZER, assert_near, batch, config, same, tensors_of
+from tests.plain_engine import PlainEngine
+from volley.objectives import Mean
+from volley.update import PolicyUpdate, ValueModel
+
+pytestmark = pytest.mark.integration
+VALUE = ValueModel(lr=1e-3)
+
+
+async def test_the_value_model_on_two_ranks_is_the_plain_one(ray_local: None, model: Path, tmp_path: Path) -> None:
+    """Against the same step in plain PyTorch in this process; its state is part of a checkpoint."""
+    spec = PolicyUpdate(value_model=VALUE)
+    learner = await LearnerGroup.start(config(model, tmp_path, 2, update=spec, objective=Mean()))
+    try:
+        worker = plain_reinforcer(model, spec)
+        for step in range(2):
+            made, columns = batch(step)
+            report = await learner.step(columns, version=step)
+            metrics, advantages = worker.step(
+                rank_batch(made, columns, version=step, mask_truncated=False), Mean(), step
+            )
+            for name in ("value_loss", "value_mean", "value_grad_norm", "loss", "live_group_fraction"):
+                assert report.metrics[name] == pytest.approx(metrics[name], rel=5e-3, abs=1e-5), name
+            for group_id, advantage_n in advantages.items():
+                np.testing.assert_allclose(report.advantages[group_id], advantage_n, atol=1e-4)
+        engine = worker.engine
+        expected = {name.removeprefix("lm."): each.detach().numpy() for name, each in engine.module.named_parameters()}
+        assert_near(tensors_of(await learner.publish(2)), expected)
+        await learner.save(tmp_path / "step-2", {})
+        first = await learner.step(batch(2)[1], version=2)
+        weights = tensors_of(await learner.publish(3))
+        await learner.load(tmp_path / "step-2")
+        second = await learner.step(batch(2)[1], version=2)
+        assert first.metrics["value_loss"] == second.metrics["value_loss"]
+        assert same(weights, tensors_of(await learner.publish(3)))
+    finally:
+        await learner.stop()
+
+
+def plain_reinforcer(model: Path, spec: PolicyUpdate) -> Reinforcer:
+    import torch.distributed as dist
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    engine = PlainEngine(Policy(lm, 1.0), OPTIMIZER)
+    critic = Critic.__new__(Critic)  # without DeepSpeed
+    trunk = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+    critic.spec, critic.budget = VALUE, 4096
+    critic.engine = PlainEngine(PromptValue(trunk), OPTIMIZER.model_copy(update={"lr": VALUE.lr}))  # type: ignore[assignment]
+    return Reinforcer(spec, engine, Packer(4096, 64, True, engine.device), critic=critic)  # type: ignore[arg-type]
+
+
+async def test_bfloat16_with_every_option(ray_local: None, model: Path, tmp_path: Path) -> None:
+    spec = PolicyUpdate.model_validate(
+        {
+            "clip_high": 0.3,
+            "ratio": "sequence",
+            "updates_per_batch": 2,
+            "behaviour_correction": {"kind": "sequence", "cap": 3.0, "mask": True},
+            "aggregation": "token_mean",
+            "kl": {"coefficient": 0.05, "estimator": "k2"},
+            "entropy_bonus": 0.01,
+            "mask_truncated": True,
+        }
+    )
+    changes = {"model": {"path": model, "dtype": "bfloat16"}}
+    settings = config(model, tmp_path, 1, update=spec)
+    from dataclasses import replace
+
+    from volley.job import ModelSpec
+
+    learner = await LearnerGroup.start(replace(settings, model=ModelSpec.model_validate(changes["model"])))
+    try:
+        report = await learner.step(batch(0)[1], version=0)
+        assert all(np.isfinite(value) for value in report.metrics.values())
+        assert report.metrics["kl_k1"] != 0.0  # the second update of the batch starts from moved weights
+        update = await learner.publish(1)
+        import ray
+        from safetensors.torch import load
+
+        tensors = load(ray.get(update.buckets[0].ref).tobytes())
+        assert {each.dtype for each in tensors.values()} == {torch.bfloat16}
+        await learner.save(tmp_path / "step-1", {})
+        await learner.step(batch(1)[1], version=1)
+        first = (await learner.publish(2)).checksum
+        await learner.load(tmp_path / "step-1")
+        assert (await learner.publish(1)).checksum == update.checksum
+        await learner.step(batch(1)[1], version=1)
+        assert (await learner.publish(2)).checksum == first  # float32 masters and moments came back
+    finally:
+        await learner.stop()

@@ -1,0 +1,186 @@
+"""Real ZeRO-3 ranks under Ray: the same update on one rank, on two, and in plain PyTorch; weights, checkpoints, export.
+
+The tests of this module share two learners and run in order.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner.group import LearnerGroup, deal
+from learner.logprobs import CHUNK_ELEMENTS
+from learner.records import SFTRow
+from tests.integration.learner.conftest import (
+    OBJECTIVE,
+    OPTIMIZER,
+    UPDATE,
+    VOCABULARY,
+    assert_near,
+    batch,
+    same,
+    tensors_of,
+)
+from tests.learner_batches import naive_logprobs
+from tests.plain_engine import PlainEngine
+from volley.checksum import weights_checksum
+from volley.objectives import advantages
+
+pytestmark = pytest.mark.integration
+Learners = tuple[LearnerGroup, LearnerGroup]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> PlainEngine:
+    """The same model trained in plain PyTorch."""
+    from transformers import AutoModelForCausalLM
+
+    return PlainEngine(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), OPTIMIZER)
+
+
+def plain_step(engine: PlainEngine, step: int, groups: int = 5) -> tuple[float, float]:
+    """The update by the book: one sequence at a time, AdamW; loss and gradient norm."""
+    made, columns = batch(step, groups=groups)
+    total = 0.0
+    for group, column in zip(made, columns, strict=True):
+        theta_T, entropy_T = naive_logprobs(engine.module, group)
+        correction_T = (theta_T.detach() - torch.from_numpy(group.logprobs_T)).exp().clamp(max=2.0)
+        rewards_n = np.nan_to_num(column.rewards_n)
+        advantage_n = advantages(rewards_n, OBJECTIVE, valid=column.valid_n)
+        advantage_T = torch.from_numpy(np.repeat(advantage_n, group.lengths_n)).float()
+        valid_T = torch.from_numpy(np.repeat(column.valid_n, group.lengths_n))
+        ratio_T = (theta_T - theta_T.detach()).exp()
+        term_T = correction_T * advantage_T * ratio_T + UPDATE.entropy_bonus * entropy_T
+        loss = -(valid_T * term_T).sum() / len(made)
+        engine.backward(loss)
+        total += float(loss.detach())
+    return total, engine.update(step)[0]
+
+
+def test_two_ranks_need_unequal_numbers_of_chunks() -> None:
+    """The batches below are the hard ones: ranks with other numbers of chunks must still gather in step."""
+    tokens = [column.meta.sample_tokens for column in batch(0)[1]]
+    shares = deal([column.meta.sample_tokens + column.meta.prompt_tokens for column in batch(0)[1]], 2)
+    step = CHUNK_ELEMENTS["cpu"] // VOCABULARY
+    chunks = [math.ceil(sum(tokens[index] for index in share) / step) for share in shares]
+    assert chunks[0] != chunks[1]
+
+
+async def test_one_rank_two_ranks_and_plain_pytorch_make_the_same_update(
+    learners: Learners, plain: PlainEngine
+) -> None:
+    for step in range(3):
+        groups = 1 if step == 1 else 5  # with one group the second rank has nothing to do
+        loss, norm = plain_step(plain, step, groups)
+        for learner in learners:
+            _, columns = batch(step, groups=groups)
+            report = await learner.step(columns, version=step)
+            assert report.metrics["loss"] == pytest.approx(loss, rel=2e-3, abs=1e-5)
+            assert report.metrics["grad_norm"] == pytest.approx(norm, rel=2e-3)
+            assert sum(report.lag_histogram.values()) == report.metrics["tokens"]
+            assert report.advantages.keys() == {column.meta.group_id for column in columns}
+    one, two = [tensors_of(await learner.publish(3)) for learner in learners]
+    expected = {name: each.detach().numpy() for name, each in plain.module.named_parameters()}
+    assert_near(one, two)
+    assert_near(one, expected)
+
+
+async def test_published_weights_are_the_parameters_to_the_bit(learners: Learners, tmp_path: Path) -> None:
+    """Against the export, which plain transformers loads; the checksum is over what was sent."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    for learner in learners:
+        update = await learner.publish(4)
+        published = tensors_of(update)
+        folder = await learner.export(tmp_path / f"model-{learner.config.learner.ranks}")
+        lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        assert same(published, {name: each.detach().numpy() for name, each in lm.named_parameters()})
+        assert AutoTokenizer.from_pretrained(folder).decode([5]) == "2"
+        assert update.nbytes >= sum(each.nbytes for each in published.values())
+        fresh = AutoModelForCausalLM.from_config(lm.config).eval()
+        fresh.load_state_dict({name: torch.from_numpy(each) for name, each in published.items()})
+        ids = torch.arange(3, 20)[None]
+        assert torch.equal(fresh(ids).logits, lm(ids).logits)
+
+
+async def test_a_checkpoint_continues_to_the_bit_on_one_rank_and_the_same_on_two(
+    learners: Learners, tmp_path: Path
+) -> None:
+    one, two = learners
+    await one.save(tmp_path / "step-3", {"cursor": 7})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+    first = await continued(one)
+    assert await one.load(tmp_path / "step-3") == {"cursor": 7}
+    assert same(first, await continued(one))
+    assert await two.load(tmp_path / "step-3") == {"cursor": 7}
+    assert await one.load(tmp_path / "step-3") == {"cursor": 7}
+    updates = [await learner.publish(3) for learner in learners]
+    assert same(tensors_of(updates[0]), tensors_of(updates[1]))
+    assert len(updates[1].buckets) > len(updates[0].buckets)
+    assert updates[0].checksum == updates[1].checksum  # however the weights are cut
+    assert updates[0].checksum == weights_checksum(np.frombuffer(file, np.uint8) for file in files_of(updates[1]))
+    assert_near(await continued(two), first)
+
+
+async def continued(learner: LearnerGroup) -> dict[str, Any]:
+    """The weights after two more steps."""
+    for step in (3, 4):
+        await learner.step(batch(step)[1], version=step)
+    return tensors_of(await learner.publish(5))
+
+
+def files_of(update: Any) -> list[bytes]:
+    import ray
+
+    return [ray.get(bucket.ref).tobytes() for bucket in update.buckets]
+
+
+async def test_a_checkpoint_of_two_ranks_is_taken_up_by_one(learners: Learners, tmp_path: Path) -> None:
+    one, two = learners
+    await two.save(tmp_path / "step-5", {})
+    assert len(list((tmp_path / "step-5").glob("policy-*.safetensors"))) > 2
+    await one.load(tmp_path / "step-5")
+    updates = [await learner.publish(5) for learner in learners]
+    assert updates[0].checksum == updates[1].checksum
+
+
+async def test_groups_beyond_the_lag_are_dropped_and_change_nothing(learners: Learners) -> None:
+    one, two = learners
+    _, columns = batch(5)
+    stale = batch(2)[1][:2]
+    mixed = await one.step([*columns, *stale], version=5)
+    pure = await two.step(columns, version=5)
+    assert list(mixed.dropped) == [group.meta.group_id for group in stale]
+    assert mixed.metrics["loss"] == pytest.approx(pure.metrics["loss"], rel=1e-3, abs=1e-6)
+    assert mixed.metrics["tokens"] == pure.metrics["tokens"]
+    assert_near(tensors_of(await one.publish(6)), tensors_of(await two.publish(6)))
+
+
+async def test_supervised_steps_agree(learners: Learners, tmp_path: Path) -> None:
+    """Cross-entropy over the answers of unequal length; five rows on one rank and on two."""
+    one, two = learners
+    await one.save(tmp_path / "same", {})
+    await two.load(tmp_path / "same")
+    folder = await one.export(tmp_path / "model")
+    rng = np.random.default_rng(0)
+    rows = [
+        SFTRow(*(rng.integers(3, 99, int(length)).astype(np.int32) for length in rng.integers(1, 30, 2)))
+        for _ in range(5)
+    ]
+    reports = [await learner.sft_step(rows) for learner in learners]
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    losses = []
+    for row in rows:
+        ids = torch.from_numpy(np.concatenate([row.prompt_p, row.answer_a]).astype(np.int64))
+        logprobs = lm(ids[None]).logits[0, len(row.prompt_p) - 1 : -1].log_softmax(-1)
+        losses.append(-logprobs.gather(-1, ids[len(row.prompt_p) :, None]))
+    expected = float(torch.cat(losses).mean().detach())
+    for report in reports:
+        assert report.metrics["loss"] == pytest.approx(expected, rel=1e-4)
+        assert report.metrics["tokens"] == sum(len(row.answer_a) for row in rows)
+    assert_near(tensors_of(await one.publish(7)), tensors_of(await two.publish(7)))
