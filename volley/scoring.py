@@ -17,7 +17,8 @@ class RewardValues(Spec):
 class SandboxLimits(Spec):
     """What one test of one program may use."""
 
-    cpu_s: float = Field(4.0, gt=0, le=300, description="processor seconds of one test; wall time is 3x that plus 1 s")
+    cpu_s: float = Field(4.0, gt=0, le=300, description="processor seconds of one test")
+    wall_limit_s: float | None = Field(None, gt=0, description="wall seconds of one test; null: 3x cpu_s plus 1")
     program_s: float = Field(30.0, gt=0, le=3600, description="wall seconds of all tests of one program")
     memory_mb: int = Field(512, ge=16, le=65536)
     processes: int = Field(64, ge=1, le=1024)
@@ -30,7 +31,7 @@ class SandboxLimits(Spec):
     @property
     def wall_s(self) -> float:
         """Load must not flip a verdict: processor time decides, wall time only ends what sleeps."""
-        return 3 * self.cpu_s + 1
+        return self.wall_limit_s or 3 * self.cpu_s + 1
 
 
 class SandboxSpec(Spec):

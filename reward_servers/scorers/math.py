@@ -18,6 +18,7 @@ from volley.scoring import MathScorer
 
 CHECK = Path(__file__).with_name("math_check.py").read_bytes()
 PACKAGES = ("math_verify", "latex2sympy2_extended", "sympy", "mpmath", "antlr4")
+WALL_FACTOR = 2.5  # a loaded host must not turn a right answer into a time-out
 WARM_UP = r"""
 import logging
 logging.disable(logging.CRITICAL)
@@ -48,7 +49,9 @@ class Math:
         packaged = spec.sandbox.model_copy(update={"packages": (*PACKAGES, *spec.sandbox.packages)})
         self._sandbox = sandbox or Sandbox(packaged, warm_up=WARM_UP)
         self._owned = sandbox is None
-        self._limits = spec.sandbox.limits.model_copy(update={"cpu_s": spec.timeout_s})
+        self._limits = spec.sandbox.limits.model_copy(
+            update={"cpu_s": spec.timeout_s, "wall_limit_s": WALL_FACTOR * spec.timeout_s}
+        )
 
     @staticmethod
     def check(spec: MathScorer) -> None:
