@@ -92,6 +92,10 @@ class Actor:
             await self._running.save_served_weights(file.path)
             return file.read()
 
+    async def ping(self) -> None:
+        """Returns when the engine has answered."""
+        await self._running.ping()
+
     async def stop(self) -> None:
         """End the engine and remove what it left. The caller then ends this process."""
         if self._engine is not None:

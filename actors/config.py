@@ -20,6 +20,8 @@ class ActorConfig:
         seed: actor i samples from ``seed + i``.
         log_dir: actor i and its engine write ``actor-<i>.log`` here.
         max_replacements: actors that may die over the run and be replaced; one more fails it.
+        hang_deadline_s: an actor that gives no sign of life for so long is killed; longer than any step of its engine
+            and than loading weights.
         verify: recompute the checksum of each set of weights that carries one before serving it.
     """
 
@@ -30,6 +32,7 @@ class ActorConfig:
     log_dir: Path
     verify: bool = False
     max_replacements: int = 0
+    hang_deadline_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)

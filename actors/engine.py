@@ -114,6 +114,10 @@ class Engine:
         """Write the weights the engine computes with to ``path``, a safetensors file in checkpoint names."""
         await self._alive(self._llm.collective_rpc("save_served_weights", args=(path,)))
 
+    async def ping(self) -> None:
+        """Returns when the engine has answered between two of its steps."""
+        await self._alive(self._llm.get_weight_version())
+
     async def stop(self) -> None:
         """End the engine's processes; nothing in flight is kept."""
         for process in self._processes:

@@ -93,6 +93,10 @@ class Member:
         )
         return file
 
+    async def ping(self, seconds: float) -> None:
+        """Returns when it and its engine have answered, within ``seconds``."""
+        await self._answer(self._handle.ping.remote(), "a sign of life", seconds)
+
     async def stop(self) -> None:
         """End its engine, then itself."""
         stopping = asyncio.gather(self._handle.stop.remote(), return_exceptions=True)

@@ -21,6 +21,7 @@ from volley.errors import DeadlineExceeded, JobError, VolleyError, WorkerDied
 from volley.records import GroupMeta, WeightUpdate
 
 _T = TypeVar("_T")
+PING_EVERY = 5.0  # seconds
 
 
 class ActorPool:
@@ -34,6 +35,7 @@ class ActorPool:
         self._newest: WeightUpdate | None = None
         self._deaths: list[VolleyError] = []
         self._replacing: set[asyncio.Task[None]] = set()
+        self._watching: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._changed = asyncio.Condition()  # an actor serves, or the pool has failed
         self._scaling = asyncio.Lock()
@@ -127,7 +129,7 @@ class ActorPool:
 
     async def stop(self) -> None:
         """End every actor and its engine."""
-        for task in self._replacing:
+        for task in self._replacing | self._watching:
             task.cancel()
         members = [*self._serving, *self._aside]
         self._serving.clear()
@@ -161,7 +163,17 @@ class ActorPool:
             raise
         finally:
             self._aside.discard(member)
+        _spawn(self._watch(member), self._watching)
         await self._notify()
+
+    async def _watch(self, member: Member) -> None:
+        """A hang is worse than a death: make one of it, which every call on the actor then hears of."""
+        while member in self._serving:
+            try:
+                await member.ping(self._config.hang_deadline_s)
+            except (WorkerDied, DeadlineExceeded) as end:
+                self._bury(member, end)
+            await asyncio.sleep(PING_EVERY)
 
     async def _retire(self, member: Member) -> None:
         self._serving.remove(member)
@@ -171,16 +183,18 @@ class ActorPool:
         self._aside.discard(member)
 
     def _lost(self, member: Member, end: VolleyError) -> None:
-        """Put a dead or stuck actor out of the pool; raises ``end`` if it may not be replaced."""
-        if member in self._serving:
-            self._serving.remove(member)
-            member.kill()
-            if self._count_death(end):
-                task = asyncio.create_task(self._replace())
-                self._replacing.add(task)
-                task.add_done_callback(self._replacing.discard)
+        """Put a dead or stuck actor out of the pool; raises why, if it may not be replaced."""
+        self._bury(member, end)
         if self._failure is not None:
             raise self._failure
+
+    def _bury(self, member: Member, end: VolleyError) -> None:
+        if member not in self._serving:
+            return
+        self._serving.remove(member)
+        member.kill()
+        if self._count_death(end):
+            _spawn(self._replace(), self._replacing)
 
     def _count_death(self, end: VolleyError) -> bool:
         self._deaths.append(end)
@@ -219,6 +233,12 @@ def _check_prompt(request: GenerateRequest, info: ActorInfo) -> None:
             f"prompt {request.prompt_id!r} holds token {token} and the model has {info.vocab_size}: "
             "the tokenizer in model.path is another model's"
         )
+
+
+def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -9,5 +9,8 @@ import vllm.model_executor.models.registry
 import vllm.v1.engine.core
 import vllm.v1.worker.cpu_worker  # noqa: F401
 
+from actors.lifeline import die_with_parent
+
+die_with_parent()
 gc.collect()
 gc.freeze()  # what is never collected is never written to, and stays shared with the server

@@ -4,13 +4,10 @@
 """
 
 import logging
-import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
+from multiprocessing import parent_process
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 import torch
@@ -23,6 +20,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from actors.lifeline import die_with_parent, die_with_starter
+
 BACKEND = "volley"
 
 
@@ -32,20 +31,9 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(BACKEND, WeightFileEngine)
         # It warns of each rotary table at each update. Weights that were not received are an error, see below.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-        _end_with_parent()
-
-
-def _end_with_parent() -> None:
-    """vLLM's engine process does not notice that its parent was killed: it would stay for ever."""
-    parent = parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os.kill(os.getpid(), SIGKILL)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+        if parent_process() is not None:  # vLLM's engine process does not notice that the actor was killed
+            die_with_parent()
+            die_with_starter()
 
 
 @dataclass

@@ -36,7 +36,8 @@ def oracle(model: Path) -> Oracle:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ActorPool]:
-    config = replace(configuration(model, tmp_path_factory.mktemp("logs"), count=2), max_replacements=2)
+    config = configuration(model, tmp_path_factory.mktemp("logs"), count=2)
+    config = replace(config, max_replacements=3, hang_deadline_s=8.0)
     started = await ActorPool.start(config)
     yield started
     await started.stop()
@@ -105,9 +106,24 @@ async def test_scaling_to_none_pauses_and_back_goes_on_with_the_newest_weights(p
     assert await serves(pool, oracle, 2)
 
 
+@pytest.mark.parametrize("hung", ["engine", "actor"])
+async def test_a_hang_is_made_a_death(pool: ActorPool, oracle: Oracle, hung: str) -> None:
+    deaths, before = len(pool.deaths), pool.count
+    victim = pool.infos[0]
+    pids = {victim.pid, *victim.engine_pids, *descendants(victim.pid)}
+    groups = [asyncio.create_task(generate(pool, long(group_id=i))) for i in range(3)]
+    await asyncio.sleep(0.1)
+    os.kill(victim.engine_pids[0] if hung == "engine" else victim.pid, signal.SIGSTOP)
+    done = await asyncio.gather(*groups)
+    assert [group.group_id for group in done] == [0, 1, 2]
+    assert str(pool.deaths[deaths]) == f"actor pool waited 8 s for {victim.name}: a sign of life"
+    wait_until_gone(pids)
+    await until_count(pool, before)
+    assert await serves(pool, oracle, pool.version)
+
+
 async def test_weights_that_lack_a_tensor_end_the_engine_that_took_them(pool: ActorPool, oracle: Oracle) -> None:
-    """It is half loaded then; its replacement finds nothing whole to load either, and the pool gives up by name."""
+    """It is half loaded then. Last: by this time the pool may replace nobody."""
     lacking = {name: tensor for name, tensor in oracle.weights[2].items() if name != "model.norm.weight"}
-    await pool.broadcast(publish(3, lacking))
     with pytest.raises(WorkerDied, match=r"actor-\d died: weights 3 do not load: .*not all weights.*model\.norm"):
-        await generate(pool, request())
+        await pool.broadcast(publish(3, lacking))

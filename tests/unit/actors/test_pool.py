@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from actors import pool as pool_module
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.pool import ActorPool
-from volley.errors import HostError, JobError, WorkerDied
+from volley.errors import DeadlineExceeded, HostError, JobError, WorkerDied
 from volley.job import ActorsSpec, ModelSpec
 from volley.records import GroupMeta, WeightUpdate
 
@@ -31,6 +31,7 @@ class FakeMember:
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     death: WorkerDied | None = None
     on_start: Exception | None = None
+    hung: bool = False
     received: list[int] = field(default_factory=list)
     update_gate: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -71,10 +72,15 @@ class FakeMember:
     async def served_weights(self) -> NDArray[np.uint8]:
         return np.array([self.version], dtype=np.uint8)
 
+    async def ping(self, seconds: float) -> None:
+        if self.death is None and self.hung:
+            raise DeadlineExceeded("actor pool", f"{self.name}: a sign of life", seconds)
+
     async def stop(self) -> None:
         self.state = "stopped"
 
     def kill(self) -> None:
+        self.die()
         self.state = "killed"
 
     def die(self) -> None:
@@ -102,6 +108,7 @@ class Fakes(list[FakeMember]):
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     made = Fakes()
     monkeypatch.setattr(pool_module, "Member", made.make)
+    monkeypatch.setattr(pool_module, "PING_EVERY", 0.01)
     return made
 
 
@@ -201,6 +208,19 @@ async def test_a_replacement_that_does_not_start_fails_whoever_waits_for_it(fake
     with pytest.raises(HostError, match="no memory"):
         await asyncio.wait_for(group, 1)
     assert [member.state for member in fakes] == ["killed", "killed"]
+
+
+async def test_an_actor_without_a_sign_of_life_is_killed_and_its_groups_are_generated_again(fakes: Fakes) -> None:
+    pool = await ActorPool.start(config(1, max_replacements=1))
+    group = asyncio.create_task(pool.generate(request()))
+    await settle()
+    fakes[0].hung = True
+    await asyncio.sleep(0.1)
+    fakes[1].may_end.set()
+    _, meta = await asyncio.wait_for(group, 1)
+    assert (meta.actor, fakes[0].state) == ("actor-1", "killed")
+    assert [str(death) for death in pool.deaths] == ["actor pool waited 120 s for actor-0: a sign of life"]
+    await pool.stop()
 
 
 async def test_a_slow_actor_delays_no_other(fakes: Fakes) -> None:
