@@ -1,0 +1,80 @@
+"""The table of metrics holds exactly what steps emit."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.config import ActorUpdate, BroadcastReport
+from learner.batch import Packer, sft_pieces
+from learner.metrics import batch_metrics
+from learner.policy import Policy
+from learner.records import SFTRow, StepReport
+from learner.supervised import supervised_step
+from services.coordinator import FinishedStep, ReadyGroup
+from services.ledger import Ledger
+from services.recorder import step_row
+from tests.plain_engine import PlainEngine
+from tests.unit.learner.conftest import tiny_lm
+from tests.unit.learner.test_reinforce import REWARDS, batch_of, critic_of, groups_of, reinforcer, step
+from volley.metrics import METRICS, family, page
+from volley.objectives import MaxAtK, Mean
+from volley.records import STATUSES, Prompt, Scores, Verdict, VerdictStatus
+from volley.update import Optimizer, PolicyUpdate, ValueModel
+
+
+@pytest.fixture(scope="module")
+def reinforced() -> set[str]:
+    """Names in the rows of reinforcement steps, with every option somewhere."""
+    lm = tiny_lm()
+    weighed = PolicyUpdate()
+    companions = MaxAtK(k=2, companion_weights="exact")
+    valued = PolicyUpdate(value_model=ValueModel())
+    critic, _ = critic_of(tiny_lm(), ValueModel())
+    reports = [
+        step(reinforcer(lm, weighed, reference=lm)[0], batch_of(groups_of(), weighed), companions)[0],
+        step(reinforcer(lm, valued, critic=critic)[0], batch_of(groups_of(), valued), Mean())[0],
+    ]
+    return {name for metrics in reports for name in row(metrics)}
+
+
+def row(metrics: dict[str, float]) -> Iterable[str]:
+    """A step's row as the recorder writes it."""
+    verdicts = [Verdict(status, 1.0 if status.bears_reward else None) for status in (*STATUSES, VerdictStatus.PASSED)]
+    ready = tuple(
+        ReadyGroup(None, group.meta(), Prompt(group.prompt_id, ""), Scores.pack(verdicts)) for group in groups_of()
+    )
+    batch = batch_of(groups_of(), PolicyUpdate())
+    report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
+    broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
+    return step_row(FinishedStep(0, ready, report, broadcast, 0.1, 0.1, 0.1, 10, Ledger().counts()), seconds=1.0)
+
+
+@pytest.fixture(scope="module")
+def supervised() -> set[str]:
+    engine: Any = PlainEngine(Policy(tiny_lm(), 1.0), Optimizer())
+    rows = [SFTRow(np.array([3, 4], np.int32), np.array([5, 6], np.int32))]
+    metrics = supervised_step(engine, Packer(100, 32, True, engine.device), sft_pieces(rows), 0)
+    return {"step", "time", *metrics, "seconds_step"}
+
+
+def test_every_name_is_defined_and_every_definition_is_used(reinforced: set[str], supervised: set[str]) -> None:
+    undefined = {name for name in reinforced | supervised if family(name) is None}
+    assert not undefined
+    assert {family(name) for name in reinforced} == METRICS.keys()
+    assert {name for name, metric in METRICS.items() if "supervised" in metric.when} == supervised
+
+
+def test_families() -> None:
+    assert family("pass_at_16") == "pass_at_<k>"
+    assert family("verdict_wrong_answer") == "verdict_<status>"
+    assert family("pass_at_") is None
+    assert family("losses") is None
+    assert len(REWARDS) == len(groups_of())
+
+
+def test_the_page_is_the_table() -> None:
+    written = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    assert written == page(), "write it anew: python -m volley.metrics > docs/metrics.md"

@@ -1,0 +1,146 @@
+"""Every metric of a step: its name, unit and definition. ``python -m volley.metrics`` prints the page in docs/.
+
+A name with ``<...>`` stands for a family, such as ``pass_at_<k>``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a number in ``metrics.jsonl`` means.
+
+    Attributes:
+        unit: of the value; "1" for pure numbers.
+        definition: one sentence.
+        when: which steps carry it; empty for all steps of a reinforcement job.
+    """
+
+    unit: str
+    definition: str
+    when: str = ""
+
+
+SUPERVISED = "also supervised steps"
+REFERENCE = "the starting policy is consulted: `update.kl.coefficient` or `logged_share` above 0"
+VALUE = "there is a value model"
+
+_METRICS: dict[str, dict[str, Metric]] = {
+    "Which step": {
+        "step": Metric("1", "Number of the step, from 0.", SUPERVISED),
+        "version": Metric("1", "Version of the weights the step made: step + 1."),
+        "time": Metric("s", "When the row was written, seconds since 1970.", SUPERVISED),
+    },
+    "Rewards": {
+        "reward_mean": Metric("reward", "Mean reward of the samples that could be scored."),
+        "pass_at_<k>": Metric(
+            "reward",
+            "Unbiased estimate of the expected best reward of k samples, a mean over groups with at least k scored "
+            "samples; pass@k where rewards are 0 or 1.",
+        ),
+        "live_group_fraction": Metric("1", "Share of the groups trained on with an advantage other than 0."),
+        "verdict_<status>": Metric("1", "Share of the batch's samples with this verdict; absent where there is none."),
+        "truncated_fraction": Metric("1", "Share of the batch's samples cut at their length limit."),
+    },
+    "The update": {
+        "loss": Metric(
+            "1",
+            "The loss descended, over all ranks; of several updates of a batch, the last. Supervised: nats per token.",
+            SUPERVISED,
+        ),
+        "entropy": Metric("nats/token", "Mean entropy of the policy's distribution at the sample tokens.", SUPERVISED),
+        "ratio_mean": Metric("1", "Mean PPO ratio over tokens, in the batch's last update."),
+        "ratio_max": Metric("1", "Largest PPO ratio."),
+        "clip_fraction": Metric("1", "Share of tokens whose gain is clipped: they give no policy gradient."),
+        "correction_mean": Metric("1", "Mean behaviour correction over tokens, after its cap."),
+        "truncated_share": Metric("1", "Share of tokens whose behaviour correction is over its cap."),
+        "companion_truncated_share": Metric(
+            "1",
+            "Share of the companions' importance weights that were over `weight_cap`, a mean over groups.",
+            "the objective has companion weights",
+        ),
+        "grad_norm": Metric("1", "Global norm of the gradient before clipping; the last update's.", SUPERVISED),
+        "learning_rate": Metric("1", "Learning rate of the step.", SUPERVISED),
+        "tokens": Metric("tokens", "Sample tokens trained on; supervised: answer tokens.", SUPERVISED),
+    },
+    "Distance": {
+        "kl_k1": Metric("nats/token", "Mean of `log pi - log ref` against the starting policy.", REFERENCE),
+        "kl_k3": Metric("nats/token", "Mean of `ref/pi - 1 - log(ref/pi)` against the starting policy.", REFERENCE),
+        "logprob_mismatch_mean": Metric(
+            "nats/token",
+            "Mean distance between generator's and learner's log-prob of a token sampled under the version trained.",
+            "some tokens were",
+        ),
+        "logprob_mismatch_max": Metric("nats/token", "Largest such distance.", "some tokens were"),
+        "lag_histogram": Metric("tokens", "Tokens trained on by lag: learner's version less the token's."),
+    },
+    "Value model": {
+        "value_loss": Metric("reward²", "Clipped value loss, a mean over scored samples; the last update's.", VALUE),
+        "value_mean": Metric("reward", "Mean V(x) over scored samples, before the value model's last update.", VALUE),
+        "value_grad_norm": Metric("1", "Global norm of the value model's gradient before clipping.", VALUE),
+    },
+    "Time": {
+        "seconds_step": Metric("s", "From the end of the step before to the end of this one.", SUPERVISED),
+        "seconds_wait": Metric("s", "The learner waited for groups."),
+        "seconds_learn": Metric("s", "The learner's step, as the coordinator sees it."),
+        "seconds_prepare": Metric(
+            "s", "Of that: layout, the passes before the update (starting policy, anchor, value model), advantages."
+        ),
+        "seconds_update": Metric("s", "Of that: forward, backward and optimiser."),
+        "seconds_publish": Metric("s", "Weights gathered and stored."),
+        "seconds_broadcast": Metric("s", "Weights sent until the last actor serves them."),
+        "seconds_stalled_max": Metric("s", "Longest any actor stood still for it."),
+        "seconds_generate_mean": Metric("s", "Generation of a group, a mean over the batch."),
+        "seconds_score_mean": Metric("s", "Scoring of a group, a mean over the batch."),
+        "tokens_per_second": Metric("tokens/s", "`tokens` by the time the ranks took.", SUPERVISED),
+        "samples_per_second": Metric("samples/s", "Samples of the batch by `seconds_step`."),
+        "weight_bytes": Metric("bytes", "Size of the weights published."),
+    },
+    "Accounting": {
+        "groups_admitted": Metric("groups", "Admitted since the start: the three below together."),
+        "groups_trained": Metric("groups", "Trained on since the start."),
+        "groups_dropped": Metric("groups", "Dropped, each with a reason, since the start."),
+        "groups_in_flight": Metric("groups", "Neither trained on nor dropped so far."),
+    },
+}
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {name: metric for section in _METRICS.values() for name, metric in section.items()}
+)
+
+
+def family(name: str) -> str | None:
+    """The name in `METRICS` that defines ``name``; None for a name nobody defined."""
+    for known in METRICS:
+        pattern = re.sub(r"<\w+>", r"\\w+", known)
+        if re.fullmatch(pattern, name):
+            return known
+    return None
+
+
+def page() -> str:
+    """The table as Markdown."""
+    lines = [
+        "# Metrics of a step",
+        "",
+        "Each row of `metrics.jsonl`, and of `/v1/runs/{id}/metrics`, is one step. This page is made by",
+        "`python -m volley.metrics`; a test holds the names against what a run emits.",
+    ]
+    for title, section in _METRICS.items():
+        lines += ["", f"## {title}", "", "| name | unit | definition |", "|---|---|---|"]
+        for name, metric in section.items():
+            when = f" *({metric.when})*" if metric.when else ""
+            lines.append(f"| `{name}` | {metric.unit} | {metric.definition}{when} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Print the page."""
+    print(page(), end="")  # noqa: T201 - this is its output
+
+
+if __name__ == "__main__":
+    main()
