@@ -24,7 +24,7 @@ from ray.exceptions import RayActorError
 
 from reward_servers.scorers.base import infra_error
 from reward_servers.worker import RewardWorker
-from volley.errors import DeadlineExceeded, WorkerDied
+from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
 from volley.job import RewardWorkersSpec
 from volley.records import Prompt, Scores
 from volley.scoring import ScorerSpec
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 2  # workers one group may cost
 LOG_TAIL_LINES = 20
 STOP_GRACE_S = 5.0
+LOOK_EVERY_S = 1.0
+LOOKS_AT_REST = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class RewardConfig:
         workers: how many workers, what each reserves, the deadlines.
         log_dir: folder for ``reward-<i>.log``.
         prefix: put before the Ray names of the workers, so that runs on one cluster do not clash.
+        most: workers the pool may grow to while groups wait; None: it stays at the count it was given.
         respawns: replacements of dead or stuck workers in the pool's life.
     """
 
@@ -52,6 +55,7 @@ class RewardConfig:
     workers: RewardWorkersSpec
     log_dir: Path
     prefix: str = ""
+    most: int | None = None
     respawns: int = 20
 
 
@@ -66,6 +70,7 @@ class RewardPool:
         self._waiting = 0
         self._respawned = 0
         self._resize = asyncio.Lock()
+        self._scaling: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, config: RewardConfig) -> "RewardPool":
@@ -81,6 +86,8 @@ class RewardPool:
         except BaseException:
             await pool.stop()
             raise
+        if config.most is not None:
+            pool._scaling = asyncio.create_task(pool._autoscale(config.workers.count, config.most))
         return pool
 
     @property
@@ -137,6 +144,9 @@ class RewardPool:
 
     async def stop(self) -> None:
         """End every worker and what it started. Raises nothing for a worker that is dead already."""
+        if self._scaling is not None:
+            self._scaling.cancel()
+            await asyncio.wait({self._scaling})
         workers = list(self._workers.values())
         self._workers.clear()
         await asyncio.gather(*(_end(worker) for worker in workers))
@@ -176,6 +186,20 @@ class RewardPool:
         self._workers[worker.index] = fresh
         self._idle.put_nowait(fresh)
 
+    async def _autoscale(self, low: int, high: int) -> None:
+        """Follow the queue. A worker that does not start is logged and tried again: the run goes on without it."""
+        quiet = 0
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            quiet = quiet + 1 if self._waiting == 0 else 0
+            wanted = next_count(self.count, self._waiting, quiet, low=low, high=high)
+            if wanted != self.count:
+                quiet = 0
+                try:
+                    await self.scale(wanted)
+                except VolleyError as problem:
+                    log.warning("scaling to %d reward workers: %s", wanted, problem)
+
     async def _spawn(self, indices: list[int]) -> list["_Worker"]:
         started = [self._create(index) for index in indices]
         outcomes = await asyncio.gather(*(self._await_ready(worker) for worker in started), return_exceptions=True)
@@ -208,6 +232,20 @@ class RewardPool:
     def _died(self, worker: "_Worker", death: RayActorError) -> WorkerDied:
         cause = next((line for line in str(death).splitlines() if line.strip()), type(death).__name__)
         return WorkerDied(worker.name, cause, _tail(self._config.log_dir / f"{worker.name}.log"))
+
+
+def next_count(count: int, waiting: int, quiet: int, *, low: int, high: int) -> int:
+    """How many workers there should be: twice as many while more groups wait than workers work, one fewer after rest.
+
+    Args:
+        count: workers now.
+        waiting: groups that wait for one.
+        quiet: looks in a row at which none waited.
+        low, high: bounds.
+    """
+    if waiting > count:
+        return min(high, 2 * count)
+    return max(low, count - 1) if quiet >= LOOKS_AT_REST and count > low else count
 
 
 @dataclass(eq=False, slots=True)

@@ -20,7 +20,7 @@ from volley.scoring import SandboxLimits, SandboxSpec
 
 HONEST = b"print(sum(map(int, input().split())))\n"
 CASES = [Case(STDIN, same_tokens(EXPECTED)), Case(b"10 20\n", same_tokens(b"30\n"))]
-LIMITS = SandboxLimits(cpu_s=0.3, program_s=10, memory_mb=128, processes=24)
+LIMITS = SandboxLimits(cpu_s=0.3, program_s=10, memory_mb=256, processes=24)
 HOSTILE_EVERY = 50
 SLACK = 4  # counters that a running program moves by itself
 

@@ -36,6 +36,10 @@ class CodeReward:
         ]
         return [item.verdicts[0].reward for item in self._client.score(items).items]
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
 
 def _text(completion: Any) -> str:
     """Plain text, or the last message of a conversation."""
@@ -51,6 +55,7 @@ def main() -> None:
     tests = [{"stdin": "3 4\n", "expected": "7"}]
     right = "```python\nprint(sum(map(int, input().split())))\n```"
     print(reward(["add", "add"], [right, "```python\nprint(8)\n```"], tests=[tests, tests]))
+    reward.close()
 
 
 if __name__ == "__main__":

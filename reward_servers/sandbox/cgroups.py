@@ -7,6 +7,7 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+PREFIX = "volley-slot-"
 OVERHEAD_MB = 64  # the zygote and its page tables live in the group too
 OVERHEAD_PIDS = 8
 
@@ -63,6 +64,7 @@ def create(name: str) -> SlotGroup | None:
     group = _find(name)
     if group is None:
         return None
+    _remove_stale(group)
     try:
         group.memory.mkdir(exist_ok=True)
         group.pids.mkdir(exist_ok=True)
@@ -73,6 +75,16 @@ def create(name: str) -> SlotGroup | None:
             group.remove()
         return None
     return group
+
+
+def _remove_stale(group: SlotGroup) -> None:
+    """Remove the directories of workers that were killed before they could."""
+    for folder in {group.memory.parent, group.pids.parent}:
+        for left in folder.glob(f"{PREFIX}*"):
+            pid = left.name.removeprefix(PREFIX).partition("-")[0]
+            if pid.isdigit() and not Path("/proc", pid).exists():
+                with contextlib.suppress(OSError):
+                    left.rmdir()
 
 
 def _find(name: str) -> SlotGroup | None:

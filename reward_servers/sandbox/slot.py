@@ -79,7 +79,7 @@ class Slot:
         self.index, self.config = index, config
         self.restarts = -1
         self._ids = itertools.count(1)
-        self._group = cgroups.create(f"volley-slot-{os.getpid()}-{index}") if "cgroup" in config.layers else None
+        self._group = cgroups.create(f"{cgroups.PREFIX}{os.getpid()}-{index}") if "cgroup" in config.layers else None
         if "cgroup" in config.layers and self._group is None:
             raise SandboxFailure("no writable memory and pids cgroup")
         self._uid = launch.slot_uid(index) if "account" in config.layers else None

@@ -4,16 +4,21 @@ One JSON line ``{"sample", "row"}`` per call on standard input; one line ``{"rew
 ``{"error"}`` on what was standard output. The function may print: its output goes to standard error.
 """
 
+import ctypes
 import json
 import math
 import os
+import signal
 import sys
 from typing import Any
 
 from reward_servers.scorers.python import RewardFunction, load_function
 
+PR_SET_PDEATHSIG = 1
+
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a function that hangs must not outlive the worker
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     function = load_function(sys.argv[1])

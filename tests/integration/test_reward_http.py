@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from examples.reward_client.trl_reward import CodeReward
 from reward_servers.client import (
     AsyncRewardClient,
     CodeItem,
@@ -226,6 +227,14 @@ def test_the_clients(server: str) -> None:
             return list(await asyncio.gather(*(client.score(items()) for _ in range(4))))
 
     assert all(other.items == answer.items for other in asyncio.run(concurrently()))
+
+
+def test_the_example_is_a_trl_reward_function(server: str) -> None:
+    reward = CodeReward(server, "secret")
+    tests = [{"stdin": "3 4\n", "expected": "7"}]
+    talk = [{"role": "assistant", "content": f"```python\n{RIGHT}\n```"}]
+    assert reward(["a", "b"], [talk, "no program"], tests=[tests, tests], other=[1, 2]) == [1.0, -1.0]
+    reward.close()
 
 
 def test_the_client_is_told_what_is_wrong(server: str) -> None:

@@ -1,6 +1,7 @@
 """The pool on real Ray workers: scores, deaths, hangs, scaling."""
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
@@ -10,11 +11,11 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import ray
 
-from reward_servers.pool import RewardConfig, RewardPool
+from reward_servers.pool import RewardConfig, RewardPool, next_count
 from volley.errors import DeadlineExceeded, WorkerDied
 from volley.job import RewardWorkersSpec
 from volley.records import Group, Prompt, VerdictStatus
-from volley.scoring import CountdownScorer, PythonScorer
+from volley.scoring import CodeScorer, CountdownScorer, PythonScorer
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("ray_local")]
 
@@ -125,6 +126,66 @@ async def test_a_worker_that_can_not_start_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(DeadlineExceeded, match="reward-0 to start"):
         await RewardPool.start(broken)
+
+
+async def test_a_killed_worker_takes_its_sandbox_with_it(tmp_path: Path) -> None:
+    spec = CodeScorer(extract="raw")
+    pool = await RewardPool.start(RewardConfig(spec, RewardWorkersSpec(), tmp_path, prefix=f"{tmp_path.name}-"))
+    prompt = Prompt("p", "", {"tests": [{"stdin": "3 4", "expected": "7"}]})
+    programs = ray.put(group(("print(sum(map(int, input().split())))", "print(8)", "while True: 1")))
+    scores = await pool.score(programs, prompt)
+    assert [v.status.value for v in scores.verdicts] == ["passed", "wrong_answer", "timeout"]
+    (worker,) = pool._workers.values()
+    tree = psutil.Process(worker.pid).children(recursive=True)
+    assert any(process.name() == "bwrap" for process in tree)
+    scoring = asyncio.create_task(pool.score(programs, prompt))
+    await asyncio.sleep(0.5)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert (await scoring).rewards_n.tolist() == [1.0, -1.0, -1.0]
+    _, alive = psutil.wait_procs(tree, timeout=5)
+    assert not alive
+    await pool.stop()
+
+
+async def test_the_pool_grows_while_groups_wait_and_shrinks_at_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reward_servers.pool.LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("reward_servers.pool.LOOKS_AT_REST", 3)
+    base = config(tmp_path, python=True)
+    pool = await RewardPool.start(RewardConfig(base.scorer, base.workers, base.log_dir, base.prefix, most=3))
+    reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
+    slow = ray.put(group(("slow",)))
+    waiting = [asyncio.create_task(pool.score(slow, reference)) for _ in range(12)]
+    most = 1
+    while not all(task.done() for task in waiting):
+        most = max(most, pool.count)
+        await asyncio.sleep(0.05)
+    assert most in (2, 3)
+    assert all(task.result().rewards_n.tolist() == [1.0] for task in waiting)
+    for _ in range(100):
+        if pool.count == 1:
+            break
+        await asyncio.sleep(0.1)
+    assert pool.count == 1
+    await pool.stop()
+
+
+@pytest.mark.parametrize(
+    ("count", "waiting", "quiet", "wanted"),
+    [
+        (1, 0, 0, 1),
+        (1, 1, 0, 1),
+        (1, 2, 0, 2),
+        (3, 9, 0, 4),
+        (4, 99, 0, 4),
+        (4, 0, 29, 4),
+        (4, 0, 30, 3),
+        (1, 0, 99, 1),
+    ],
+)
+def test_next_count(count: int, waiting: int, quiet: int, wanted: int) -> None:
+    assert next_count(count, waiting, quiet, low=1, high=4) == wanted
 
 
 async def gone(needle: str) -> bool:
