@@ -1,0 +1,78 @@
+"""What a run leaves behind, and what a resumed one keeps of it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services import plots
+from services.checkpoints import newest_checkpoint
+from services.evaluate import groups_at_once
+from services.run_folder import RunFolder
+from tests.unit.test_host import job
+from volley.errors import HostError, JobError
+from volley.job import JOB, ActorsSpec
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, job(tmp_path / "model"))
+
+
+def test_the_resolved_job_is_in_it_and_reads_back(folder: RunFolder) -> None:
+    again, read = RunFolder.open(folder.path)
+    assert again == folder
+    assert read == JOB.validate_python(yaml.safe_load((folder.path / "job.yaml").read_text()))
+
+
+def test_two_runs_of_one_job_have_folders_of_their_own(tmp_path: Path) -> None:
+    names = {RunFolder.create(tmp_path, job(tmp_path)).path for _ in range(3)}
+    assert len(names) == 3
+
+
+def test_a_folder_that_can_not_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="can not be written: Not a directory"):
+        RunFolder.create(tmp_path / "file", job(tmp_path))
+
+
+def test_a_rewound_folder_forgets_what_will_be_written_again(folder: RunFolder) -> None:
+    folder.append("metrics", [{"step": step} for step in range(5)])
+    folder.append("ledger", [{"step": step, "group": step} for step in range(5)])
+    folder.append("evaluations", [{"version": version} for version in (0, 3, 5)])
+    folder.append("events", [{"kind": "started"}])
+    folder.rewind(3)
+    assert [row["step"] for row in folder.read("metrics")] == [0, 1, 2]
+    assert [row["step"] for row in folder.read("ledger")] == [0, 1, 2]
+    assert [row["version"] for row in folder.read("evaluations")] == [0, 3]
+    assert folder.read("events") == [{"kind": "started"}]
+
+
+def test_the_newest_complete_checkpoint_is_taken(folder: RunFolder) -> None:
+    with pytest.raises(JobError, match=r"no checkpoint to resume from; set checkpoint\.every"):
+        newest_checkpoint(folder)
+    for name in ("step-9", "step-10", ".step-11.partial"):
+        (folder.checkpoints / name).mkdir()
+    assert newest_checkpoint(folder).name == "step-10"
+
+
+def test_pictures_are_drawn_from_rows(folder: RunFolder, tmp_path: Path) -> None:
+    rows = [
+        {"step": s, "reward_mean": s / 9, "pass_at_1": s / 9, "pass_at_4": 0.5, "entropy": 1.0, "kl_k3": 0.1}
+        for s in range(9)
+    ]
+    folder.append("metrics", rows)
+    assert plots.learning_curves(folder).read_bytes().startswith(PNG)
+    row = {"estimates": [{"k": k, "mean": 0.1 * k, "low": 0.05 * k, "high": 0.12 * k} for k in (1, 2, 4)]}
+    assert plots.pass_at_k({"a": row, "b": row}, tmp_path / "p.png").read_bytes().startswith(PNG)
+
+
+def test_smoothing_keeps_a_constant_and_the_length() -> None:
+    assert plots.smooth([2.0] * 7, 3).tolist() == [2.0] * 7
+    assert plots.smooth([0.0, 3.0, 0.0], 3).tolist() == [1.5, 1.0, 1.5]
+
+
+def test_an_engine_always_has_a_group_waiting() -> None:
+    assert groups_at_once(ActorsSpec(count=2, max_num_seqs=100), n=64) == 2 * 3

@@ -1,0 +1,86 @@
+"""Starting roles side by side, and stopping in order."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+from services.foreground import run_in_foreground
+from services.start import start_all
+from volley.errors import HostError
+
+
+class Role:
+    def __init__(self, stopped: list[str], name: str) -> None:
+        self.stopped, self.name = stopped, name
+
+    async def stop(self) -> None:
+        self.stopped.append(self.name)
+
+
+async def starts(stopped: list[str], name: str, seconds: float = 0.0, error: Exception | None = None) -> Role:
+    await asyncio.sleep(seconds)
+    if error is not None:
+        raise error
+    return Role(stopped, name)
+
+
+async def test_all_start_together_and_all_stop() -> None:
+    stopped: list[str] = []
+    async with contextlib.AsyncExitStack() as stack:
+        roles = await asyncio.wait_for(start_all(stack, *(starts(stopped, name, 0.2) for name in "abc")), 0.5)
+        assert [role.name for role in roles] == ["a", "b", "c"]
+        assert not stopped
+    assert sorted(stopped) == ["a", "b", "c"]
+
+
+async def test_when_one_does_not_start_the_others_are_stopped() -> None:
+    stopped: list[str] = []
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            late = starts(stopped, "late", 60)
+            await start_all(stack, starts(stopped, "a"), starts(stopped, "b", 0.05, HostError("no room")), late)
+
+    with pytest.raises(HostError, match="no room"):
+        await main()
+    assert stopped == ["a"], "what came up is stopped, what was still coming is not awaited"
+
+
+async def test_a_cancelled_start_stops_what_came_up() -> None:
+    stopped: list[str] = []
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            await start_all(stack, starts(stopped, "a"), starts(stopped, "late", 60))
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(main(), 0.1)
+    assert stopped == ["a"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_block_in_order(number: signal.Signals) -> None:
+    ended: list[str] = []
+
+    async def main() -> None:
+        try:
+            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), number)
+            asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), number)  # an impatient second one
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.1)
+            ended.append("clean")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_foreground(main())
+    assert ended == ["clean"]
+
+
+def test_without_a_signal_the_result_comes_back() -> None:
+    async def main() -> int:
+        return 7
+
+    assert run_in_foreground(main()) == 7
