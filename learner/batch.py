@@ -86,7 +86,7 @@ def rank_batch(
         lengths_N=lengths_N,
         keep_N=keep_N,
         pieces=tuple(
-            Piece(group.prompt_p, group.tokens_T, group.lengths_n, int(start))
+            Piece(group.prompt_p, group.tokens_T, group.lengths_n, start + np.arange(len(group.tokens_T)))
             for group, start in zip(groups, starts, strict=False)
         ),
     )
@@ -127,7 +127,7 @@ def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:
     """Supervised rows as pieces of one sample each."""
     starts = np.cumsum([0, *(len(row.answer_a) for row in rows)])
     return [
-        Piece(row.prompt_p, row.answer_a, np.array([len(row.answer_a)], np.int32), int(start))
+        Piece(row.prompt_p, row.answer_a, np.array([len(row.answer_a)], np.int32), start + np.arange(len(row.answer_a)))
         for row, start in zip(rows, starts, strict=False)
     ]
 

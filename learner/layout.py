@@ -29,17 +29,22 @@ class Piece:
         prompt_p: int32 [p].
         tokens_T: int32 [T], the samples end to end.
         lengths_n: int32 [n].
-        start: where the piece's tokens begin in the rank's token arrays.
+        index_T: int64 [T], each token's place in the rank's token arrays.
     """
 
     prompt_p: NDArray[np.int32]
     tokens_T: NDArray[np.int32]
     lengths_n: NDArray[np.int32]
-    start: int
+    index_T: NDArray[np.int64]
 
     @property
     def row_tokens(self) -> int:
         return len(self.prompt_p) + len(self.tokens_T)
+
+    def only(self, keep_n: NDArray[np.bool_]) -> "Piece":
+        """The piece without the samples that are not to be kept."""
+        keep_T = np.repeat(keep_n, self.lengths_n)
+        return Piece(self.prompt_p, self.tokens_T[keep_T], self.lengths_n[keep_n], self.index_T[keep_T])
 
     def split(self, samples: int) -> list["Piece"]:
         """Pieces of at most so many samples each."""
@@ -52,7 +57,7 @@ class Piece:
                 self.prompt_p,
                 self.tokens_T[ends[cut] : ends[min(cut + samples, len(self.lengths_n))]],
                 self.lengths_n[cut : cut + samples],
-                self.start + int(ends[cut]),
+                self.index_T[ends[cut] : ends[min(cut + samples, len(self.lengths_n))]],
             )
             for cut in cuts
         ]
@@ -141,7 +146,7 @@ def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
         within_T = _within(piece.lengths_n)
         column_T = np.where(within_T == 0, prompt - 1, prompt + np.arange(len(piece.tokens_T)) - 1)
         at_T.append(row * length + column_T)
-        index_T.append(piece.start + np.arange(len(piece.tokens_T)))
+        index_T.append(piece.index_T)
         positions_RL[row, : piece.row_tokens] = np.concatenate([np.arange(prompt), prompt + within_T])
         segment_RL[row, :prompt] = 0
         segment_RL[row, prompt : piece.row_tokens] = 1 + np.repeat(np.arange(len(piece.lengths_n)), piece.lengths_n)

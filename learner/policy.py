@@ -80,7 +80,7 @@ def probe_layouts(policy: Policy, dtype: str, device: torch.device) -> bool:
     tolerance = TOLERANCE[dtype]
     vocabulary = policy.lm.get_input_embeddings().num_embeddings
     token = (1 + np.arange(9, dtype=np.int32) * 7) % vocabulary
-    group = Piece(token[:4], token[4:], np.array([2, 3], np.int32), 0)
+    group = Piece(token[:4], token[4:], np.array([2, 3], np.int32), np.arange(5))
     flat_T = _logprobs(policy, [group], device, shared=False)
     own_T = torch.cat([_own_logprobs(policy, piece, device) for piece in group.split(1)])
     if not torch.allclose(flat_T, own_T, atol=tolerance, rtol=0):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learner.batch import Packer, RankBatch, group_advantages, value_advantages
 from learner.engine import Engine
-from learner.layout import MicroBatch
+from learner.layout import MicroBatch, Piece
 from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights
 from learner.sums import Sums
 from learner.value import Critic
@@ -36,6 +36,7 @@ class StepTensors:
         mu_T: float32, the generator's log-probs.
         fresh_T: bool, tokens sampled under the version being trained.
         sample_T: int64, which sample each token is of.
+        measured_T: bool, tokens that the step's figures are made of.
         advantage_N: float32.
         weight_N: float32, of each of a sample's tokens in the loss.
     """
@@ -45,6 +46,7 @@ class StepTensors:
     mu_T: Tensor
     fresh_T: Tensor
     sample_T: Tensor
+    measured_T: Tensor
     advantage_N: Tensor
     weight_N: Tensor
 
@@ -77,8 +79,8 @@ class Reinforcer:
         """
         check_update(self.spec, objective)
         begun = time.perf_counter()
-        batches = self.pack(batch.pieces)
-        tensors, advantage_Gn, metrics = self._prepare(batch, batches, objective, step)
+        tensors, advantage_Gn, metrics = self._prepare(batch, objective, step)
+        batches = self.pack(self._computed(batch, advantage_Gn))
         prepared = time.perf_counter()
         for _ in range(self.spec.updates_per_batch):
             sums = Sums(self.engine.device)  # metrics are those of the last update
@@ -100,12 +102,12 @@ class Reinforcer:
     # ---- before the update -------------------------------------------------------------------------------------
 
     def _prepare(
-        self, batch: RankBatch, batches: Sequence[MicroBatch], objective: Objective, step: int
+        self, batch: RankBatch, objective: Objective, step: int
     ) -> tuple[StepTensors, NDArray[np.float64], dict[str, float]]:
         """Everything the loss needs, and the advantages [G, n], and what is measured so far."""
         spec, device = self.spec, self.engine.device
-        prox_T = self._logprobs(self.engine, batch, batches) if self._needs_prox(objective) else None
-        reference_T = self._reference(batch, batches)
+        prox_T = self._logprobs(self.engine, batch, batch.pieces) if self._needs_prox(objective) else None
+        reference_T = self._reference(batch)
         shaped_N = batch.rewards
         if spec.kl.shapes_reward and prox_T is not None and reference_T is not None:
             kl_T = kl_estimate(prox_T, reference_T, spec.kl.estimator)
@@ -117,6 +119,7 @@ class Reinforcer:
             mu_T=torch.from_numpy(batch.mu_T).to(device),
             fresh_T=torch.from_numpy(batch.lag_T == 0).to(device),
             sample_T=torch.from_numpy(batch.sample_T).to(device),
+            measured_T=(torch.arange(batch.tokens) < self._measured(batch)[1]).to(device),
             advantage_N=torch.from_numpy(advantage_Gn.reshape(-1)).to(device, torch.float32),
             weight_N=self._weights(batch).to(device),
         )
@@ -126,19 +129,35 @@ class Reinforcer:
         """Must the policy be asked before the update, or does the training pass tell?"""
         return self.spec.updates_per_batch > 1 or self.spec.kl.shapes_reward or _weighs_companions(objective)
 
-    def _reference(self, batch: RankBatch, batches: Sequence[MicroBatch]) -> Tensor | None:
+    def _measured(self, batch: RankBatch) -> tuple[int, int]:
+        """How many groups are measured whole, from the first on, and how many tokens they have."""
+        groups = math.ceil(self.spec.measured_share * len(batch.groups))
+        return groups, sum(len(group.tokens_T) for group in batch.groups[:groups])
+
+    def _computed(self, batch: RankBatch, advantage_Gn: NDArray[np.float64]) -> list[Piece]:
+        """What goes through the model: measured groups whole, of the others the samples that give a gradient."""
+        if self.spec.acts_on_all:
+            return list(batch.pieces)
+        groups, _ = self._measured(batch)
+        live = [
+            piece.only(advantage_n != 0)
+            for piece, advantage_n in zip(batch.pieces[groups:], advantage_Gn[groups:], strict=True)
+        ]
+        return [*batch.pieces[:groups], *(piece for piece in live if len(piece.lengths_n))]
+
+    def _reference(self, batch: RankBatch) -> Tensor | None:
         if self.reference is None:
             return None
-        if self.spec.kl.coefficient:
-            return self._logprobs(self.reference, batch, batches)
-        count = math.ceil(self.spec.kl.logged_share * len(batch.pieces))
-        return self._logprobs(self.reference, batch, self.pack(batch.pieces[:count]))
+        groups, _ = self._measured(batch)
+        return self._logprobs(
+            self.reference, batch, batch.pieces if self.spec.kl.coefficient else batch.pieces[:groups]
+        )
 
     @torch.no_grad()
-    def _logprobs(self, model: Any, batch: RankBatch, batches: Sequence[MicroBatch]) -> Tensor:
-        """Log-probs under ``model``, float32 [T], NaN at tokens that are in none of ``batches``."""
+    def _logprobs(self, model: Any, batch: RankBatch, pieces: Sequence[Piece]) -> Tensor:
+        """Log-probs under ``model``, float32 [T], NaN at tokens that are in none of ``pieces``."""
         out_T = torch.full((batch.tokens,), torch.nan, device=self.engine.device)
-        for micro in batches:
+        for micro in self.pack(pieces):
             out_T[micro.index_T] = model(micro)[0].float()
         return out_T
 
@@ -164,8 +183,13 @@ class Reinforcer:
             report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
             advantage_Gn = report.advantages
             sums.add(truncated=report.truncated_share * len(batch.groups))
-        sums.add(groups=float(len(batch.groups)), live=float((advantage_Gn != 0).any(-1).sum()))
+        sums.add(
+            groups=float(len(batch.groups)),
+            live=float((advantage_Gn != 0).any(-1).sum()),
+            tokens=float(batch.tokens),
+        )
         total = sums.total()
+        metrics["tokens"] = total["tokens"]
         metrics["live_group_fraction"] = total["live"] / total["groups"]
         if _weighs_companions(objective):
             metrics["companion_truncated_share"] = total["truncated"] / total["groups"]
@@ -228,21 +252,23 @@ class Reinforcer:
         )
         parts = policy_loss(inputs, self.spec)
         self.engine.backward(parts.loss)
-        mismatch_t = (prox_t - inputs.mu_T).abs()[tensors.fresh_T[index_t]]
+        measured_t = tensors.measured_T[index_t]
+        mismatch_t = (prox_t - inputs.mu_T).abs()[tensors.fresh_T[index_t] & measured_t]
         sums.add(
-            tokens=float(len(theta_t)),
+            computed=float(len(theta_t)),
+            measured=measured_t.sum(),
             loss=parts.loss,
-            entropy=entropy_t.sum(),
-            ratio=parts.ratio_T.sum(),
-            clipped=parts.clipped_T.sum(),
-            correction=parts.correction_T.sum(),
-            truncated=parts.truncated_T.sum(),
+            entropy=entropy_t[measured_t].sum(),
+            ratio=parts.ratio_T[measured_t].sum(),
+            clipped=parts.clipped_T[measured_t].sum(),
+            correction=parts.correction_T[measured_t].sum(),
+            truncated=parts.truncated_T[measured_t].sum(),
             fresh_tokens=float(len(mismatch_t)),
             mismatch=mismatch_t.sum(),
         )
         sums.peak(ratio_max=parts.ratio_T, mismatch_max=mismatch_t)
         if reference_t is not None:
-            known_t = ~reference_t.isnan()
+            known_t = measured_t & ~reference_t.isnan()
             theta_k, reference_k = theta_t.detach()[known_t], reference_t[known_t]
             sums.add(
                 reference_tokens=known_t.sum(),
@@ -253,16 +279,16 @@ class Reinforcer:
 
 def _metrics(total: dict[str, float]) -> dict[str, float]:
     """What is reported of the sums of one update."""
-    tokens = max(total["tokens"], 1.0)
+    measured = max(total["measured"], 1.0)
     metrics = {
         "loss": total["loss"],
-        "entropy": total["entropy"] / tokens,
-        "ratio_mean": total["ratio"] / tokens,
+        "entropy": total["entropy"] / measured,
+        "ratio_mean": total["ratio"] / measured,
         "ratio_max": total["ratio_max"],
-        "clip_fraction": total["clipped"] / tokens,
-        "correction_mean": total["correction"] / tokens,
-        "truncated_share": total["truncated"] / tokens,
-        "tokens": total["tokens"],
+        "clip_fraction": total["clipped"] / measured,
+        "correction_mean": total["correction"] / measured,
+        "truncated_share": total["truncated"] / measured,
+        "computed_tokens": total["computed"],
     }
     if total["fresh_tokens"]:
         metrics["logprob_mismatch_mean"] = total["mismatch"] / total["fresh_tokens"]

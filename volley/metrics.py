@@ -1,6 +1,7 @@
 """Every metric of a step: its name, unit and definition. ``python -m volley.metrics`` prints the page in docs/.
 
-A name with ``<...>`` stands for a family, such as ``pass_at_<k>``.
+A name with ``<...>`` stands for a family, such as ``pass_at_<k>``. Means over tokens in a reinforcement step are over
+the tokens of measured groups, a share of each rank's groups set by ``update.measured_share``.
 """
 
 import re
@@ -25,7 +26,7 @@ class Metric:
 
 
 SUPERVISED = "also supervised steps"
-REFERENCE = "the starting policy is consulted: `update.kl.coefficient` or `logged_share` above 0"
+REFERENCE = "the starting policy is consulted: `update.kl.coefficient` above 0, or `update.kl.logged`"
 VALUE = "there is a value model"
 
 _METRICS: dict[str, dict[str, Metric]] = {
@@ -65,6 +66,9 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "grad_norm": Metric("1", "Global norm of the gradient before clipping; the last update's.", SUPERVISED),
         "learning_rate": Metric("1", "Learning rate of the step.", SUPERVISED),
         "tokens": Metric("tokens", "Sample tokens trained on; supervised: answer tokens.", SUPERVISED),
+        "computed_tokens": Metric(
+            "tokens", "Those that went through the model: all of measured groups, of others those with a gradient."
+        ),
     },
     "Distance": {
         "kl_k1": Metric("nats/token", "Mean of `log pi - log ref` against the starting policy.", REFERENCE),

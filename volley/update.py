@@ -34,17 +34,17 @@ Correction = Annotated[NoCorrection | TokenCorrection | SequenceCorrection, Fiel
 
 
 class KLPenalty(Spec):
-    """Pull toward the starting policy. ``coefficient`` 0 only logs the divergence, on a share of the groups."""
+    """Pull toward the starting policy. ``coefficient`` 0 only logs the divergence."""
 
     coefficient: float = Field(0.0, ge=0)
     estimator: Literal["k1", "k2", "k3"] = "k3"
     where: Literal["loss", "reward"] = "loss"
-    logged_share: float = Field(0.25, ge=0, le=1, description="share of the groups it is measured on when only logged")
+    logged: bool = Field(True, description="measure it where it is no penalty; false spares a copy of the model")
 
     @property
     def wanted(self) -> bool:
         """Is the starting policy needed at all?"""
-        return self.coefficient > 0 or self.logged_share > 0
+        return self.coefficient > 0 or self.logged
 
     @property
     def shapes_reward(self) -> bool:
@@ -79,10 +79,22 @@ class PolicyUpdate(Spec):
     )
     kl: KLPenalty = KLPenalty()
     entropy_bonus: float = Field(0.0, ge=0)
+    measured_share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="share of the groups that are measured whole: entropy, ratio, divergence. Of the others only "
+        "samples that give a gradient are computed",
+    )
     mask_truncated: bool = Field(
         False, description="samples cut at their length limit leave their group: no gradient, and not part of its n"
     )
     value_model: ValueModel | None = None
+
+    @property
+    def acts_on_all(self) -> bool:
+        """Has the loss a term for samples whose advantage is 0?"""
+        return self.entropy_bonus > 0 or (self.kl.coefficient > 0 and self.kl.where == "loss")
 
 
 def check_update(update: PolicyUpdate, objective: Objective) -> None:

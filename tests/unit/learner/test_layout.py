@@ -73,7 +73,7 @@ def test_every_token_once_within_the_budget(
     for prompt, lengths in shape:
         tokens = sum(lengths)
         ids_T = np.arange(start + 1, start + tokens + 1, dtype=np.int32)  # a token's id tells its place
-        pieces.append(Piece(np.zeros(prompt, np.int32), ids_T, np.array(lengths, np.int32), start))
+        pieces.append(Piece(np.zeros(prompt, np.int32), ids_T, np.array(lengths, np.int32), start + np.arange(tokens)))
         start += tokens
     batches = micro_batches(pieces, budget, width=width, allow_shared=shared)
     index_T = torch.cat([batch.index_T for batch in batches]) if batches else torch.zeros(0)

@@ -216,12 +216,30 @@ def test_several_updates_a_batch_keep_the_first_log_probs_as_their_anchor() -> N
 
 def test_a_share_of_the_groups_is_enough_to_log_the_divergence() -> None:
     lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
-    spec = PolicyUpdate.model_validate({"kl": {"logged_share": 0.34}})
+    spec = PolicyUpdate(measured_share=0.34)
     groups = groups_of()
     worker, _ = reinforcer(lm, spec, reference=reference)
     metrics, _ = step(worker, batch_of(groups, spec), MAX2)
     gaps = [(naive_logprobs(lm, g)[0] - naive_logprobs(reference, g)[0]).detach().numpy() for g in groups[:2]]
     assert metrics["kl_k1"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("terms", [{}, {"entropy_bonus": 0.1}, {"kl": {"coefficient": 0.1}}], ids=str)
+def test_samples_without_a_gradient_are_not_computed_and_nothing_changes(terms: dict[str, Any]) -> None:
+    lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
+    groups = groups_of()
+    seen = {}
+    for share in (1.0, 0.01):
+        spec = PolicyUpdate.model_validate({**terms, "measured_share": share})
+        worker, engine = reinforcer(lm, spec, reference=reference)
+        metrics, _ = step(worker, batch_of(groups, spec), MAX2)
+        seen[share] = (metrics, list(engine.seen[0].values()))
+    for whole, live in zip(seen[1.0][1], seen[0.01][1], strict=True):
+        torch.testing.assert_close(live, whole, rtol=1e-4, atol=1e-6)
+    assert seen[0.01][0]["loss"] == pytest.approx(seen[1.0][0]["loss"], rel=1e-4, abs=1e-6)
+    tokens = sum(len(group.tokens_T) for group in groups)
+    assert seen[1.0][0]["computed_tokens"] == seen[0.01][0]["tokens"] == tokens
+    assert (seen[0.01][0]["computed_tokens"] < tokens) == (not terms), "terms of every token need every token"
 
 
 # ---- value model ----------------------------------------------------------------------------------------------------
