@@ -222,10 +222,10 @@ for options in json.loads(sys.argv[2]):
 """
 
 
-def test_an_engine_option_is_checked_against_vllms_own(model: Path) -> None:
+async def test_an_engine_option_is_checked_against_vllms_own(model: Path) -> None:
     options = [{"enforce_eagre": True}, {"max_num_seqs": 3}, {"logprobs_mode": "raw_logprobs"}, {"block_size": 64}]
     arguments = [sys.executable, "-c", OPTIONS, str(model), json.dumps(options)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "actors.engine: vLLM has no option 'enforce_eagre'; did you mean 'enforce_eager'?",
         "actors.engine: 'max_num_seqs' is set by actors.max_num_seqs; remove it",
