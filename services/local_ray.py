@@ -20,6 +20,8 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
         HostError: no cluster answers at ``address``, or the one there lacks what the job needs.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray gives way to every other process by default; a run would starve beside a busy editor.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # The environment of a worker is the driver's, whatever tool started the driver.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     import ray

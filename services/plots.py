@@ -55,7 +55,7 @@ def compare_runs(runs: Mapping[str, RunFolder], path: Path, colours: Mapping[str
         ("reward_mean", "Mean reward", "pass@1 on training prompts"),
         (f"pass_at_{n}", f"pass@{n}", f"share of training prompts solved by one of {n}"),
         ("entropy", "Entropy", "nats per token"),
-        ("kl_k3", "KL to the start", "nats per token"),
+        ("kl_k1", "KL to the start", "nats per token"),
     )
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 6.2), dpi=150, layout="constrained")

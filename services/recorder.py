@@ -140,7 +140,8 @@ def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list
 
 
 def _note(row: dict[str, Any]) -> str:
+    divergence = f"KL {row['kl_k1']:.3f}  " if "kl_k1" in row else ""
     return (
         f"reward {row['reward_mean']:.3f}  live {row['live_group_fraction']:.2f}  "
-        f"KL {row['kl_k3']:.3f}  {row['samples_per_second']:.0f} samples/s"
+        f"{divergence}{row['samples_per_second']:.0f} samples/s"
     )

@@ -60,7 +60,7 @@ def test_the_newest_complete_checkpoint_is_taken(folder: RunFolder) -> None:
 
 def test_pictures_are_drawn_from_rows(folder: RunFolder, tmp_path: Path) -> None:
     rows = [
-        {"step": s, "reward_mean": s / 9, "pass_at_1": s / 9, "pass_at_4": 0.5, "entropy": 1.0, "kl_k3": 0.1}
+        {"step": s, "reward_mean": s / 9, "pass_at_1": s / 9, "pass_at_4": 0.5, "entropy": 1.0, "kl_k1": 0.1}
         for s in range(9)
     ]
     folder.append("metrics", rows)
