@@ -21,7 +21,8 @@ one, and a second failure is ``infra_error``, which never becomes a reward.
 
 *Ends.* Inside a pid namespace its first process kills everything (``kill(-1)`` holds the kernel's list of tasks, so a
 fork bomb can not outrun it). Outside, killing bubblewrap ends the namespace, and the cgroup lists what might be left.
-The judge bounds every wait: a test by wall time 3 x CPU + 1 s, a reply by 5 s more, a program by its own total.
+The judge bounds every wait: a test by wall time 3 x CPU + 1 s (plus at most twice that while it was ready to run and
+got no processor), a reply by 5 s more, a program by its own total.
 
 *Truth.* Processor time decides about time-outs, so that load on the host does not; memory is judged by the kernel's
 own out-of-memory counter; output is read while the program runs and cut at its limit. Fidelity counts as much as

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Tier = Literal["A", "B", "C", "none"]
 START_DEADLINE_S = 60.0  # the packages to import first may be heavy
 GRACE_S = 5.0  # what the zygote may take beyond a test's own wall time
+CREDIT = 2.0  # share of a test's wall time that waiting for a processor may add to it
 STEP_DEADLINE_S = 10.0
 CHUNK = 1 << 16
 ADD_SEALS, ALL_SEALS = 1033, 15
@@ -227,7 +228,11 @@ class Slot:
             for pipe in (out, err):
                 os.fchown(pipe, self._uid, -1)  # or the program could not open its own /dev/stdout
         ooms = self._group.oom_kills() if self._group else 0
-        test_limits = {"wall_s": limits.wall_s, "rlimits": rlimits(limits, self.config)}
+        test_limits = {
+            "wall_s": limits.wall_s,
+            "credit_s": CREDIT * limits.wall_s,
+            "rlimits": rlimits(limits, self.config),
+        }
         try:
             with _sealed(stdin) as fd:
                 self._send({"id": request_id, "op": "test", "limits": test_limits}, [fd, out, err])
@@ -249,12 +254,13 @@ class Slot:
         poll = select.poll()
         for fd in (*reader.data, control.fileno()):
             poll.register(fd, select.POLLIN)
-        deadline, answer, asked = time.monotonic() + limits.wall_s + GRACE_S, None, False
+        bound, answer, asked = (1 + CREDIT) * limits.wall_s + GRACE_S, None, False
+        deadline = time.monotonic() + bound
         while answer is None or reader.open:
             events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             if not events:
                 if answer is None:
-                    raise SandboxFailure(f"no reply within {limits.wall_s + GRACE_S:.0f} s")
+                    raise SandboxFailure(f"no reply within {bound:.0f} s")
                 raise SandboxFailure("something outlived its test and holds its output open")
             for fd, _ in events:
                 if fd == control.fileno():

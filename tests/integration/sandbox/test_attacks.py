@@ -15,7 +15,7 @@ from volley.scoring import SandboxLimits
 
 pytestmark = pytest.mark.integration
 
-LIMITS = SandboxLimits(cpu_s=0.5, program_s=10, memory_mb=256, processes=24)
+LIMITS = SandboxLimits(cpu_s=1.0, wall_limit_s=2.5, program_s=20, memory_mb=256, processes=24)
 TESTS = [Case(STDIN, same_tokens(EXPECTED)), Case(b"10 20\n", same_tokens(b"30\n"))]
 HONEST = b"print(sum(map(int, input().split())))\n"
 SLOT_INDEX = {"A": 11, "B": 12, "C": 13}

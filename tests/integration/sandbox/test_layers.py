@@ -4,7 +4,9 @@ Also what holds in every mechanism: honest programs, and a sandbox that is kille
 """
 
 import os
+import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +18,8 @@ import pytest
 from reward_servers.sandbox.health import Sandbox
 from reward_servers.sandbox.judge import Case, judge_program, same_tokens
 from reward_servers.sandbox.probes import run_probes
-from reward_servers.sandbox.slot import Slot, SlotConfig, Tier
+from reward_servers.sandbox.slot import SandboxFailure, Slot, SlotConfig, Tier
+from tests.integration.sandbox.attacks import ATTACKS
 from tests.integration.sandbox.idioms import IDIOMS
 from volley.errors import HostError
 from volley.records import VerdictStatus
@@ -161,3 +164,68 @@ def test_many_programs_leak_nothing(spawn: SpawnSlot) -> None:
     time.sleep(0.2)
     assert counters() == before
     assert slot.restarts == 0
+
+
+def test_a_sandbox_that_stops_answering_is_replaced(spawn: SpawnSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_servers.sandbox.slot.GRACE_S", 1.0)
+    slot = spawn("A")
+    limits = SandboxLimits(cpu_s=1.0, wall_limit_s=1.0)
+
+    def freeze() -> None:
+        time.sleep(0.2)
+        for process in psutil.Process(slot.pid).children(recursive=True):
+            process.send_signal(signal.SIGSTOP)
+
+    freezer = threading.Thread(target=freeze)
+    freezer.start()
+    began = time.monotonic()
+    source = b"import time\ntime.sleep(0.5)\nprint(input())\n"
+    result = judge_program(slot, source, [Case(b"5\n", same_tokens(b"5"))], limits)
+    freezer.join()
+    assert result.status is VerdictStatus.PASSED, result
+    assert slot.restarts == 1
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_garbage_on_the_control_channel_is_a_sandbox_failure(spawn: SpawnSlot, seed: int) -> None:
+    rng = random.Random(seed)
+    slot = spawn("B")
+    pieces = [b"", b"{", b"[]", b"null", b'{"id": 1}', b'{"id": "1"}', b'{"id": -1}', b"\xff" * 40, rng.randbytes(300)]
+    real = slot._sock
+    for garbage in pieces:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        slot._sock = ours
+        theirs.send(garbage) if garbage else theirs.close()
+        with pytest.raises((SandboxFailure, ValueError)):
+            slot._receive(7, 1.0)
+        ours.close()
+        theirs.close()
+    slot._sock = real
+    assert judge_program(slot, b"print(1)", [Case(b"", same_tokens(b"1"))], LIMITS).status is VerdictStatus.PASSED
+
+
+def test_honest_programs_pass_beside_an_attacked_slot() -> None:
+    stop = threading.Event()
+
+    def attack() -> None:
+        sandbox = Sandbox(SandboxSpec(limits=LIMITS), index=24)
+        names = ("fork_bomb_catch", "mem_bomb_fork", "stdout_flood", "cpu_spin")
+        bombs = [bomb for bomb in ATTACKS if bomb.name in names]
+        while not stop.is_set():
+            for bomb in bombs:
+                sandbox.judge(bomb.source.encode(), [Case(b"", same_tokens(b"1"))], LIMITS)
+        sandbox.close()
+
+    attacker = threading.Thread(target=attack)
+    attacker.start()
+    sandbox = Sandbox(SandboxSpec(), index=25)
+    case = [Case(b"3 4\n", same_tokens(b"7"))]
+    statuses = set()
+    end = time.monotonic() + 8
+    while time.monotonic() < end:
+        statuses.add(sandbox.judge(b"print(sum(map(int, input().split())))", case).status)
+    stop.set()
+    attacker.join()
+    sandbox.close()
+    assert statuses == {VerdictStatus.PASSED}

@@ -16,6 +16,8 @@ from volley.scoring import MathScorer
 
 pytestmark = pytest.mark.integration
 
+BOUND_S = 21.0  # 2.5 x timeout_s, three times that where the host gives no processor, and 5 s for the reply
+
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[Math]:
@@ -74,7 +76,7 @@ def test_bombs_end_in_time_and_take_no_worker_away(scorer: Math, bomb: str) -> N
     began = time.monotonic()
     (verdict,) = score(scorer, "x^2+7", f"\\boxed{{{bomb}}}")
     assert verdict.status in (VerdictStatus.WRONG_ANSWER, VerdictStatus.TIMEOUT, VerdictStatus.MEMORY_LIMIT), verdict
-    assert time.monotonic() - began < 9.0
+    assert time.monotonic() - began < BOUND_S
     (after,) = score(scorer, "x^2+7", "\\boxed{7+x^2}")
     assert after.status is VerdictStatus.PASSED
 
