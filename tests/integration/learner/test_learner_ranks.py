@@ -60,10 +60,10 @@ def plain_step(engine: PlainEngine, step: int, groups: int = 5) -> tuple[float, 
     return total, engine.update(step)[0]
 
 
-def test_two_ranks_need_unequal_numbers_of_chunks() -> None:
+def test_two_ranks_need_unequal_numbers_of_chunks(ray_local: None) -> None:
     """The batches below are the hard ones: ranks with other numbers of chunks must still gather in step."""
-    tokens = [column.meta.sample_tokens for column in batch(0)[1]]
-    shares = deal([column.meta.sample_tokens + column.meta.prompt_tokens for column in batch(0)[1]], 2)
+    tokens = [column.meta.sample_tokens for column in batch(2)[1]]
+    shares = deal([column.meta.sample_tokens + column.meta.prompt_tokens for column in batch(2)[1]], 2)
     step = CHUNK_ELEMENTS["cpu"] // VOCABULARY
     chunks = [math.ceil(sum(tokens[index] for index in share) / step) for share in shares]
     assert chunks[0] != chunks[1]

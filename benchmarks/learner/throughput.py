@@ -1,0 +1,176 @@
+"""Processor seconds of one reinforcement step: the learner's own step, against a plain PyTorch loop.
+
+The plain loop is what one writes first: every sample a padded row with its prompt in front, log-softmax over all
+logits, the same loss, gradient clipping, AdamW. The learner takes the same batch on one rank, on plain PyTorch and
+under ZeRO-3, with one row a sample (flat) and with samples behind one prompt (shared);
+then as a job has it by default: divergence measured on a share of the groups, samples without a gradient left out. Processor
+time, which another load on the machine changes little; methods take turns; medians.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.learner.throughput [--prompt 11 --length 4 14 --groups 32]
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.objectives.report import print_table
+from examples.countdown.make_model import make
+from learner.batch import Packer, RankBatch, rank_batch
+from learner.config import LearnerConfig
+from learner.engine import Engine, join_ranks, open_store
+from learner.policy import Policy, load_lm
+from learner.reinforce import Reinforcer
+from tests.learner_batches import random_group, scored
+from tests.plain_engine import PlainEngine
+from volley.job import ModelSpec
+from volley.objectives import MaxAtK, advantages
+from volley.records import Group
+from volley.update import LearnerSpec, Optimizer, PolicyUpdate
+
+SAMPLES = 16
+OBJECTIVE = MaxAtK(k=8)
+OPTIMIZER = Optimizer(lr=1e-5)
+WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "measured_share": 1.0})  # the plain loop's work
+Method = Callable[[], None]
+
+
+def main() -> None:
+    arguments = _arguments()
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    torch.set_num_threads(1)
+    join_ranks(0, 1, open_store("127.0.0.1", 0, 1), cuda=False, deadline_s=600)
+    with tempfile.TemporaryDirectory() as folder:
+        model = make(Path(folder) / "model", layers=arguments.layers, width=arguments.width, length=4096)
+        batch = make_batch(arguments)
+        methods = make_methods(model, Path(folder), batch, arguments)
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        for turn in range(arguments.turns + 1):  # the first only warms up
+            for name, method in methods.items():
+                begun = time.process_time()
+                method()
+                if turn:
+                    times[name].append(time.process_time() - begun)
+    report(batch, times)
+
+
+def make_batch(arguments: argparse.Namespace) -> RankBatch:
+    """Groups of unequal lengths, all with signal."""
+    rng = np.random.default_rng(0)
+    prompt = (arguments.prompt, arguments.prompt + 1)
+    groups = [
+        random_group(rng, i, n=SAMPLES, vocabulary=22, prompt=prompt, length=tuple(arguments.length))
+        for i in range(arguments.groups)
+    ]
+    columns = [scored(group, rng.integers(0, 2, SAMPLES).astype(float).tolist()) for group in groups]
+    return rank_batch(groups, columns, version=0, mask_truncated=False)
+
+
+def make_methods(
+    model: Path, folder: Path, batch: RankBatch, arguments: argparse.Namespace
+) -> dict[str, Callable[[], object]]:
+    """Each way to take one step, by name."""
+    config = LearnerConfig(
+        model=ModelSpec(path=model),
+        learner=LearnerSpec(),
+        optimizer=OPTIMIZER,
+        steps=1000,
+        seed=0,
+        log_dir=folder,
+    )
+
+    def learner(engine: Any, *, shared: bool, spec: PolicyUpdate = WHOLE) -> Callable[[], object]:
+        budget = arguments.budget or config.learner.tokens_per_micro_batch
+        reference = Policy(load_lm(model, "float32"), 1.0) if spec.kl.wanted else None
+        worker = Reinforcer(spec, engine, Packer(budget, arguments.width, shared, engine.device), reference=reference)
+        return lambda: worker.step(batch, OBJECTIVE, 0)
+
+    plain = PlainEngine(Policy(load_lm(model, "float32"), 1.0), OPTIMIZER)
+    zero = Engine(lambda: Policy(load_lm(model, "float32"), 1.0), OPTIMIZER, config)
+    return {
+        "plain padded loop": padded_loop(load_lm(model, "float32"), batch),
+        "learner, plain PyTorch, flat": learner(plain, shared=False),
+        "learner, plain PyTorch, shared": learner(plain, shared=True),
+        "learner, ZeRO-3, flat": learner(zero, shared=False),
+        "learner, ZeRO-3, shared": learner(zero, shared=True),
+        "learner, ZeRO-3, as a job has it": learner(zero, shared=True, spec=PolicyUpdate()),
+    }
+
+
+def padded_loop(lm: Any, batch: RankBatch) -> Callable[[], object]:
+    """One padded batch of all samples, one forward, one backward, AdamW."""
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=OPTIMIZER.lr)
+
+    def step() -> None:
+        ids_RL, at_RL, mu_RL, advantage_R1 = padded(batch)
+        logprob_RLV = lm(input_ids=ids_RL, attention_mask=(ids_RL != 0).long()).logits[:, :-1].log_softmax(-1)
+        theta_RL = logprob_RLV.gather(-1, ids_RL[:, 1:, None])[..., 0]
+        ratio_RL = torch.exp(theta_RL - theta_RL.detach())
+        correction_RL = torch.exp(theta_RL.detach() - mu_RL).clamp(max=2.0)
+        clipped_RL = ratio_RL.clamp(0.8, 1.2)
+        gain_RL = torch.minimum(ratio_RL * advantage_R1, clipped_RL * advantage_R1)
+        torch.autograd.backward(-(at_RL * correction_RL * gain_RL).sum() / len(batch.groups))
+        nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def padded(batch: RankBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Token ids [R, L], and for the L - 1 predictions: is it a sample token, mu; and the advantages [R, 1]."""
+    rows = [(group, start, end) for group in batch.groups for start, end in _spans(group)]
+    length = max(len(group.prompt_p) + end - start for group, start, end in rows)
+    ids_RL, mu_RL = np.zeros((len(rows), length), np.int64), np.zeros((len(rows), length - 1), np.float32)
+    at_RL = np.zeros((len(rows), length - 1), np.float32)
+    for row, (group, start, end) in enumerate(rows):
+        prompt, stop = len(group.prompt_p), len(group.prompt_p) + end - start
+        ids_RL[row, :stop] = np.concatenate([group.prompt_p, group.tokens_T[start:end]])
+        mu_RL[row, prompt - 1 : stop - 1] = group.logprobs_T[start:end]
+        at_RL[row, prompt - 1 : stop - 1] = 1
+    advantage_Gn = advantages(batch.per_group(batch.rewards), OBJECTIVE)
+    advantage_R1 = torch.from_numpy(advantage_Gn.reshape(-1, 1)).float()
+    return torch.from_numpy(ids_RL), torch.from_numpy(at_RL), torch.from_numpy(mu_RL), advantage_R1
+
+
+def _spans(group: Group) -> list[tuple[int, int]]:
+    ends = np.cumsum(group.lengths_n).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def report(batch: RankBatch, times: dict[str, list[float]]) -> None:
+    prompts = sum(len(group.prompt_p) for group in batch.groups)
+    print(
+        f"{len(batch.groups)} prompts of {prompts / len(batch.groups):.0f} tokens, {SAMPLES} samples each of "
+        f"{batch.lengths_N.min()} to {batch.lengths_N.max()}, mean {batch.lengths_N.mean():.1f}; one thread\n"
+    )
+    base = statistics.median(times["plain padded loop"])
+    rows = []
+    for name, values in times.items():
+        median = statistics.median(values)
+        rows.append((name, median, min(values), round(batch.tokens / median), base / median))
+    print_table(("method", "CPU s, median", "best", "sample tokens/CPU s", "speed"), rows)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=11)
+    parser.add_argument("--length", type=int, nargs=2, default=(4, 15), help="sample lengths, half open")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--budget", type=int, default=0, help="tokens of a micro-batch; 0: the product's default")
+    parser.add_argument("--turns", type=int, default=7)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
