@@ -1,12 +1,25 @@
 """The engine's interface without DeepSpeed: plain PyTorch and AdamW in one process, the oracle of ZeRO-3."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.engine import learning_rate
 from volley.update import Optimizer
+
+
+@contextmanager
+def process_group_of_one() -> Iterator[None]:
+    """A process group of this process only: collectives give back what they are given."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 class PlainEngine:

@@ -2,9 +2,9 @@
 
 The plain loop is what one writes first: every sample a padded row with its prompt in front, log-softmax over all
 logits, the same loss, gradient clipping, AdamW. The learner takes the same batch on one rank, on plain PyTorch and
-under ZeRO-3, with one row a sample (flat) and with samples behind one prompt (shared);
-then as a job has it by default: divergence measured on a share of the groups, samples without a gradient left out. Processor
-time, which another load on the machine changes little; methods take turns; medians.
+under ZeRO-3, with one row a sample (flat) and with samples behind one prompt (shared); then as a job has it by
+default: divergence measured on a share of the groups, samples without a gradient left out. Processor time, which
+another load on the machine changes little; methods take turns; medians.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learner.throughput [--prompt 11 --length 4 14 --groups 32]
 """

@@ -1,7 +1,7 @@
 """Learners of one and of two real ZeRO-3 ranks, started side by side once a module."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("model"), vocab_size=VOCABULARY, initializer_range=0.05)
 
 
-def config(model: Path, folder: Path, ranks: int, **changes: Any) -> LearnerConfig:
+def config(path: Path, folder: Path, ranks: int, **changes: Any) -> LearnerConfig:
     """A learner whose parameters are all really sharded, however small they are."""
     spec: dict[str, Any] = {
         "ranks": ranks,
@@ -41,7 +41,7 @@ def config(model: Path, folder: Path, ranks: int, **changes: Any) -> LearnerConf
         **changes.pop("learner", {}),
     }
     values: dict[str, Any] = {
-        "model": ModelSpec(path=model),
+        "model": ModelSpec(path=path),
         "learner": LearnerSpec.model_validate(spec),
         "optimizer": OPTIMIZER,
         "steps": 10,
@@ -107,7 +107,3 @@ def assert_near(mine: dict[str, NDArray[np.float32]], theirs: dict[str, NDArray[
 def same(mine: dict[str, NDArray[np.float32]], theirs: dict[str, NDArray[np.float32]]) -> bool:
     """Equal to the bit?"""
     return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
-
-
-def samples(values: Sequence[ScoredGroup]) -> int:
-    return sum(each.meta.n for each in values)

@@ -4,15 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 import torch
+from safetensors.torch import load
 
 from learner.batch import Packer, rank_batch
 from learner.group import LearnerGroup
 from learner.policy import Policy
 from learner.reinforce import Reinforcer
 from learner.value import Critic, PromptValue
-from tests.integration.learner.conftest import OPTIMIZER, assert_near, batch, config, same, tensors_of
-from tests.plain_engine import PlainEngine
+from tests.integration.learner.conftest import OPTIMIZER, VOCABULARY, assert_near, batch, config, same, tensors_of
+from tests.models import tiny_llama
+from tests.plain_engine import PlainEngine, process_group_of_one
+from volley.job import ModelSpec
 from volley.objectives import Mean
 from volley.update import PolicyUpdate, ValueModel
 
@@ -20,10 +24,19 @@ pytestmark = pytest.mark.integration
 VALUE = ValueModel(lr=1e-3)
 
 
-async def test_the_value_model_on_two_ranks_is_the_plain_one(ray_local: None, model: Path, tmp_path: Path) -> None:
-    """Against the same step in plain PyTorch in this process; its state is part of a checkpoint."""
+async def test_the_value_model_on_two_ranks_is_the_plain_one(ray_local: None, tmp_path: Path) -> None:
+    """Against the same step in plain PyTorch in this process; its state is part of a checkpoint.
+
+    The model has one matrix as input and output embedding: a parameter of two modules.
+    """
+    model = tiny_llama(tmp_path / "tied", vocab_size=VOCABULARY, initializer_range=0.05, tie_word_embeddings=True)
     spec = PolicyUpdate(value_model=VALUE)
     learner = await LearnerGroup.start(config(model, tmp_path, 2, update=spec, objective=Mean()))
+    with process_group_of_one():
+        await compare(learner, model, spec, tmp_path)
+
+
+async def compare(learner: LearnerGroup, model: Path, spec: PolicyUpdate, tmp_path: Path) -> None:
     try:
         worker = plain_reinforcer(model, spec)
         for step in range(2):
@@ -51,11 +64,8 @@ async def test_the_value_model_on_two_ranks_is_the_plain_one(ray_local: None, mo
 
 
 def plain_reinforcer(model: Path, spec: PolicyUpdate) -> Reinforcer:
-    import torch.distributed as dist
     from transformers import AutoModel, AutoModelForCausalLM
 
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     engine = PlainEngine(Policy(lm, 1.0), OPTIMIZER)
     critic = Critic.__new__(Critic)  # without DeepSpeed
@@ -78,21 +88,13 @@ async def test_bfloat16_with_every_option(ray_local: None, model: Path, tmp_path
             "mask_truncated": True,
         }
     )
-    changes = {"model": {"path": model, "dtype": "bfloat16"}}
-    settings = config(model, tmp_path, 1, update=spec)
-    from dataclasses import replace
-
-    from volley.job import ModelSpec
-
-    learner = await LearnerGroup.start(replace(settings, model=ModelSpec.model_validate(changes["model"])))
+    narrow = ModelSpec(path=model, dtype="bfloat16")
+    learner = await LearnerGroup.start(config(model, tmp_path, 1, update=spec, model=narrow))
     try:
         report = await learner.step(batch(0)[1], version=0)
         assert all(np.isfinite(value) for value in report.metrics.values())
         assert report.metrics["kl_k1"] != 0.0  # the second update of the batch starts from moved weights
         update = await learner.publish(1)
-        import ray
-        from safetensors.torch import load
-
         tensors = load(ray.get(update.buckets[0].ref).tobytes())
         assert {each.dtype for each in tensors.values()} == {torch.bfloat16}
         await learner.save(tmp_path / "step-1", {})

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+
+from tests.plain_engine import process_group_of_one
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def alone() -> Iterator[None]:
-    """A process group of this process only: collectives give back what they are given."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
+    with process_group_of_one():
+        yield
 
 
 def tiny_lm(kind: str = "llama", **overrides: Any) -> Any:
