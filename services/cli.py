@@ -70,6 +70,25 @@ def resume(run_folder: RunPath, redis: Redis = None, ray: Ray = None, quiet: Qui
     display.say(f"done in {result.seconds:.0f} s")
 
 
+@app.command("set")
+def set_(
+    run_folder: RunPath,
+    changes: Annotated[list[str], typer.Argument(help="fields of the objective: k=4 center=true", metavar="KEY=VALUE")],
+) -> None:
+    """Change the objective of a live rl run, from its next step on."""
+    from services.desired import change_objective
+    from services.job_file import parse_overrides
+    from services.run_folder import RunFolder
+    from volley.errors import JobError
+    from volley.job import RLJob
+
+    folder, job = RunFolder.open(run_folder)
+    if not isinstance(job, RLJob):
+        raise JobError(f"{run_folder}: a {job.kind} job has no objective")
+    desired = change_objective(folder, job, parse_overrides(changes))
+    typer.echo(f"objective of {job.name} from its next step on: {desired.objective}")
+
+
 @app.command()
 def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     """Check a job file and all that it names, without starting anything."""

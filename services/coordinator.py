@@ -38,7 +38,7 @@ from services.start import first_error
 from services.tokens import EncodedPrompt
 from volley.errors import DeadlineExceeded, NoSignal
 from volley.job import RLJob
-from volley.objectives import Objective, SolveRate, adaptive_k, resolve, visited
+from volley.objectives import Objective, SolveRate, adaptive_k, check_objective, resolve, visited
 from volley.objectives.spec import ObjectiveWithK
 from volley.records import GroupMeta, Prompt, Scores, WeightUpdate
 
@@ -102,6 +102,7 @@ class Coordinator:
         actors, rewards, learner: the three roles, started, all holding version 0.
         recorder: told of every step and event.
         evaluate: called with a version while the actors serve it, at the job's evaluation steps.
+        changes: fields in place of the objective's, asked for at every step.
         resume: where a checkpoint of this job left off; actors and learner hold its version.
         checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done and what else
             a resumed run must know.
@@ -118,11 +119,14 @@ class Coordinator:
         recorder: Recorder,
         evaluate: Callable[[int], Awaitable[None]],
         checkpoint: Callable[[int, dict[str, Any]], Awaitable[None]],
+        changes: Callable[[], dict[str, Any]] = dict,
         resume: ResumePoint | None = None,
     ) -> None:
         self.job, self.prompts = job, prompts
         self.actors, self.rewards, self.learner = actors, rewards, learner
         self.recorder, self.evaluate, self.checkpoint = recorder, evaluate, checkpoint
+        self.changes = changes
+        self._changes_seen: dict[str, Any] = {}
         self.ledger = resume.ledger if resume else Ledger()
         self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, job.max_lag)
         self.version = resume.step if resume else 0
@@ -204,7 +208,7 @@ class Coordinator:
             begun = time.monotonic()
             batch = await self._next_batch()
             waited = time.monotonic()
-            objective = resolve(self.job.objective, self.job.schedule, step)
+            objective = await self._objective(step)
             report = await self.learner.step(self._scored(batch, objective), version=self.version, objective=objective)
             self._account(batch, report)
             learned = time.monotonic()
@@ -226,6 +230,16 @@ class Coordinator:
                 await self.evaluate(self.version)
         if sending is not None:
             await sending
+
+    async def _objective(self, step: int) -> Objective:
+        """The job's objective at this step, with what its user changed since."""
+        changes = self.changes()
+        objective = resolve(self.job.objective, self.job.schedule, step, changes)
+        check_objective(objective, self.job.sampling.n)
+        if changes != self._changes_seen:
+            self._changes_seen = changes
+            await self.recorder.event("objective_changed", step=step, objective=objective.model_dump())
+        return objective
 
     def _scored(self, batch: Sequence[ReadyGroup], objective: Objective) -> list[ScoredGroup]:
         """The batch for the learner, each group with its prompt's own k where the schedule adapts it."""

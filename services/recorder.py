@@ -60,6 +60,8 @@ class RunRecorder:
         for ready in finished.batch:
             if room <= 0:
                 break
+            if ready.meta.group_id in finished.report.dropped:
+                continue  # it has no advantages
             group: Group = await asyncio.wait_for(_value(ready.group), 30)
             rows = sample_rows(finished, ready, group)[:room]
             self.folder.append("samples", rows)

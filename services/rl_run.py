@@ -13,6 +13,7 @@ from services import plots
 from services.checkpoints import save_checkpoint
 from services.coordinator import Coordinator, ResumePoint
 from services.dataset import read_prompts
+from services.desired import read_desired
 from services.display import Display
 from services.evaluate import Evaluation, evaluate, groups_at_once
 from services.ledger import Ledger
@@ -89,6 +90,7 @@ async def run(
                 recorder=recorder,
                 evaluate=evaluate_now,
                 checkpoint=partial(save_checkpoint, learner, folder, job.checkpoint.keep),
+                changes=lambda: read_desired(folder).objective,
                 resume=resume,
             ).run()
         await learner.export(folder.model)

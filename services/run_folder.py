@@ -3,6 +3,7 @@
 job.yaml            the resolved job
 metrics.jsonl       one object a step
 events.jsonl        one object an event
+desired.json        what the user changed of the live run
 ledger.jsonl        one object for each group trained on: its prompt and its step
 samples.jsonl       an excerpt of samples with verdicts and advantages
 evaluations.jsonl   one object an evaluation

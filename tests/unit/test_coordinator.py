@@ -124,6 +124,7 @@ def coordinator(
     rewards: FakeRewards | None = None,
     learner: FakeLearner | None = None,
     resume: ResumePoint | None = None,
+    changes: Callable[[], dict[str, Any]] = dict,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
@@ -147,6 +148,7 @@ def coordinator(
         evaluate=evaluate,
         checkpoint=checkpoint,
         resume=resume,
+        changes=changes,
     )
     return made, learner, recorded, evaluated
 
@@ -276,3 +278,25 @@ async def test_each_death_of_an_actor_is_an_event_once() -> None:
     made, _, recorded, _ = coordinator(job(), actors)
     await made.run()
     assert recorded.events == ["actor_died", "actor_died"]
+
+
+async def test_the_objective_changes_while_the_run_is_live() -> None:
+    seen: list[int] = []
+    wanted: dict[str, Any] = {}
+
+    class Watching(FakeLearner):
+        async def step(
+            self, batch: Sequence[ScoredGroup], *, version: int, objective: Objective | None = None
+        ) -> StepReport:
+            assert isinstance(objective, MaxAtK)
+            seen.append(objective.k)
+            if version == 9:
+                wanted["k"] = 4
+            return await super().step(batch, version=version, objective=objective)
+
+    made, _, recorded, _ = coordinator(
+        job(), FakeActors(random.Random(0)), learner=Watching(), changes=lambda: dict(wanted)
+    )
+    await made.run()
+    assert seen == [2] * 10 + [4] * 15
+    assert recorded.events == ["objective_changed"]

@@ -7,6 +7,7 @@ import yaml
 
 from services import plots
 from services.checkpoints import newest_checkpoint
+from services.desired import change_objective, read_desired
 from services.evaluate import groups_at_once
 from services.run_folder import RunFolder
 from tests.unit.test_host import job
@@ -76,3 +77,18 @@ def test_smoothing_keeps_a_constant_and_the_length() -> None:
 
 def test_an_engine_always_has_a_group_waiting() -> None:
     assert groups_at_once(ActorsSpec(count=2, max_num_seqs=100), n=64) == 2 * 3
+
+
+def test_desired_changes_add_up_and_bad_ones_change_nothing(tmp_path: Path) -> None:
+    spec = job(tmp_path, objective={"kind": "max_at_k", "k": 8})
+    folder = RunFolder.create(tmp_path, spec)
+    assert read_desired(folder).objective == {}
+    change_objective(folder, spec, {"k": 4})
+    change_objective(folder, spec, {"center": True})
+    for bad, message in (({"k": 99}, "lower k or raise n"), ({"kk": 1}, "unknown key"), ({"k": "x"}, "k")):
+        with pytest.raises(JobError, match=message):
+            change_objective(folder, spec, bad)
+    assert read_desired(folder).objective == {"k": 4, "center": True}
+    (folder.path / "desired.json").write_text('{"objectiv": {}}')
+    with pytest.raises(JobError, match="objectiv: unknown key"):
+        read_desired(folder)
