@@ -68,6 +68,21 @@ class RankBatch:
         return np.bincount(self.sample_T, values_T.double().cpu().numpy(), self.samples).astype(np.float64)
 
 
+def usable(
+    groups: Sequence[Group], scored: Sequence[ScoredGroup], *, mask_truncated: bool
+) -> tuple[list[tuple[Group, ScoredGroup]], dict[int, str]]:
+    """The groups with two samples to compare, and why the others are dropped, by group id."""
+    kept: list[tuple[Group, ScoredGroup]] = []
+    dropped: dict[int, str] = {}
+    for group, each in zip(groups, scored, strict=True):
+        left = int((each.valid_n & group.stopped_n if mask_truncated else each.valid_n).sum())
+        if left >= 2:
+            kept.append((group, each))
+        else:
+            dropped[group.group_id] = f"{left} of {group.n} samples could be used"
+    return kept, dropped
+
+
 def rank_batch(
     groups: Sequence[Group], scored: Sequence[ScoredGroup], *, version: int, mask_truncated: bool
 ) -> RankBatch:

@@ -153,7 +153,9 @@ def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
 def _joined(reports: Sequence[StepReport], batch: Mapping[str, float], dropped: Mapping[int, str]) -> StepReport:
     lags: dict[int, int] = {}
     advantages: dict[int, Any] = {}
+    dropped = dict(dropped)
     for report in reports:
+        dropped.update(report.dropped)
         for lag, count in report.lag_histogram.items():
             lags[lag] = lags.get(lag, 0) + count
         advantages.update(report.advantages)

@@ -58,8 +58,8 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
       ``ratio: sequence`` takes one ratio per sample (arXiv 2503.19595, App. A.4).
     - ``c``: behaviour correction ``exp(prox - mu)``, truncated or masked at a cap (decoupled PPO, arXiv 2110.00641;
       truncated importance sampling), per token or per sample; no gradient passes through it.
-    - KL in the loss: estimators k1, k2, k3 of ``KL(theta || reference)`` per token.
-    - entropy bonus: minus its weighted sum.
+    - KL in the loss: k2 or k3 of `kl_estimate` per token.
+    - entropy bonus: minus its weighted sum (arXiv 1602.01783).
 
     The sum is over the micro-batch; ``weight_T`` is made with global counts, so losses of micro-batches and ranks add.
     """
@@ -79,7 +79,7 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     if spec.entropy_bonus:
         term_T = term_T + spec.entropy_bonus * inputs.entropy_T
     return LossParts(
-        loss=-(inputs.weight_T * term_T).sum(),
+        loss=-torch.where(inputs.weight_T > 0, inputs.weight_T * term_T, 0.0).sum(),
         ratio_T=ratio_T.detach(),
         clipped_T=(clipped_gain_T < gain_T).detach(),
         correction_T=correction_T.detach(),
@@ -90,7 +90,9 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
 def kl_estimate(theta_T: Tensor, reference_T: Tensor, estimator: str) -> Tensor:
     """Per-token estimate of ``KL(theta || reference)`` from tokens drawn under theta.
 
-    k1 ``log theta - log ref``; k2 half its square; k3 ``exp(ref - theta) - 1 - (ref - theta)``.
+    k1 ``log theta - log ref``; k2 half its square; k3 ``exp(ref - theta) - 1 - (ref - theta)``; named so in
+    J. Schulman, "Approximating KL divergence", 2020. As a loss, k2 has the gradient of ``KL(theta || reference)``
+    and k3 that of ``KL(reference || theta)``, for tokens drawn under theta; lag is not corrected for.
     """
     difference_T = (theta_T - reference_T).clamp(min=-LOG_RATIO_CAP)
     if estimator == "k1":
@@ -106,8 +108,8 @@ def sample_weights(aggregation: str, lengths_N: Tensor, *, groups: float, sample
     - ``sequence_sum``: ``1 / groups``, the estimators' own form: a sample's tokens add up, samples of a group add
       up, groups are averaged.
     - ``sequence_mean``: ``1 / (groups * length)``, a mean over each sample's tokens instead.
-    - ``token_mean``: ``samples / (groups * tokens)``, `sequence_sum` divided by the mean length: every token of the
-      batch weighs the same, and the scale is that of ``sequence_mean``.
+    - ``token_mean`` (DAPO, arXiv 2503.14476): ``samples / (groups * tokens)``, `sequence_sum` divided by the mean
+      length: every token of the batch weighs the same, and the scale is that of ``sequence_mean``.
     """
     if aggregation == "sequence_sum":
         return torch.full_like(lengths_N, 1 / groups)

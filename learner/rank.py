@@ -105,10 +105,16 @@ class Rank:
 
     def step(self, scored: Sequence[ScoredGroup], version: int, objective: Objective, *groups: Group) -> StepReport:
         """One PPO step over this rank's groups; metrics are those of all ranks."""
-        from learner.batch import rank_batch
+        from learner.batch import rank_batch, usable
 
         mask_truncated = self.reinforcer.spec.mask_truncated
-        batch = rank_batch(groups, scored, version=version, mask_truncated=mask_truncated)
+        pairs, dropped = usable(groups, scored, mask_truncated=mask_truncated)
+        batch = rank_batch(
+            [group for group, _ in pairs],
+            [columns for _, columns in pairs],
+            version=version,
+            mask_truncated=mask_truncated,
+        )
         metrics, advantages = self.reinforcer.step(batch, objective, self.steps_taken)
         self.steps_taken += 1
         lags, counts = np.unique(batch.lag_T, return_counts=True)
@@ -116,6 +122,7 @@ class Rank:
             metrics=metrics,
             lag_histogram=dict(zip(lags.tolist(), counts.tolist(), strict=True)),
             advantages=advantages,
+            dropped=dropped,
         )
 
     def sft_step(self, rows: Sequence[SFTRow]) -> StepReport:

@@ -190,9 +190,9 @@ class Reinforcer:
         )
         total = sums.total()
         metrics["tokens"] = total["tokens"]
-        metrics["live_group_fraction"] = total["live"] / total["groups"]
+        metrics["live_group_fraction"] = total["live"] / max(total["groups"], 1.0)
         if _weighs_companions(objective):
-            metrics["companion_truncated_share"] = total["truncated"] / total["groups"]
+            metrics["companion_truncated_share"] = total["truncated"] / max(total["groups"], 1.0)
         return advantage_Gn, metrics
 
     def _criticise(
@@ -224,7 +224,7 @@ class Reinforcer:
         weight_N = sample_weights(
             self.spec.aggregation,
             torch.from_numpy(batch.lengths_N).to(torch.float32),
-            groups=counts["groups"],
+            groups=max(counts["groups"], 1.0),
             samples=counts["samples"],
             tokens=max(counts["tokens"], 1.0),
         )

@@ -10,6 +10,7 @@ from volley.base import Spec
 from volley.errors import JobError
 from volley.job import RLJob
 from volley.objectives import check_objective, with_changes
+from volley.update import check_update
 
 FILE = "desired.json"
 
@@ -40,7 +41,9 @@ def change_objective(folder: RunFolder, job: RLJob, changes: dict[str, Any]) -> 
     desired = read_desired(folder)
     wanted = {**desired.objective, **changes}
     try:
-        check_objective(with_changes(job.objective, wanted), job.sampling.n)
+        objective = with_changes(job.objective, wanted)
+        check_objective(objective, job.sampling.n)
+        check_update(job.update, objective)
     except ValidationError as error:
         raise JobError(explain("objective", error)) from error
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter, model_validator
 
 from volley.base import Spec
-from volley.objectives import Objective, Schedule, check_schedule
+from volley.objectives import Objective, Schedule, check_schedule, resolve
 from volley.scoring import ScorerSpec
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
 
@@ -129,7 +129,8 @@ class RLJob(_Sampled):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         check_schedule(self.objective, self.schedule, self.sampling.n)
-        check_update(self.update, self.objective)
+        for step in (0, *(stage.at for stage in self.schedule.stages)):
+            check_update(self.update, resolve(self.objective, self.schedule, step))
         return self
 
     @model_validator(mode="after")

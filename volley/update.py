@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from volley.base import Spec
-from volley.objectives import MajAtK, MaxRL, Mean, Objective, PassAtKAnalytic
+from volley.objectives import MajAtK, MaxAtK, MaxRL, Mean, Objective, PassAtKAnalytic
 
 
 class NoCorrection(Spec):
@@ -112,6 +112,18 @@ def check_update(update: PolicyUpdate, objective: Objective) -> None:
         raise ValueError(
             "center and normalize would take the value model's baseline out again: write center: false and "
             "normalize: none, or value_model: null"
+        )
+    weighs_companions = isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none"
+    if weighs_companions and not isinstance(update.behaviour_correction, SequenceCorrection):
+        # The objective divides a sample's own weight out of its advantage; only this correction puts it back whole.
+        raise ValueError(
+            "companion_weights correct the other samples of a set and leave a sample's own weight to the update: write "
+            "update.behaviour_correction: {kind: sequence}"
+        )
+    if update.kl.coefficient and update.kl.where == "loss" and update.kl.estimator == "k1":
+        raise ValueError(
+            "the gradient of kl.estimator: k1 in the loss is zero on average, noise without a pull: write k2 or k3, or "
+            "kl.where: reward"
         )
     if update.kl.shapes_reward and isinstance(objective, PassAtKAnalytic | MaxRL | MajAtK):
         raise ValueError(

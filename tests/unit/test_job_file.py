@@ -41,6 +41,16 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
         ({"objective": {"kind": "max_at_k", "k": 17}}, "k"),
         ({"sampling": {"n": 4}}, "k"),
         ({"learner": {"ranks": 64}}, "a group is never split over ranks"),
+        ({"objective": {"kind": "max_at_k", "k": 8, "companion_weights": "exact"}}, "{kind: sequence}"),
+        ({"objective": {"kind": "max_at_k", "k": 8, "companion_weights": "exact", "center": True}}, "center: false"),
+        (
+            {
+                "objective": {"kind": "mean"},
+                "update": {"value_model": {}},
+                "schedule": {"stages": [{"at": 5, "set": {"kind": "max_at_k", "k": 2}}]},
+            },
+            "value_model: null",
+        ),
         ({"steps": 0}, "steps: Input should be greater than or equal to 1, got 0"),
         ({"kind": "magic"}, "kind"),
         ({"scorer": {"kind": "nobody"}}, "scorer"),

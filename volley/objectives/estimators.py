@@ -116,6 +116,10 @@ def advantage_report(
         truncated += cut
         used += bucket.g_BN.size
         out_BN[index] = _bucket_advantages(objective, bucket, bucket_k)
+    if not np.isfinite(out_BN).all():
+        raise ValueError(
+            "products of importance weights overflow float64: write companion_weights: self_normalised, or a weight_cap"
+        )
     dropped_B = groups.valid_counts < 2
     return AdvantageReport(
         advantages=out_BN.reshape((*lead, n)),

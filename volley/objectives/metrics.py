@@ -39,7 +39,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> float | FloatArray:
             # a set of k avoids the j-th correct sample; -inf once fewer than k samples are left to choose from
             factor_X = np.log1p(-np.minimum(k_X / np.maximum(n_X - j, 1), 1.0))
             log_miss_X = log_miss_X + np.where(j < c_X, factor_X, 0.0)
-    chance_X = -np.expm1(log_miss_X)
+    chance_X = 0.0 - np.expm1(log_miss_X)  # a plain 0, never -0
     return float(chance_X) if chance_X.ndim == 0 else chance_X
 
 

@@ -55,6 +55,7 @@ class MaxAtK(_ObjectiveBase):
     @model_validator(mode="after")
     def _companions_fit(self) -> Self:
         _check_weight_cap(self.companion_weights, self.weight_cap)
+        _check_center(self.companion_weights, self.center)
         if self.companion_weights == "first_order" and self.baseline != "loo_minus_one":
             raise ValueError(
                 f"companion_weights: first_order is defined for baseline: loo_minus_one, not {self.baseline}; "
@@ -77,6 +78,7 @@ class MajAtK(_ObjectiveBase):
     @model_validator(mode="after")
     def _companions_fit(self) -> Self:
         _check_weight_cap(self.companion_weights, self.weight_cap)
+        _check_center(self.companion_weights, self.center)
         return self
 
 
@@ -114,6 +116,14 @@ class RiskSensitive(_ObjectiveBase):
         if self.beta == 0:
             raise ValueError("beta = 0 is the mean objective; write kind: mean")
         return self
+
+
+def _check_center(companion_weights: CompanionWeights, center: bool) -> None:
+    if companion_weights != "none" and center:
+        raise ValueError(
+            "center subtracts a mean in which every sample's own weight is divided out, which biases an off-policy "
+            "estimate: write center: false, or companion_weights: none"
+        )
 
 
 def _check_weight_cap(companion_weights: CompanionWeights, weight_cap: float | None) -> None:

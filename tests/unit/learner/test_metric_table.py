@@ -22,14 +22,14 @@ from tests.unit.learner.test_reinforce import REWARDS, batch_of, critic_of, grou
 from volley.metrics import METRICS, family, page
 from volley.objectives import MaxAtK, Mean
 from volley.records import STATUSES, Prompt, Scores, Verdict, VerdictStatus
-from volley.update import Optimizer, PolicyUpdate, ValueModel
+from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueModel
 
 
 @pytest.fixture(scope="module")
 def reinforced() -> set[str]:
     """Names in the rows of reinforcement steps, with every option somewhere."""
     lm = tiny_lm()
-    weighed = PolicyUpdate()
+    weighed = PolicyUpdate(behaviour_correction=SequenceCorrection())
     companions = MaxAtK(k=2, companion_weights="exact")
     valued = PolicyUpdate(value_model=ValueModel())
     critic, _ = critic_of(tiny_lm(), ValueModel())

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.batch import Packer, RankBatch, rank_batch
+from learner.batch import Packer, RankBatch, rank_batch, usable
 from learner.policy import Policy
 from learner.reinforce import Reinforcer
 from learner.value import Critic, PromptValue, prompt_rows
 from tests.learner_batches import naive_logprobs, on_policy, random_group, samples_of, scored
 from tests.plain_engine import PlainEngine
 from tests.unit.learner.conftest import tiny_lm
-from volley.objectives import MaxAtK, Mean, Objective, PassAtKAnalytic, advantages, parse_objective
+from volley.objectives import MajAtK, MaxAtK, Mean, Objective, PassAtKAnalytic, advantages, parse_objective
 from volley.records import Group
-from volley.update import Optimizer, PolicyUpdate, ValueModel
+from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueModel, check_update
 
 REWARDS = ([1.0, 0.0, 0.3, 0.0], [0.0, 1.0, 1.0, 0.2], [0.5, 0.5, 0.5, 0.5])
 STILL = Optimizer(lr=1e-30, clip_norm=None)
@@ -191,7 +191,7 @@ def test_kl_in_the_reward_shapes_the_advantages() -> None:
 
 
 def test_companion_weights_are_the_samples_importance_weights() -> None:
-    lm, spec = tiny_lm(), PolicyUpdate()
+    lm, spec = tiny_lm(), PolicyUpdate(behaviour_correction=SequenceCorrection())
     groups = groups_of()
     objective = MaxAtK(k=2, companion_weights="exact", weight_cap=0.05)
     worker, _ = reinforcer(lm, spec)
@@ -240,6 +240,49 @@ def test_samples_without_a_gradient_are_not_computed_and_nothing_changes(terms: 
     tokens = sum(len(group.tokens_T) for group in groups)
     assert seen[1.0][0]["computed_tokens"] == seen[0.01][0]["tokens"] == tokens
     assert (seen[0.01][0]["computed_tokens"] < tokens) == (not terms), "terms of every token need every token"
+
+
+def test_votes_and_a_k_of_each_prompts_own_reach_the_advantages() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate()
+    groups = groups_of()
+    rewards = [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]]
+    answers = [[0, 1, 0, 2], [3, 3, 5, 5], [1, 1, 1, 0]]
+    columns = [
+        replace(scored(group, row), answers_n=np.array(ids, np.int32))
+        for group, row, ids in zip(groups, rewards, answers, strict=True)
+    ]
+    batch = rank_batch(groups, columns, version=0, mask_truncated=False)
+    _, voted_Gn = step(reinforcer(lm, spec)[0], batch, MajAtK(k=3))
+    np.testing.assert_allclose(voted_Gn, advantages(np.array(rewards), MajAtK(k=3), answers=np.array(answers)))
+    assert voted_Gn.any()
+    adapted = [replace(each, k=k) for each, k in zip(columns, (2, 3, 4), strict=True)]
+    _, own_k_Gn = step(reinforcer(lm, spec)[0], rank_batch(groups, adapted, version=0, mask_truncated=False), MAX2)
+    expected_Gn = [advantages(np.array(row), MaxAtK(k=k)) for row, k in zip(rewards, (2, 3, 4), strict=True)]
+    np.testing.assert_allclose(own_k_Gn, expected_Gn)
+
+
+def test_groups_with_nothing_to_compare_are_dropped_with_a_reason() -> None:
+    groups = groups_of()
+    columns = [scored(group, row) for group, row in zip(groups, REWARDS, strict=True)]
+    one_left = replace(groups[1], stopped_n=np.array([True, False, False, False]))
+    kept, dropped = usable([groups[0], one_left, groups[2]], columns, mask_truncated=True)
+    assert [group.group_id for group, _ in kept] == [groups[0].group_id, groups[2].group_id]
+    assert dropped == {one_left.group_id: "1 of 4 samples could be used"}
+    assert not usable([groups[0], one_left], columns[:2], mask_truncated=False)[1]
+
+
+@pytest.mark.parametrize(
+    ("update", "objective", "message"),
+    [
+        ({}, {"kind": "max_at_k", "k": 2, "companion_weights": "exact"}, "kind: sequence"),
+        ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, {"kind": "mean"}, "noise without a pull"),
+    ],
+)
+def test_updates_that_would_mislead_are_refused_with_advice(
+    update: dict[str, Any], objective: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_update(PolicyUpdate.model_validate(update), parse_objective(objective))
 
 
 # ---- value model ----------------------------------------------------------------------------------------------------
