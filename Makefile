@@ -18,7 +18,8 @@ demo: setup ## the main job: warm-up, mean and max@8 training, evaluation, plots
 	@$(BIN)/python -m examples.countdown.demo $(if $(QUICK),--quick)
 
 test: setup ## all tests: unit, then integration with real Ray, vLLM, DeepSpeed and Redis
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
 
 test-unit: setup ## the tests that take seconds
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)

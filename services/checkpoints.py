@@ -1,6 +1,7 @@
 """Checkpoints of a run: written aside and renamed, the newest few kept."""
 
 import asyncio
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,4 +44,5 @@ def steps_of(checkpoint: Path) -> int:
 
 
 def _complete(folder: RunFolder) -> list[Path]:
-    return sorted(folder.checkpoints.glob("step-*"), key=steps_of)
+    found = (path for path in folder.checkpoints.iterdir() if re.fullmatch(r"step-\d+", path.name))
+    return sorted(found, key=steps_of)

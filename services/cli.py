@@ -32,11 +32,12 @@ def run(
     """Run a job here: start what is missing, follow it to its end, leave a run folder."""
     from services.display import Display
     from services.foreground import run_in_foreground
-    from services.job_file import load_job, parse_overrides
+    from services.job_file import importable_from, load_job, parse_overrides
     from services.run import prepare, run_alone
     from services.run_folder import RunFolder
 
     job = load_job(job_file, parse_overrides(set_))
+    importable_from(job_file.parent)
     display = Display(quiet=quiet)
     prepared = prepare(job)  # a job that can not run leaves no folder
     folder = RunFolder.create(out, job)
@@ -51,6 +52,7 @@ def resume(run_folder: RunPath, redis: Redis = None, ray: Ray = None, quiet: Qui
     from services.checkpoints import newest_checkpoint, steps_of
     from services.display import Display
     from services.foreground import run_in_foreground
+    from services.job_file import importable_from
     from services.run import prepare, run_alone
     from services.run_folder import RunFolder
     from volley.errors import JobError
@@ -58,10 +60,10 @@ def resume(run_folder: RunPath, redis: Redis = None, ray: Ray = None, quiet: Qui
 
     folder, job = RunFolder.open(run_folder)
     if not isinstance(job, RLJob):
-        raise JobError(f"{run_folder}: a {job.kind} job is not resumed; run it again")
+        raise JobError(f"{run_folder}: only rl jobs are resumed, this is {job.kind}; run it again")
+    importable_from(Path.cwd())
     checkpoint = newest_checkpoint(folder)
     prepared = prepare(job)
-    folder.rewind(steps_of(checkpoint))
     display = Display(quiet=quiet)
     display.say(f"resuming {job.name} after step {steps_of(checkpoint)} of {job.steps}: {folder.path}")
     result = run_in_foreground(
@@ -84,7 +86,7 @@ def set_(
 
     folder, job = RunFolder.open(run_folder)
     if not isinstance(job, RLJob):
-        raise JobError(f"{run_folder}: a {job.kind} job has no objective")
+        raise JobError(f"{run_folder}: only rl jobs have an objective, this is {job.kind}")
     desired = change_objective(folder, job, parse_overrides(changes))
     typer.echo(f"objective of {job.name} from its next step on: {desired.objective}")
 
@@ -92,12 +94,13 @@ def set_(
 @app.command()
 def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     """Check a job file and all that it names, without starting anything."""
-    from services.job_file import load_job, parse_overrides
+    from services.job_file import importable_from, load_job, parse_overrides
     from services.run import prepare
 
     job = load_job(job_file, parse_overrides(set_))
+    importable_from(job_file.parent)
     prepare(job)
-    typer.echo(f"{job_file}: a {job.kind} job that can run")
+    typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, tokenizer and scorer are in order")
 
 
 @app.command()
@@ -141,7 +144,7 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Entry point: a `VolleyError` is one clear line and exit code 1; Ctrl-C is 130."""
+    """Entry point: a `VolleyError` is one clear line and exit code 1; Ctrl-C is 130, which typer sees to."""
     from volley.errors import VolleyError
 
     try:
@@ -149,6 +152,3 @@ def main() -> None:
     except VolleyError as error:
         typer.secho(f"volley: {error}", fg=typer.colors.RED, err=True)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        typer.secho("volley: stopped", err=True)
-        raise SystemExit(130) from None

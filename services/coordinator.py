@@ -22,7 +22,7 @@ The coordinator touches metadata only: token arrays stay in Ray's object store.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -79,10 +79,18 @@ class FinishedStep:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Between two steps: ``step`` are done, and where every group was."""
+    """Between two steps: ``step`` are done, where every group was, and what schedules go by."""
 
     step: int
     ledger: Ledger
+    dead_batches: int
+    solve_rates: dict[str, SolveRate]
+
+    @classmethod
+    def of(cls, step: int, state: Mapping[str, Any]) -> "ResumePoint":
+        """From what `Coordinator` gave its checkpoint."""
+        rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
+        return cls(step, Ledger.of(state["ledger"]), int(state["dead_batches"]), rates)
 
 
 class Recorder(Protocol):
@@ -91,6 +99,8 @@ class Recorder(Protocol):
     async def step(self, finished: FinishedStep) -> None: ...
 
     async def event(self, kind: str, **details: Any) -> None: ...
+
+    async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None: ...
 
 
 class Coordinator:
@@ -131,8 +141,11 @@ class Coordinator:
         self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, job.max_lag)
         self.version = resume.step if resume else 0
         self._changed = asyncio.Condition()
-        self._dead_batches = self._deaths_reported = 0
+        self._dead_batches = self._deaths_reported = self._unscored = 0
+        self._refills = self.ledger.dropped.total()  # groups dropped before a batch took them: each is replaced
         self._solve_rates: dict[str, SolveRate] = {}
+        if resume:
+            self._dead_batches, self._solve_rates = resume.dead_batches, dict(resume.solve_rates)
 
     async def run(self) -> None:
         """Every step of the job; returns when the actors serve the last version.
@@ -148,7 +161,7 @@ class Coordinator:
                 admitting.cancel()
         except BaseExceptionGroup as group:
             raise first_error(group) from group
-        self._close_ledger()
+        await self._close_ledger()
 
     # ---- admit -------------------------------------------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Coordinator:
 
     def _may_admit(self) -> bool:
         planned = self.job.steps * self.job.prompts_per_step
-        return self.ledger.admitted - self.ledger.dropped.total() < planned and self._has_room()
+        return self.ledger.admitted - self._refills < planned and self._has_room()
 
     def _has_room(self) -> bool:
         return self.buffer.can_admit(started_at=self.actors.version, version=self.version)
@@ -189,14 +202,27 @@ class Coordinator:
         scores = await self.rewards.score(group, encoded.prompt)
         valid = int(scores.valid_n.sum())
         if valid >= 2:
+            self._unscored = 0
             ready = ReadyGroup(group, meta, encoded.prompt, scores)
             self.buffer.put(group_id, ready, oldest_version=meta.oldest_version)
         else:
-            reason = f"{valid} of {meta.n} samples could be scored"
-            self.buffer.drop(group_id)
-            self.ledger.drop(group_id, reason)
-            await self.recorder.event("group_dropped", group=group_id, reason=reason)
+            await self._drop_unscored(group_id, encoded.prompt, scores)
         await self._notify()
+
+    async def _drop_unscored(self, group_id: int, prompt: Prompt, scores: Scores) -> None:
+        """A group that scoring failed on leaves the run; another is admitted in its place, up to a bound."""
+        reason = f"{int(scores.valid_n.sum())} of {len(scores.valid_n)} samples could be scored"
+        detail = next((verdict.detail for verdict in scores.verdicts if verdict.reward is None), "")
+        self.buffer.drop(group_id)
+        self.ledger.drop(group_id, reason)
+        self._unscored += 1
+        self._refills += 1
+        await self.recorder.dropped(group_id, prompt.id, self.version, reason, detail)
+        if self._unscored >= self.job.max_unscored_groups:
+            raise NoSignal(
+                f"{self._unscored} groups in a row could not be scored, the last because: {detail or 'unknown'}. Mend "
+                "the scorer, or see the reward workers' logs"
+            )
 
     # ---- train -------------------------------------------------------------------------------------------------
 
@@ -223,11 +249,12 @@ class Coordinator:
             )
             await self._report_deaths()
             await self._check_signal(report)
-            if self._saves_at(self.version):
-                await self.checkpoint(self.version, self.ledger.state())
             if self._evaluates_at(self.version):
                 await sending
                 await self.evaluate(self.version)
+            if self._saves_at(self.version):
+                await sending  # a checkpoint never runs ahead of the rows of its steps
+                await self.checkpoint(self.version, self._state())
         if sending is not None:
             await sending
 
@@ -258,11 +285,17 @@ class Coordinator:
         bound = round(self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s, 3)
         while (batch := self.buffer.take(self.version)) is None:
             try:
-                async with asyncio.timeout(bound), self._changed:
-                    await self._changed.wait()
+                async with asyncio.timeout(bound):
+                    await self._progress()
             except TimeoutError:
                 raise DeadlineExceeded("learner", self._awaited(), bound) from None
         return tuple(ready for _, ready in batch)
+
+    async def _progress(self) -> None:
+        """Wait until one more group is ready; groups dropped and replaced are no progress."""
+        ready = self.buffer.ready
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.buffer.ready > ready)
 
     def _awaited(self) -> str:
         due = self.buffer.waiting_for(self.version)
@@ -332,9 +365,15 @@ class Coordinator:
         async with self._changed:
             self._changed.notify_all()
 
-    def _close_ledger(self) -> None:
+    def _state(self) -> dict[str, Any]:
+        """What a resumed run must know, JSON."""
+        rates = {prompt: [rate.solved, rate.seen] for prompt, rate in self._solve_rates.items()}
+        return {"ledger": self.ledger.state(), "dead_batches": self._dead_batches, "solve_rates": rates}
+
+    async def _close_ledger(self) -> None:
         for group_id in sorted(self.ledger.in_flight):
             self.ledger.drop(group_id, "the run ended")
+            await self.recorder.dropped(group_id, "", self.version, "the run ended", "")
         self.ledger.check()
 
 

@@ -38,6 +38,8 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise DataError(
             path, number, f"not JSON ({error.msg}, column {error.colno}): write one object a line"
         ) from error
+    except ValueError as error:
+        raise DataError(path, number, f"not usable JSON: {error}") from error
     except RecursionError as error:
         raise DataError(path, number, "nested too deeply") from error
     if not isinstance(row, dict):
@@ -54,6 +56,8 @@ def text_field(path: Path, number: int, row: dict[str, Any], name: str) -> str:
         raise DataError(path, number, f"field '{name}' is a {type(value).__name__}, not a text")
     if not value:
         raise DataError(path, number, f"field '{name}' is empty")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise DataError(path, number, f"field '{name}' has half a surrogate pair, which no tokenizer takes")
     return value
 
 

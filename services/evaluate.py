@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from actors.config import GenerateRequest
 from services.roles import Generator, Judge
+from services.start import first_error
 from services.tokens import EncodedPrompt
 from volley.errors import HostError
 from volley.job import ActorsSpec, EvalSampling
@@ -36,13 +37,13 @@ class Evaluation:
         version: the weights it was made with.
         estimates: one for each k, in the job's order.
         rewards_PN: float64 [P, n], every sample's reward.
-        distinct: mean number of different texts per group of n.
+        distinct_answers: mean number of different answers to a prompt; None where the scorer extracts none.
     """
 
     version: int
     estimates: tuple[Estimate, ...]
     rewards_PN: NDArray[np.float64]
-    distinct: float
+    distinct_answers: float | None
 
     def row(self) -> dict[str, object]:
         """The evaluation as a JSON object, rewards left out."""
@@ -50,7 +51,7 @@ class Evaluation:
             "version": self.version,
             "prompts": self.rewards_PN.shape[0],
             "n": self.rewards_PN.shape[1],
-            "distinct": self.distinct,
+            "distinct_answers": self.distinct_answers,
             "estimates": [{"k": e.k, "mean": e.mean, "low": e.low, "high": e.high} for e in self.estimates],
         }
 
@@ -102,19 +103,37 @@ async def evaluate(
             on_group()
             return scores
 
-    async with asyncio.TaskGroup() as tasks:
-        pending = [tasks.create_task(one(index, encoded)) for index, encoded in enumerate(prompts)]
-    rewards_PN = np.stack([task.result().rewards_n for task in pending])
-    if np.isnan(rewards_PN).any():
-        missing = int(np.isnan(rewards_PN).any(axis=1).sum())
-        raise HostError(f"evaluation: samples of {missing} prompts could not be scored; see the reward workers' logs")
-    answers = [{answer for answer in task.result().answers_n.tolist() if answer >= 0} for task in pending]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            pending = [tasks.create_task(one(index, encoded)) for index, encoded in enumerate(prompts)]
+    except BaseExceptionGroup as group:
+        raise first_error(group) from group
+    scored = [task.result() for task in pending]
+    _check_scored(scored)
+    rewards_PN = np.stack([scores.rewards_n for scores in scored])
+    answers_PN = np.stack([scores.answers_n for scores in scored])
     return Evaluation(
         version=version,
         estimates=tuple(_estimate(rewards_PN, k, seed) for k in ks),
         rewards_PN=rewards_PN,
-        distinct=float(np.mean([len(found) for found in answers])),
+        distinct_answers=_distinct(answers_PN),
     )
+
+
+def _check_scored(scored: Sequence[Scores]) -> None:
+    unscored = [verdict.detail for scores in scored for verdict in scores.verdicts if verdict.reward is None]
+    if unscored:
+        prompts = sum(bool(np.isnan(scores.rewards_n).any()) for scores in scored)
+        raise HostError(
+            f"evaluation: samples of {prompts} prompts could not be scored: {unscored[0] or 'no reason given'}"
+        )
+
+
+def _distinct(answers_PN: NDArray[np.int32]) -> float | None:
+    """Mean number of different answers to a prompt; None where the scorer extracts none."""
+    if not (answers_PN >= 0).any():
+        return None
+    return float(np.mean([len(set(answers_n[answers_n >= 0].tolist())) for answers_n in answers_PN]))
 
 
 def _estimate(rewards_PN: NDArray[np.float64], k: int, seed: int) -> Estimate:

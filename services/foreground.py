@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ def run_in_foreground(main: Coroutine[Any, Any, T]) -> T:
             nonlocal stopped
             if not stopped and task is not None:
                 stopped = True
+                sys.stderr.write("volley: stopping\n")
                 task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):

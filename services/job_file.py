@@ -1,5 +1,7 @@
 """A job file: YAML in, a checked `JobSpec` out, with errors that say where and what to write."""
 
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise JobError(f"job file {path}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise JobError(f"job file {path} is nested too deeply") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise JobError(f"job file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
@@ -38,6 +42,13 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     except ValidationError as error:
         raise JobError(explain(path, error)) from error
     return job
+
+
+def importable_from(folder: Path) -> None:
+    """Let this process, and those it starts, import what lies in ``folder``: a job names its scorer from there."""
+    where = str(folder.resolve())
+    sys.path.insert(0, where)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (where, os.environ.get("PYTHONPATH"))))
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
                 logging_level="error",
                 _node_ip_address="127.0.0.1",
             )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:
+        ray.shutdown()
         where = f"at {address} does not answer" if address else "head did not start"
         raise HostError(f"Ray {where}: {' '.join(str(error).split())[:300]}") from error
     try:

@@ -52,7 +52,10 @@ def check_host(needs: Needs, folder: Path) -> None:
             f"the run needs about {needs.memory_bytes / GIB:.1f} GiB of memory and {available / GIB:.1f} GiB are free: "
             "lower actors.count, actors.kv_cache_gb or learner.ranks, or free memory"
         )
-    shared = shutil.disk_usage("/dev/shm").free
+    try:
+        shared = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        raise HostError("there is no /dev/shm: mount a tmpfs there") from error
     if needs.object_store_bytes > shared:
         raise HostError(
             f"the run needs {needs.object_store_bytes / GIB:.1f} GiB of shared memory and /dev/shm has "

@@ -42,6 +42,17 @@ class RunRecorder:
         if self.bar is not None:
             self.bar.advance(_note(row))
 
+    def start_clock(self) -> None:
+        """The first step begins here, not with the processes it waited for."""
+        self._last = time.monotonic()
+
+    async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None:
+        """Write down that a group ended untrained."""
+        self.folder.append(
+            "ledger", [{"step": step, "group": group_id, "prompt_id": prompt_id, "end": f"dropped: {reason}"}]
+        )
+        await self.event("group_dropped", group=group_id, reason=reason, detail=detail)
+
     async def event(self, kind: str, **details: Any) -> None:
         self.folder.append("events", [{"kind": kind, "time": time.time(), **details}])
         await self.store.add_event(kind, **details)

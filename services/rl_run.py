@@ -10,13 +10,12 @@ from learner.group import LearnerGroup
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services import plots
-from services.checkpoints import save_checkpoint
+from services.checkpoints import save_checkpoint, steps_of
 from services.coordinator import Coordinator, ResumePoint
 from services.dataset import read_prompts
 from services.desired import read_desired
 from services.display import Display
 from services.evaluate import Evaluation, evaluate, groups_at_once
-from services.ledger import Ledger
 from services.recorder import RunRecorder
 from services.run_folder import RunFolder
 from services.start import start_all
@@ -45,7 +44,8 @@ def prepare(job: RLJob) -> Prepared:
     encoded = encode_prompts(tokenizer, prompts, room=job.sampling.max_tokens, length=length)
     held = []
     if job.evaluation:
-        held = encode_prompts(tokenizer, heldout, room=job.evaluation.sampling.max_tokens, length=length)
+        room, key = job.evaluation.sampling.max_tokens, "evaluation.sampling.max_tokens"
+        held = encode_prompts(tokenizer, heldout, room=room, length=length, key=key)
     return Prepared(encoded, held, length)
 
 
@@ -70,8 +70,11 @@ async def run(
             RewardPool.start(reward_config(job, folder)),
             LearnerGroup.start(rl_learner_config(job, folder)),
         )
+        if checkpoint:
+            folder.rewind(steps_of(checkpoint))
         resume = await _take_up(checkpoint, learner, actors) if checkpoint else None
         done = resume.step if resume else 0
+        recorder.start_clock()
         await recorder.event("resumed" if resume else "started", step=done)
 
         async def evaluate_now(_version: int) -> None:
@@ -103,7 +106,7 @@ async def _take_up(checkpoint: Path, learner: LearnerGroup, actors: ActorPool) -
     state = await learner.load(checkpoint)
     step = int(state["step"])
     await actors.broadcast(await learner.publish(step))
-    return ResumePoint(step, Ledger.of(state))
+    return ResumePoint.of(step, state)
 
 
 async def _evaluate(

@@ -59,10 +59,17 @@ async def run_alone(
     ray_address: str | None = None,
 ) -> Result:
     """Run ``job`` on a stack of its own (or on the servers named) and end the stack with it."""
-    needs = needs_of(job)
-    check_host(needs, folder.path)
-    async with local_stack(needs, folder.logs, redis_url=redis_url, ray_address=ray_address) as stack:
-        return await run_on(stack, job, folder, display, prepared=prepared, checkpoint=checkpoint)
+    with folder.in_use():
+        folder.write_summary({"state": "starting", "problem": ""})
+        try:
+            needs = needs_of(job)
+            check_host(needs, folder.path)
+            async with local_stack(needs, folder.logs, redis_url=redis_url, ray_address=ray_address) as stack:
+                return await run_on(stack, job, folder, display, prepared=prepared, checkpoint=checkpoint)
+        except VolleyError as error:
+            if folder.summary()["state"] == "starting":
+                folder.write_summary({"state": "failed", "problem": str(error)})
+            raise
 
 
 async def run_on(
@@ -83,6 +90,7 @@ async def run_on(
     async with RunStore(stack.redis_url, folder.run_id) as store:
         record = {"id": folder.run_id, "name": job.name, "kind": job.kind, "folder": str(folder.path)}
         await store.put_record({**record, "state": "running", "started": time.time()})
+        folder.write_summary({**record, "state": "running", "problem": ""})
         state, problem = "failed", "ended by an unexpected error"
         try:
             match job:

@@ -14,9 +14,11 @@ checkpoints/        resumable state, the newest few
 model/              the exported Hugging Face model
 """
 
+import contextlib
 import datetime
+import fcntl
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,9 +83,10 @@ class RunFolder:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        """The rows of ``<name>.jsonl``; none if there is no such file."""
+        """The rows of ``<name>.jsonl``; none if there is no such file. A last line cut off in its writing is no row."""
         file = self.path / f"{name}.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def rewind(self, step: int) -> None:
         """Forget rows that a run resumed after ``step`` steps will write again."""
@@ -91,9 +94,23 @@ class RunFolder:
             # An evaluation of version s was made with s steps done; a step's rows are numbered from 0.
             last = step if key == "version" else step - 1
             kept = [row for row in self.read(name) if row[key] <= last]
-            if (self.path / f"{name}.jsonl").exists():
-                (self.path / f"{name}.jsonl").unlink()
-                self.append(name, kept)
+            aside = self.path / f".{name}.partial"
+            aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            aside.replace(self.path / f"{name}.jsonl")
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other processes from running in this folder; raises `HostError` while one does."""
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise HostError(f"{self.path} is in use by a live run: stop that first") from None
+            yield
+
+    def summary(self) -> dict[str, Any]:
+        """How the run stands, or ended."""
+        return dict(json.loads((self.path / "summary.json").read_text()))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -30,7 +30,7 @@ def prepare(job: SFTJob) -> list[SFTRow]:
     if not prompts:
         raise DataError(job.data.path, 1, "the file has no rows")
     tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
-    encoded = encode_prompts(tokenizer, prompts, room=1, length=length)
+    encoded = encode_prompts(tokenizer, prompts, room=1, length=length, key="an answer of at least")
     rows = []
     for number, each, answer_a in zip(lines, encoded, encode_answers(tokenizer, answers), strict=True):
         if len(each.tokens_p) + len(answer_a) > length:

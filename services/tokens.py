@@ -42,17 +42,20 @@ def model_length(model: Path) -> int:
         config = json.loads((model / "config.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise JobError(f"model {model}: config.json can not be read: {error}") from error
-    length = config.get("max_position_embeddings")
+    length = config.get("max_position_embeddings") if isinstance(config, dict) else None
     if not isinstance(length, int):
         raise JobError(f"model {model}: config.json names no max_position_embeddings")
     return length
 
 
-def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt], *, room: int, length: int) -> list[EncodedPrompt]:
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[Prompt], *, room: int, length: int, key: str = "sampling.max_tokens"
+) -> list[EncodedPrompt]:
     """Prompts with their token ids.
 
     Args:
         room: tokens a sample may take.
+        key: where the job sets that.
         length: the model's length.
 
     Raises:
@@ -64,10 +67,11 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt], *, room: int, leng
     ]
     longest = max(encoded, key=lambda each: len(each.tokens_p))
     if len(longest.tokens_p) + room > length:
+        left = length - len(longest.tokens_p)
+        advice = f"lower {key} to {left}, or drop longer prompts" if left > 0 else "drop or shorten it"
         raise JobError(
-            f"prompt {longest.prompt.id} has {len(longest.tokens_p)} tokens; with sampling.max_tokens {room} that is "
-            f"over the model's length {length}: lower sampling.max_tokens to "
-            f"{max(length - len(longest.tokens_p), 1)} or drop longer prompts"
+            f"prompt {longest.prompt.id} has {len(longest.tokens_p)} tokens; with {key} {room} that is over "
+            f"the model's length {length}: {advice}"
         )
     empty = next((each.prompt.id for each in encoded if not len(each.tokens_p)), None)
     if empty is not None:

@@ -124,6 +124,7 @@ class RLJob(_Sampled):
     evaluation: InRunEvaluation | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
     max_dead_batches: int = Field(20, ge=1, description="batches in a row without signal that end the run with advice")
+    max_unscored_groups: int = Field(64, ge=1, description="groups in a row that could not be scored that end the run")
     samples_kept: int = Field(64, ge=0, description="samples written to the excerpt every tenth step")
 
     @model_validator(mode="after")

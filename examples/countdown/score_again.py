@@ -25,9 +25,8 @@ def solves(text: str, row: dict[str, Any]) -> bool:
     if not EXPRESSION.fullmatch(text) or Counter(map(int, re.findall(r"\d", text))) != Counter(row["numbers"]):
         return False
     terms = re.findall(r"([+-]?)(\d(?:\*\d)*)", text)
-    return (
-        sum((-1 if sign == "-" else 1) * math.prod(map(int, term.split("*"))) for sign, term in terms) == row["target"]
-    )
+    total = sum((-1 if sign == "-" else 1) * math.prod(map(int, term.split("*"))) for sign, term in terms)
+    return bool(total == row["target"])
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -1,14 +1,17 @@
 """A child process that calls one trusted function, so that a hang can be ended."""
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from typing import Any
 
 START_DEADLINE_S = 60.0  # the user's imports may be heavy
+KILL_SECONDS = 10.0
 
 
 class Child:
@@ -56,5 +59,11 @@ class Child:
         return line
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """End the child and what it started in its session; never waits for a pipe that others hold."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(KILL_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not flushed has no reader
+                    pipe.close()

@@ -19,10 +19,10 @@ def load_function(target: str) -> RewardFunction:
     module_name, _, name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as problem:
+    except (Exception, SystemExit) as problem:
         raise JobError(
-            f"scorer target {target!r}: module {module_name!r} does not import ({problem}); "
-            "install it or run from the folder that holds it"
+            f"scorer target {target!r}: module {module_name!r} does not import ({type(problem).__name__}: {problem}); "
+            "put it beside the job file, or install it"
         ) from problem
     function = getattr(module, name, None)
     if not callable(function):

@@ -14,7 +14,6 @@ import pytest
 from actors.config import ActorUpdate, BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
 from services.coordinator import Coordinator, FinishedStep, ResumePoint
-from services.ledger import Ledger
 from services.tokens import EncodedPrompt
 from volley.errors import DeadlineExceeded, NoSignal, VolleyError, WorkerDied
 from volley.job import RLJob
@@ -59,7 +58,7 @@ class FakeRewards:
 
     async def score(self, group: Any, prompt: Prompt) -> Scores:
         if self.unscored(prompt.id):
-            return Scores.pack([Verdict(VerdictStatus.INFRA_ERROR, None)] * 4)
+            return Scores.pack([Verdict(VerdictStatus.INFRA_ERROR, None, detail="boom")] * 4)
         return Scores.pack(
             [Verdict(VerdictStatus.PASSED, 1.0), *[Verdict(VerdictStatus.WRONG_ANSWER, 0.0, answer="x")] * 3]
         )
@@ -100,6 +99,9 @@ class Recorded:
     async def event(self, kind: str, **details: Any) -> None:
         self.events.append(kind)
 
+    async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None:
+        self.events.append("group_dropped")
+
 
 def job(**changes: Any) -> RLJob:
     return RLJob.model_validate(
@@ -135,6 +137,7 @@ def coordinator(
     async def checkpoint(step: int, state: dict[str, Any]) -> None:
         done = resume.step if resume else 0
         assert len(learner.trained) == (step - done) * spec.prompts_per_step, "between steps"
+        assert [finished.step for finished in recorded.steps][-1] == step - 1, "the rows of its steps are written"
         recorded.checkpoints.append((step, json.loads(json.dumps(state))))
 
     prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
@@ -236,7 +239,7 @@ async def test_a_resumed_run_trains_what_is_left_and_nothing_twice(max_lag: int)
     await made.run()
     step, state = recorded.checkpoints[0]
     before = learner.trained[: step * spec.prompts_per_step]
-    point = ResumePoint(step, Ledger.of(state))
+    point = ResumePoint.of(step, state)
     actors = FakeActors(random.Random(1), version=step)
     again, learner, recorded, _ = coordinator(spec, actors, resume=point)
     await again.run()
@@ -300,3 +303,36 @@ async def test_the_objective_changes_while_the_run_is_live() -> None:
     await made.run()
     assert seen == [2] * 10 + [4] * 15
     assert recorded.events == ["objective_changed"]
+
+
+async def test_a_scorer_that_never_scores_ends_the_run_and_says_why() -> None:
+    rewards = FakeRewards(unscored=lambda _prompt: True)
+    made, learner, recorded, _ = coordinator(job(max_unscored_groups=9), FakeActors(random.Random(0)), rewards)
+    with pytest.raises(NoSignal, match="9 groups in a row could not be scored, the last because: boom"):
+        await asyncio.wait_for(made.run(), 10)
+    assert learner.trained == []
+    assert 9 <= recorded.events.count("group_dropped") <= 9 + made.buffer.slots, "those under way were told of too"
+
+
+async def test_a_checkpoint_comes_after_the_evaluation_of_its_version() -> None:
+    plan = {"data": {"path": "h"}, "every": 10}
+    spec = job(evaluation=plan, checkpoint={"every": 10})
+    made, _, _, evaluated = coordinator(spec, FakeActors(random.Random(0)))
+    seen: list[tuple[int, list[int]]] = []
+    save = made.checkpoint
+
+    async def watched(step: int, state: dict[str, Any]) -> None:
+        seen.append((step, list(evaluated)))
+        await save(step, state)
+
+    made.checkpoint = watched
+    await made.run()
+    assert seen == [(10, [0, 10]), (20, [0, 10, 20]), (25, [0, 10, 20, 25])]
+
+
+async def test_solve_rates_are_taken_up_again() -> None:
+    spec = job(schedule={"adaptive_k": {}}, checkpoint={"every": 10}, max_lag=0)
+    made, _, recorded, _ = coordinator(spec, FakeActors(random.Random(0)))
+    await made.run()
+    point = ResumePoint.of(*recorded.checkpoints[0])
+    assert {prompt: rate.value for prompt, rate in point.solve_rates.items()} == {f"p{i}": 0.25 for i in range(10)}

@@ -30,6 +30,8 @@ def test_rows_become_prompts_and_other_fields_travel_to_the_scorer(tmp_path: Pat
         ('{"prompt": ""}', "is empty"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"prompt": "a", "n": ' + "9" * 5000 + "}", "not usable JSON"),
+        ('{"prompt": "\\ud800"}', "half a surrogate pair"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str | bytes, problem: str) -> None:

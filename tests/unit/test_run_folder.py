@@ -54,7 +54,7 @@ def test_a_rewound_folder_forgets_what_will_be_written_again(folder: RunFolder) 
 def test_the_newest_complete_checkpoint_is_taken(folder: RunFolder) -> None:
     with pytest.raises(JobError, match=r"no checkpoint to resume from; set checkpoint\.every"):
         newest_checkpoint(folder)
-    for name in ("step-9", "step-10", ".step-11.partial"):
+    for name in ("step-9", "step-10", ".step-11.partial", "step-12.bak"):
         (folder.checkpoints / name).mkdir()
     assert newest_checkpoint(folder).name == "step-10"
 
@@ -92,3 +92,19 @@ def test_desired_changes_add_up_and_bad_ones_change_nothing(tmp_path: Path) -> N
     (folder.path / "desired.json").write_text('{"objectiv": {}}')
     with pytest.raises(JobError, match="objectiv: unknown key"):
         read_desired(folder)
+
+
+def test_a_row_cut_off_in_its_writing_is_no_row(folder: RunFolder) -> None:
+    folder.append("metrics", [{"step": 0}, {"step": 1}])
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rew')
+    assert folder.read("metrics") == [{"step": 0}, {"step": 1}]
+    folder.rewind(1)
+    assert folder.read("metrics") == [{"step": 0}]
+
+
+def test_a_folder_in_use_is_not_taken(folder: RunFolder) -> None:
+    with folder.in_use(), pytest.raises(HostError, match="in use by a live run"), folder.in_use():
+        pass
+    with folder.in_use():
+        pass
