@@ -61,9 +61,11 @@ def load_trunk(path: Path, dtype: str) -> Any:
 
 
 def _load(kind: Any, path: Path, dtype: str) -> Any:
+    from safetensors import SafetensorError
+
     try:
         model = kind.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise JobError(f"model {path} does not load: {' '.join(str(error).split())[:300]}") from error
     return model.eval()  # dropout would make the policy differ from the one that sampled
 

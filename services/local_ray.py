@@ -3,10 +3,13 @@
 import contextlib
 import math
 import os
+import socket
 from collections.abc import Iterator
 
 from services.needs import Needs
 from volley.errors import HostError
+
+CONNECT_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -27,6 +30,8 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
     import ray
 
     address = address or os.environ.get("RAY_ADDRESS")
+    if address:
+        _check_answers(address)
     try:
         if address:
             ray.init(address=address, log_to_driver=False, logging_level="error")
@@ -49,6 +54,17 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
         yield str(ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Raise `HostError` where nobody listens at ``[ray://]host:port``: Ray itself would try for minutes."""
+    host, found, port = address.removeprefix("ray://").rpartition(":")
+    if not found or not port.isdigit():
+        return  # "auto", or a name that Ray knows
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise HostError(f"Ray at {address} does not answer: {error}. Start it, or leave out --ray") from error
 
 
 def _check_resources(needs: Needs, there: dict[str, float], address: str | None) -> None:

@@ -4,6 +4,7 @@ A prompt is encoded as its tokenizer encodes a text: with a beginning-of-text to
 """
 
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,31 @@ def load_tokenizer(model: Path) -> Any:
     """The model's tokenizer; raises `JobError` where the folder holds none that loads."""
     if not (model / "config.json").is_file():
         raise JobError(f"model {model}: no config.json there; give a folder in Hugging Face format")
+    _check_weights(model)
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
         raise JobError(f"model {model}: its tokenizer does not load: {' '.join(str(error).split())[:200]}") from error
+
+
+def _check_weights(model: Path) -> None:
+    """Raise `JobError` for weights that are missing or cut off: seconds before a process would."""
+    files = sorted(model.glob("*.safetensors"))
+    if not files:
+        raise JobError(f"model {model}: no *.safetensors there; save it with save_pretrained")
+    for file in files:
+        try:
+            with file.open("rb") as raw:
+                (length,) = struct.unpack("<Q", raw.read(8).ljust(8, b"\xff"))
+                header = json.loads(raw.read(length)) if length < file.stat().st_size else {}
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            whole = 8 + length + max(ends, default=0) == file.stat().st_size
+        except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):
+            whole = False
+        if not whole:
+            raise JobError(f"model {model} does not load: {file.name} is no whole safetensors file; copy it again")
 
 
 def model_length(model: Path) -> int:

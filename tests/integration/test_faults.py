@@ -62,6 +62,7 @@ class Running:
                 break
             time.sleep(0.2)
         self.process.kill()
+        self.process.wait()
         pytest.fail(f"no steps: {self.errors.read_text()}")
 
     def steps(self) -> int:
@@ -75,6 +76,7 @@ class Running:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
             pytest.fail("volley run hangs")
         return code, self.errors.read_text()
 
