@@ -1,7 +1,15 @@
 """The whole algorithm in one file: reinforcement learning for a model that gets k tries, with samples that lag behind.
 
-    python -m examples.one_file                    # warm up a small model, then train it for pass@8 (some minutes)
-    python -m examples.one_file --k 1 --lag 4      # the usual objective, samples four versions old
+    python -m examples.one_file                    # warm up a small model, then train it for pass@4: some minutes
+    python -m examples.one_file --k 1              # the same for the first try, the usual objective
+    python -m examples.one_file --lag 4            # from samples four versions old
+
+What the first two print, of one seed: training for one try gains most there and gives up prompts that need many.
+
+               pass@1   pass@4   pass@8   pass@32
+    before      0.216    0.554    0.735     0.901
+    --k 4       0.298    0.650    0.797     0.918
+    --k 1       0.430    0.700    0.777     0.862
 
 One step, and where the service does the same:
 
