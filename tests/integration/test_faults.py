@@ -25,7 +25,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
     write_inputs(folder)
     file = folder / "job.yaml"
-    file.write_text(yaml.safe_dump(rl_job(folder, steps=2000, max_lag=1, evaluation=None)))
+    file.write_text(yaml.safe_dump(rl_job(folder, steps=2000, max_lag=1, evaluation=None, optimizer={"lr": 1e-6})))
     return file
 
 
