@@ -165,6 +165,10 @@ def main() -> None:
     out = Path(f"{sys.argv[2]}{os.environ.get('RANK', '')}")
     model, names = sys.argv[1], sys.argv[3:]
     out.write_text(json.dumps({name: page(model) if name == "page" else run(name, model) for name in names}))
+    if torch.distributed.is_initialized():
+        # Both processes leave together: gloo's threads abort one whose peer is gone while the interpreter ends.
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
