@@ -1,16 +1,17 @@
-"""Small typed state in Redis, JSON only: run records, metric and event streams, the ledger's counts.
+"""Small typed state in Redis, JSON only. Keys, with ``R`` a run's id:
 
-Keys, with ``R`` the run's id:
-    volley:runs              set of ids
-    volley:run:R             JSON run record
-    volley:run:R:metrics     stream, one entry a step: field ``json``
-    volley:run:R:events      stream, one entry an event: field ``json``
-    volley:run:R:ledger      hash of counts
+volley:runs               sorted set of run ids by time of creation
+volley:run:R              JSON `RunRecord`
+volley:run:R:desired      JSON `Desired`
+volley:run:R:observed     JSON `Observed`
+volley:run:R:ledger       hash of counts
+volley:run:R:flushed      how many of the driver's writes are in (see `services.outbox`)
+volley:run:R:<stream>     one of `STREAMS`, entries with one field ``json``
+volley:idempotency:K      JSON {"body": digest, "run": R}, for a week
 """
 
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,29 +19,44 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from volley.errors import HostError
+from services.state import Desired, Observed, RunRecord
+from volley.errors import HostError, JobError
 
 RETRIES = 8  # with backoff capped at 5 s: about 20 s of outage is waited out
-STREAM_LENGTH = 200_000  # entries kept of each stream
+# Entries kept of each stream. A resumed run writes some steps again: of two rows of a step the later one holds.
+STREAMS = {"metrics": 200_000, "events": 200_000, "samples": 20_000, "evaluations": 10_000, "timeline": 500}
+IDEMPOTENCY_SECONDS = 7 * 86400
+EVERY_KEY = ("", ":desired", ":observed", ":ledger", ":flushed", *(f":{stream}" for stream in STREAMS))
+
+Entry = tuple[str, dict[str, Any]]  # a stream entry's id, and its object
 
 
-class RunStore:
-    """One run's state. Every write is retried while Redis is away, then raises `HostError`."""
+def run_key(run_id: str, part: str = "") -> str:
+    """Redis key of a run's record, or of ``part`` of it."""
+    return f"volley:run:{run_id}:{part}" if part else f"volley:run:{run_id}"
 
-    def __init__(self, url: str, run_id: str) -> None:
-        self.run_id = run_id
-        self._key = f"volley:run:{run_id}"
-        self._redis: Any = redis.asyncio.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=10,
-            socket_connect_timeout=5,
-            retry=Retry(ExponentialBackoff(cap=5, base=0.1), RETRIES),
-            retry_on_error=[RedisConnectionError, RedisTimeoutError],
-        )
+
+def connect(url: str, *, retries: int = RETRIES) -> Any:
+    """A client that retries while Redis is away."""
+    return redis.asyncio.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=10,
+        socket_connect_timeout=5,
+        retry=Retry(ExponentialBackoff(cap=5, base=0.1), retries),
+        retry_on_error=[RedisConnectionError, RedisTimeoutError],
+    )
+
+
+class Store:
+    """All runs. Every call is retried while Redis is away, then raises `HostError`."""
+
+    def __init__(self, url: str, *, retries: int = RETRIES) -> None:
+        self._redis: Any = connect(url, retries=retries)
+        self._retries = retries
 
     async def __aenter__(self) -> Self:
         return self
@@ -50,47 +66,135 @@ class RunStore:
     ) -> None:
         await self._redis.aclose()
 
-    async def put_record(self, record: Mapping[str, Any]) -> None:
-        """Replace the run's record."""
+    async def ping(self) -> None:
+        await self._do(self._redis.ping())
+
+    async def create(
+        self, record: RunRecord, desired: Desired | None = None, *, key: str | None = None, body: str = ""
+    ) -> str:
+        """Enter a run, and return its id: of the run that the same idempotency ``key`` made before, if there is one.
+
+        Args:
+            body: digest of the request; the same key with another body is refused.
+
+        Raises:
+            JobError: the key was used for another body.
+        """
+        if key is not None:
+            entry = json.dumps({"body": body, "run": record.id})
+            name = f"volley:idempotency:{key}"
+            if not await self._do(self._redis.set(name, entry, nx=True, ex=IDEMPOTENCY_SECONDS)):
+                earlier = json.loads(await self._do(self._redis.get(name)))
+                if earlier["body"] != body:
+                    raise JobError(f"idempotency key {key!r} was used for another request: choose a new key")
+                if await self.record(earlier["run"]) is not None:
+                    return str(earlier["run"])
+                record = record.model_copy(update={"id": earlier["run"]})  # its maker died half-way
         pipe = self._redis.pipeline()
-        pipe.sadd("volley:runs", self.run_id)
-        pipe.set(self._key, json.dumps(record))
-        await self._execute(pipe)
+        pipe.zadd("volley:runs", {record.id: record.created})
+        pipe.set(run_key(record.id), record.model_dump_json())
+        pipe.set(run_key(record.id, "desired"), (desired or Desired()).model_dump_json(), nx=True)
+        await self._do(pipe.execute())
+        return record.id
 
-    async def record(self) -> dict[str, Any] | None:
-        """The run's record, or None."""
-        text = await self._redis.get(self._key)
-        return None if text is None else dict(json.loads(text))
+    async def run_ids(self) -> list[str]:
+        """Every run's id, newest first."""
+        return list(await self._do(self._redis.zrevrange("volley:runs", 0, -1)))
 
-    async def add_step(self, metrics: Mapping[str, Any], ledger: Mapping[str, int]) -> None:
-        """Append one step's metrics and replace the ledger's counts, in one round trip."""
+    async def record(self, run_id: str) -> RunRecord | None:
+        text = await self._do(self._redis.get(run_key(run_id)))
+        return None if text is None else RunRecord.model_validate_json(text)
+
+    async def desired(self, run_id: str) -> Desired:
+        text = await self._do(self._redis.get(run_key(run_id, "desired")))
+        return Desired() if text is None else Desired.model_validate_json(text)
+
+    async def observed(self, run_id: str) -> Observed:
+        text = await self._do(self._redis.get(run_key(run_id, "observed")))
+        return Observed() if text is None else Observed.model_validate_json(text)
+
+    async def look(self, run_ids: Sequence[str]) -> list[tuple[RunRecord, Desired, Observed]]:
+        """Record, desired and observed state of each run that exists, in one round trip."""
+        keys = [run_key(each, part) for each in run_ids for part in ("", "desired", "observed")]
+        texts = await self._do(self._redis.mget(keys)) if keys else []
+        return [
+            (
+                RunRecord.model_validate_json(record),
+                Desired.model_validate_json(desired) if desired else Desired(),
+                Observed.model_validate_json(observed) if observed else Observed(),
+            )
+            for record, desired, observed in zip(texts[::3], texts[1::3], texts[2::3], strict=True)
+            if record
+        ]
+
+    async def change_desired(self, run_id: str, change: Callable[[Desired], Desired]) -> Desired:
+        """Replace the desired state by ``change`` of it, and count the revision up; nobody's change is lost."""
+        key = run_key(run_id, "desired")
+        async with self._redis.pipeline() as pipe:
+            while True:
+                try:
+                    await pipe.watch(key)
+                    text = await pipe.get(key)
+                    current = Desired.model_validate_json(text) if text else Desired()
+                    wanted = change(current).model_copy(update={"revision": current.revision + 1})
+                    pipe.multi()
+                    pipe.set(key, wanted.model_dump_json())
+                    await pipe.execute()
+                except WatchError:
+                    continue
+                except (RedisError, OSError) as error:
+                    raise self._away(error) from error
+                return wanted
+
+    async def put_desired(self, run_id: str, desired: Desired) -> None:
+        """Replace the desired state as it is, revision included."""
+        await self._do(self._redis.set(run_key(run_id, "desired"), desired.model_dump_json()))
+
+    async def put_observed(self, run_id: str, observed: Observed) -> None:
+        await self._do(self._redis.set(run_key(run_id, "observed"), observed.model_dump_json()))
+
+    async def delete(self, run_id: str) -> None:
+        """Forget the run; its folder stays."""
         pipe = self._redis.pipeline()
-        pipe.xadd(f"{self._key}:metrics", {"json": json.dumps(metrics)}, maxlen=STREAM_LENGTH, approximate=True)
-        if ledger:
-            pipe.hset(f"{self._key}:ledger", mapping=dict(ledger))
-        await self._execute(pipe)
+        pipe.zrem("volley:runs", run_id)
+        pipe.delete(*(f"volley:run:{run_id}{part}" for part in EVERY_KEY))
+        await self._do(pipe.execute())
 
-    async def add_event(self, kind: str, **details: Any) -> None:
-        """Append an event: what happened, to whom, when."""
-        entry = {"kind": kind, "time": time.time(), **details}
-        pipe = self._redis.pipeline()
-        pipe.xadd(f"{self._key}:events", {"json": json.dumps(entry)}, maxlen=STREAM_LENGTH, approximate=True)
-        await self._execute(pipe)
+    async def entries(
+        self, run_id: str, stream: str, *, after: str | None = None, count: int | None = None
+    ) -> list[Entry]:
+        """Entries of one of `STREAMS`, oldest first, from the one that follows id ``after``."""
+        found = await self._do(
+            self._redis.xrange(run_key(run_id, stream), min=f"({after}" if after else "-", count=count)
+        )
+        return [(name, json.loads(fields["json"])) for name, fields in found]
 
-    async def metrics(self) -> list[dict[str, Any]]:
-        """Every step's metrics, oldest first."""
-        return [json.loads(entry["json"]) for _, entry in await self._redis.xrange(f"{self._key}:metrics")]
+    async def newest(self, run_id: str, stream: str, count: int) -> list[Entry]:
+        """The ``count`` newest entries of a stream, oldest first."""
+        found = await self._do(self._redis.xrevrange(run_key(run_id, stream), count=count))
+        return [(name, json.loads(fields["json"])) for name, fields in reversed(found)]
 
-    async def events(self) -> list[dict[str, Any]]:
-        """Every event, oldest first."""
-        return [json.loads(entry["json"]) for _, entry in await self._redis.xrange(f"{self._key}:events")]
+    async def follow(
+        self, run_id: str, after: Mapping[str, str], *, seconds: float, count: int = 1000
+    ) -> dict[str, list[Entry]]:
+        """Wait up to ``seconds`` for entries that follow ``after``, which is an entry id for each stream."""
+        positions = {run_key(run_id, stream): name for stream, name in after.items()}
+        found = await self._do(self._redis.xread(positions, count=count, block=max(1, int(seconds * 1000))))
+        return {
+            key.rpartition(":")[2]: [(name, json.loads(fields["json"])) for name, fields in entries]
+            for key, entries in found or ()
+        }
 
-    async def ledger(self) -> dict[str, int]:
+    async def ledger(self, run_id: str) -> dict[str, int]:
         """The ledger's counts."""
-        return {key: int(value) for key, value in (await self._redis.hgetall(f"{self._key}:ledger")).items()}
+        counts = await self._do(self._redis.hgetall(run_key(run_id, "ledger")))
+        return {key: int(value) for key, value in counts.items()}
 
-    async def _execute(self, pipe: Any) -> None:
+    async def _do(self, call: Any) -> Any:
         try:
-            await pipe.execute()
+            return await call
         except (RedisError, OSError) as error:
-            raise HostError(f"Redis stayed away through {RETRIES} tries: {error}") from error
+            raise self._away(error) from error
+
+    def _away(self, error: Exception) -> HostError:
+        return HostError(f"Redis stayed away through {self._retries} tries: {error}")
