@@ -1,0 +1,157 @@
+"""Starts and stops the drivers of runs: each life of a run is one job of Ray's job server.
+
+A submission is named ``<run>-<life>``. Ray refuses a name it has seen, so that one life is never started twice.
+"""
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import httpx
+
+from volley.errors import HostError
+
+JobStatus = Literal["none", "alive", "ended"]
+CALL_SECONDS = 15.0
+SUBMIT_SECONDS = 60.0
+LIST_SECONDS = 1.0  # a listing of all jobs is good for so long
+STOP_WAIT_SECONDS = 60  # between SIGTERM and SIGKILL: the driver writes a checkpoint
+_ALIVE = frozenset({"PENDING", "RUNNING"})
+
+
+class Launcher(Protocol):
+    """What the supervisor starts drivers with. Every call is bounded and raises `HostError` where nobody answers."""
+
+    async def submit(self, run_id: str, life: int) -> None:
+        """Start the ``life``-th driver of a run; does nothing if that one was started before."""
+
+    async def status(self, run_id: str) -> JobStatus:
+        """Is a driver of the run alive, did the last one end, or is none known?"""
+
+    async def stop(self, run_id: str) -> None:
+        """Ask the run's driver to end, and kill it if it does not."""
+
+    async def logs(self, run_id: str, tail_bytes: int) -> str:
+        """The end of what the run's last driver said before it had a log of its own."""
+
+
+class RayJobLauncher:
+    """Ray's job server over its REST API.
+
+    Args:
+        address: ``http://host:port`` of the job server.
+        redis_url: where the drivers find the control plane.
+        python: the interpreter on the cluster that has Volley.
+        token: of the cluster; None takes what Ray itself would, see `ray_token`.
+    """
+
+    def __init__(self, address: str, redis_url: str, *, python: str = sys.executable, token: str | None = None) -> None:
+        self._python, self._redis_url = python, redis_url
+        self._address = address
+        token = token or ray_token()
+        self._http = httpx.AsyncClient(
+            base_url=address,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=CALL_SECONDS,
+            trust_env=False,
+        )
+        self._listed: tuple[float, list[dict[str, Any]]] = (-LIST_SECONDS, [])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def submit(self, run_id: str, life: int) -> None:
+        answer = await self._call(
+            "POST",
+            "/api/jobs/",
+            seconds=SUBMIT_SECONDS,
+            json={
+                "submission_id": f"{run_id}-{life}",
+                "entrypoint": f"exec {shlex.quote(self._python)} -m services.driver {shlex.quote(run_id)}",
+                "metadata": {"volley_run": run_id, "volley_life": str(life)},
+                "runtime_env": {
+                    "env_vars": {
+                        "VOLLEY_REDIS_URL": self._redis_url,
+                        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS),
+                    }
+                },
+            },
+        )
+        self._listed = (-LIST_SECONDS, [])
+        if answer.status_code != 200 and "already exists" not in answer.text:
+            raise HostError(f"Ray refuses the driver of {run_id}: {_last_line(answer.text)}")
+
+    async def status(self, run_id: str) -> JobStatus:
+        states = [job["status"] for job in await self._jobs(run_id)]
+        if any(state in _ALIVE for state in states):
+            return "alive"
+        return "ended" if states else "none"
+
+    async def stop(self, run_id: str) -> None:
+        for job in await self._jobs(run_id):
+            if job["status"] in _ALIVE:
+                await self._call("POST", f"/api/jobs/{job['submission_id']}/stop", seconds=CALL_SECONDS)
+        self._listed = (-LIST_SECONDS, [])
+
+    async def logs(self, run_id: str, tail_bytes: int) -> str:
+        jobs = await self._jobs(run_id)
+        if not jobs:
+            return ""
+        answer = await self._call("GET", f"/api/jobs/{jobs[-1]['submission_id']}/logs", seconds=CALL_SECONDS)
+        if answer.status_code != 200:
+            return str(jobs[-1].get("message") or "")[-tail_bytes:]
+        return str(answer.json()["logs"])[-tail_bytes:]
+
+    async def _jobs(self, run_id: str) -> list[dict[str, Any]]:
+        """The run's jobs that Ray knows, in the order of their lives."""
+        if time.monotonic() - self._listed[0] >= LIST_SECONDS:
+            answer = await self._call("GET", "/api/jobs/", seconds=CALL_SECONDS)
+            if answer.status_code != 200:
+                raise HostError(f"Ray's job server at {self._address}: {_last_line(answer.text)}")
+            self._listed = (time.monotonic(), answer.json())
+        mine = [job for job in self._listed[1] if (job.get("metadata") or {}).get("volley_run") == run_id]
+        return sorted(mine, key=lambda job: int(job["metadata"]["volley_life"]))
+
+    async def _call(self, method: str, path: str, *, seconds: float, json: Any = None) -> httpx.Response:
+        try:
+            answer = await self._http.request(method, path, json=json, timeout=seconds)
+        except httpx.HTTPError as error:
+            raise HostError(
+                f"Ray's job server at {self._address} does not answer: {type(error).__name__} {error}"
+            ) from error
+        if answer.status_code in (401, 403):
+            raise HostError(
+                f"Ray's job server at {self._address} wants a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+            )
+        return answer
+
+
+def ray_token() -> str | None:
+    """The token a Ray process of this environment sends, None where authentication is off.
+
+    Raises:
+        HostError: it is on, and no token is to be found where Ray looks for it.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        return None
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token.strip()
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise HostError(f"RAY_AUTH_MODE is token, but {file} can not be read: {error.strerror}") from error
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip(" .")]
+    return lines[-1][:300] if lines else "no reason given"
