@@ -4,7 +4,7 @@
     Ray: is a driver alive?          ─┼─> decide ─> submit | kill | end | wait
     Redis: lives so far              ─┘
 
-One supervisor acts at a time (`services.lease`). What it did is written down before it is done, so that another one
+One supervisor acts at a time, by a lease. What it did is written down before it is done, so that another one
 takes over where it stopped; while Redis or Ray is away nothing is decided.
 
 | the run is                      | no driver                                                | a driver             |
@@ -19,7 +19,9 @@ takes over where it stopped; while Redis or Ray is away nothing is decided.
 """
 
 import asyncio
+import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -30,7 +32,6 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from services.launcher import JobStatus, Launcher
-from services.lease import Lease
 from services.state import ENDED, Desired, Observed
 from services.store import Store, connect
 from volley.base import Spec
@@ -39,6 +40,7 @@ from volley.errors import HostError
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
+LEASE_SECONDS = 30.0
 SETTLED_LOOKS = 5  # a run that needs nothing is looked at in one pass of so many
 BARREN_LIVES = 5  # drivers in a row that end without a step before the run is given up
 LONGEST_DELAY = 60.0  # between two drivers of one run
@@ -153,7 +155,8 @@ class Supervisor:
     def __init__(self, store: Store, launcher: Launcher, redis_url: str) -> None:
         self._store, self._launcher = store, launcher
         self._redis: Any = connect(redis_url, retries=0)
-        self._lease = Lease(redis_url, "supervisor")
+        self._name = secrets.token_hex(8)
+        self._acts_until = 0.0
         self._answers_since: float | None = None
         self._settled: set[str] = set()
         self._pass = 0
@@ -165,19 +168,26 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._lease.close()
+        with contextlib.suppress(HostError):  # the lease runs out by itself
+            await self._store.release("supervisor", self._name)
         await self._redis.aclose()
 
     async def run(self) -> None:
         """Look after all runs, for ever, through absences of Redis and Ray."""
         while True:
             try:
-                if await self._lease.take():
+                if await self._its_turn():
                     await self.look()
                 self._say("")
             except HostError as error:  # a declared point: whoever is away is waited for
                 self._say(str(error))
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _its_turn(self) -> bool:
+        until = time.monotonic() + LEASE_SECONDS  # from before the call: never longer than Redis says
+        mine = await self._store.lease("supervisor", self._name, LEASE_SECONDS)
+        self._acts_until = until if mine else 0.0
+        return mine
 
     async def look(self) -> None:
         """One pass over all runs. Raises `HostError` if Redis is away; a run that Ray does not answer for waits."""
@@ -194,7 +204,7 @@ class Supervisor:
         if self._answers_since is None:
             self._answers_since = time.monotonic()
         for record, desired, observed in looked:
-            if not self._lease.held:
+            if time.monotonic() > self._acts_until:
                 return
             await self._look_after(record.id, desired, observed, lives.get(record.id, Lives()))
         if not self._pass % SETTLED_LOOKS:
