@@ -19,7 +19,7 @@ class ActorConfig:
         max_model_len: longest prompt plus sample in tokens; None takes it from the model's configuration.
         seed: actor i samples from ``seed + i``.
         log_dir: actor i and its engine write ``actor-<i>.log`` here.
-        max_replacements: actors that may die over the run and be replaced; one more fails it.
+        max_replacements: actors that may die within an hour and be replaced; one more fails the pool.
         hang_deadline_s: an actor that gives no sign of life for so long is killed; longer than any step of its engine
             and than loading weights.
         verify: recompute the checksum of each set of weights that carries one before serving it.

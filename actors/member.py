@@ -7,7 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import ray
@@ -19,7 +19,7 @@ from actors.actor import Actor, log_path
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.environment import last_lines
 from volley.errors import DeadlineExceeded, WorkerDied
-from volley.records import GroupMeta, WeightUpdate
+from volley.records import GroupMeta, WeightUpdate, WorkerInfo
 
 _T = TypeVar("_T")
 _RemoteActor: Any = ray.remote(max_restarts=0, max_task_retries=0)(Actor)
@@ -51,8 +51,16 @@ class Member:
         name = f"volley-{os.getpid()}-{uuid.uuid4().hex[:8]}"  # short: sockets lie in it, whose paths are bounded
         self._scratch = Path(tempfile.gettempdir()) / name
         self._handle = _RemoteActor.options(
-            num_cpus=self._spec.cpus, num_gpus=self._spec.gpus, max_concurrency=CONCURRENT_CALLS
+            num_cpus=self._spec.cpus,
+            num_gpus=self._spec.gpus,
+            resources=self._spec.resources,
+            max_concurrency=CONCURRENT_CALLS,
         ).remote(config, index, self._scratch)
+
+    def view(self, state: Literal["starting", "serving", "draining"]) -> WorkerInfo:
+        """What others may know of it."""
+        pid = self.info.pid if self.info else 0
+        return WorkerInfo(self.name, state, pid, self.version if self.info else None, self.samples)
 
     async def start(self) -> None:
         """Returns when it serves the model's own weights at full speed.

@@ -18,7 +18,8 @@ from ray import ObjectRef
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, BroadcastReport, GenerateRequest
 from actors.member import Member
 from volley.errors import DeadlineExceeded, JobError, VolleyError, WorkerDied
-from volley.records import GroupMeta, WeightUpdate
+from volley.records import GroupMeta, WeightUpdate, WorkerInfo
+from volley.restarts import Restarts
 
 _T = TypeVar("_T")
 PING_EVERY = 5.0  # seconds
@@ -34,6 +35,7 @@ class ActorPool:
         self._aside: set[Member] = set()  # starting or draining
         self._newest: WeightUpdate | None = None
         self._deaths: list[VolleyError] = []
+        self._restarts = Restarts(config.max_replacements)
         self._replacing: set[asyncio.Task[None]] = set()
         self._watching: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
@@ -77,6 +79,12 @@ class ActorPool:
     def deaths(self) -> tuple[VolleyError, ...]:
         """How actors ended that were not asked to, in order."""
         return tuple(self._deaths)
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """Every actor, by index."""
+        known = {member: member.view("serving") for member in self._serving}
+        known |= {member: member.view("draining" if member.info else "starting") for member in self._aside}
+        return tuple(known[member] for member in sorted(known, key=lambda member: member.index))
 
     async def generate(self, request: GenerateRequest) -> tuple[ObjectRef, GroupMeta]:
         """One group from the actor with the fewest samples in flight; the group itself stays in the object store.
@@ -198,7 +206,7 @@ class ActorPool:
 
     def _count_death(self, end: VolleyError) -> bool:
         self._deaths.append(end)
-        if len(self._deaths) > self._config.max_replacements:
+        if not self._restarts.allow():
             self._failure = end
         return self._failure is None
 

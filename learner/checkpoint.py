@@ -22,10 +22,14 @@ from volley.errors import JobError
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, rank: int, ranks: int) -> None:
-    """Write ``engine``'s state into ``folder``. Every rank must call it; each writes its share of the files."""
-    from safetensors.torch import save_file
+def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, rank: int, ranks: int) -> str:
+    """Write ``engine``'s state into ``folder``. Every rank must call it; each writes its share of the files.
 
+    Returns:
+        Why a file could not be written, or nothing. It is no error raised: the other ranks wait for this one in every
+        gather.
+    """
+    problem = ""
     steps = _adam_steps(engine)
     files = []
     for number, bucket in enumerate(buckets(engine.module, bucket_bytes)):
@@ -37,10 +41,26 @@ def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, r
             for key, tensor in _whole(parameter, moments=steps > 0).items():
                 if mine:
                     tensors[f"{key}/{parameter_name}"] = tensor.cpu().contiguous()
-        if mine:
-            save_file(tensors, folder / file)
-    if rank == 0:
-        (folder / f"{name}.json").write_text(json.dumps({"adam_steps": steps, "files": files}))
+        if mine and not problem:
+            problem = _write(tensors, folder / file)
+    if rank == 0 and not problem:
+        try:
+            (folder / f"{name}.json").write_text(json.dumps({"adam_steps": steps, "files": files}))
+        except OSError as error:
+            problem = f"{name}.json: {error}"
+    return problem
+
+
+def _write(tensors: dict[str, Tensor], file: Path) -> str:
+    """Why the file could not be written, or nothing."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, file)
+    except (OSError, SafetensorError) as error:
+        return f"{file.name}: {error}"
+    return ""
 
 
 def load_engine(engine: Engine, name: str, folder: Path, *, rank: int, ranks: int) -> None:

@@ -102,6 +102,7 @@ class Engine:
             for parameter in getattr(module, "parameters_used", ()):
                 deepspeed.zero.register_external_parameter(module, parameter)
         self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
+        self.rate: float | None = None  # in place of the schedule's
         self.adam = _adamw(model, optimizer)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=settings)
 
@@ -134,7 +135,7 @@ class Engine:
         Raises:
             Diverged: the gradient is not finite; the weights are as they were.
         """
-        rate = learning_rate(self.spec, step, self.steps)
+        rate = learning_rate(self.spec, step, self.steps) if self.rate is None else self.rate
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         self._engine.step()

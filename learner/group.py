@@ -1,6 +1,7 @@
 """The learner as the coordinator sees it: all ranks together."""
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,9 @@ from learner.config import LearnerConfig
 from learner.metrics import batch_metrics
 from learner.ranks import Ranks
 from learner.records import ScoredGroup, SFTRow, StepReport
-from volley.errors import AccountingError
+from volley.errors import AccountingError, DiskFull, HostError, VolleyError
 from volley.objectives import Objective
-from volley.records import WeightUpdate
+from volley.records import WeightUpdate, WorkerInfo
 
 START_SECONDS = 300.0
 
@@ -49,14 +50,27 @@ class LearnerGroup:
             raise
         return group
 
+    @property
+    def failure(self) -> VolleyError | None:
+        """How a rank ended or hung; from then on the group is of no use."""
+        return self._ranks.failure
+
     async def step(
-        self, batch: Sequence[ScoredGroup], *, version: int, objective: Objective | None = None
+        self,
+        batch: Sequence[ScoredGroup],
+        *,
+        version: int,
+        objective: Objective | None = None,
+        learning_rate: float | None = None,
+        max_lag: int | None = None,
     ) -> StepReport:
         """One PPO step over ``batch``.
 
         Args:
             version: the learner's version before the step.
             objective: in place of the job's own, for schedules.
+            learning_rate: in place of the schedule's.
+            max_lag: in place of the job's own.
 
         Groups with a token older than the allowed lag are dropped with a reason, never trained on.
 
@@ -67,7 +81,7 @@ class LearnerGroup:
         objective = objective or self.config.objective
         if objective is None:
             raise ValueError("a learner for supervised steps takes no groups")
-        dropped = stale(batch, version - self.config.max_lag)
+        dropped = stale(batch, version - (self.config.max_lag if max_lag is None else max_lag))
         kept = [scored for scored in batch if scored.meta.group_id not in dropped]
         if not kept:
             raise AccountingError(f"step {version}: every group is too old, {next(iter(dropped.values()), 'or none')}")
@@ -76,9 +90,16 @@ class LearnerGroup:
         for rank, share in zip(self._ranks.handles, dealt, strict=True):
             mine = [kept[index] for index in share]
             columns = [replace(scored, group=None) for scored in mine]
-            calls.append(rank.step.remote(columns, version, objective, *(scored.group for scored in mine)))
+            groups = [scored.group for scored in mine]
+            calls.append(rank.step.remote(columns, version, objective, learning_rate, *groups))
         reports = await self._ranks.gather(calls, f"step {version}", self._deadline)
         return _joined(reports, batch_metrics(kept, self.config.ks), dropped)
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """Every rank, in order."""
+        return tuple(
+            WorkerInfo(f"learner-{rank}", "serving", process.pid) for rank, process in enumerate(self._ranks.processes)
+        )
 
     async def sft_step(self, rows: Sequence[SFTRow]) -> StepReport:
         """One supervised step over ``rows``: loss on the answers' tokens only. Raises `Diverged`."""
@@ -97,11 +118,24 @@ class LearnerGroup:
         return update
 
     async def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        """Write a resumable checkpoint to ``folder``: complete or absent, at every moment."""
+        """Write a resumable checkpoint to ``folder``: complete or absent, at every moment.
+
+        Raises:
+            DiskFull: there is no room for it.
+            HostError: it can not be written.
+        """
         aside = folder.with_name(f".{folder.name}.partial")
-        await asyncio.to_thread(_fresh, aside)
-        await self._ranks.call("checkpoint", "save", aside, dict(extra), seconds=self._deadline)
-        await asyncio.to_thread(_sync_and_rename, aside, folder)
+        try:
+            await asyncio.to_thread(_fresh, aside)
+            problems = await self._ranks.call("checkpoint", "save", aside, dict(extra), seconds=self._deadline)
+            if problem := next(filter(None, problems), ""):
+                raise (DiskFull if "No space left" in problem else HostError)(f"checkpoint {folder}: {problem}")
+            await asyncio.to_thread(_sync_and_rename, aside, folder)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (DiskFull if full else HostError)(f"checkpoint {folder}: {error.strerror or error}") from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
 
     async def load(self, folder: Path) -> dict[str, Any]:
         """Take up the checkpoint in ``folder``, of any number of ranks; returns the ``extra`` it was saved with.

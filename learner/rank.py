@@ -103,7 +103,14 @@ class Rank:
     def pulse(self) -> None:
         """Answer, in a thread of its own: the process is not stopped."""
 
-    def step(self, scored: Sequence[ScoredGroup], version: int, objective: Objective, *groups: Group) -> StepReport:
+    def step(
+        self,
+        scored: Sequence[ScoredGroup],
+        version: int,
+        objective: Objective,
+        learning_rate: float | None,
+        *groups: Group,
+    ) -> StepReport:
         """One PPO step over this rank's groups; metrics are those of all ranks."""
         from learner.batch import rank_batch, usable
 
@@ -115,6 +122,7 @@ class Rank:
             version=version,
             mask_truncated=mask_truncated,
         )
+        self.engine.rate = learning_rate
         metrics, advantages = self.reinforcer.step(batch, objective, self.steps_taken)
         self.steps_taken += 1
         lags, counts = np.unique(batch.lag_T, return_counts=True)
@@ -151,14 +159,20 @@ class Rank:
             checksum = weights_checksum(_stored(bucket) for bucket in stored)
         return WeightUpdate(version, tuple(stored), checksum, time.perf_counter() - begun)
 
-    def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        """Write this rank's part of a checkpoint into ``folder``, which is not in use yet."""
+    def save(self, folder: Path, extra: Mapping[str, Any]) -> str:
+        """Write this rank's part of a checkpoint into ``folder``, which is not in use yet; returns why it could not."""
         from learner.checkpoint import save_engine
 
-        for name, engine in self.engines.items():
+        problems = [
             save_engine(engine, name, folder, self._bucket_bytes, rank=self.rank, ranks=self.world)
+            for name, engine in self.engines.items()
+        ]
         if self.rank == 0:
-            (folder / "run.json").write_text(json.dumps({"steps_taken": self.steps_taken, "extra": dict(extra)}))
+            try:
+                (folder / "run.json").write_text(json.dumps({"steps_taken": self.steps_taken, "extra": dict(extra)}))
+            except OSError as error:
+                problems.append(f"run.json: {error}")
+        return next(filter(None, problems), "")
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Take up a checkpoint of any number of ranks; returns what ``save`` was given as extra.

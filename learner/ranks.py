@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from learner.config import LearnerConfig
 from learner.rank import Rank, RankProcess
 from volley.errors import DeadlineExceeded, HostError, VolleyError, WorkerDied
+from volley.update import LearnerSpec
 
 DEATH_NOTICE_SECONDS = 10.0  # a rank's error may be its peer's death; Ray tells of that a little later
 PULSE_SECONDS = 3.0
@@ -32,11 +33,12 @@ class Ranks:
         spec = config.learner
         self.config = config
         self._placement = placement_group(
-            [{"CPU": spec.cpus_per_rank, **({"GPU": spec.gpus_per_rank} if spec.gpus_per_rank else {})}] * spec.ranks,
+            [_reserved(spec)] * spec.ranks,
             strategy="PACK",
         )
         self.handles = [self._create(rank) for rank in range(spec.ranks)]
         self.processes: list[RankProcess] = []
+        self.failure: VolleyError | None = None
 
     async def open(self, seconds: float) -> None:
         """Wait until every rank is a process.
@@ -68,10 +70,11 @@ class Ranks:
         try:
             _, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
             if any(task.done() and task.exception() for task in tasks):
-                raise await self._explained(tasks)
+                raise self._failed(await self._explained(tasks))
             if pending:
                 names = await self._silent([index for index, task in enumerate(tasks) if task in pending])
-                raise DeadlineExceeded("coordinator", f"{', '.join(map(_name, names))}: {awaited}", seconds)
+                late = DeadlineExceeded("coordinator", f"{', '.join(map(_name, names))}: {awaited}", seconds)
+                raise self._failed(late)
             return [task.result() for task in tasks]
         finally:
             for task in tasks:
@@ -84,7 +87,13 @@ class Ranks:
             ray.kill(handle)
         remove_placement_group(self._placement)
         here = ray.get_runtime_context().get_node_id()
-        await asyncio.gather(*(_end(process.pid) for process in self.processes if process.node == here))
+        processes, self.processes = self.processes, []
+        await asyncio.gather(*(_end(process.pid) for process in processes if process.node == here))
+
+    def _failed(self, error: BaseException) -> BaseException:
+        if isinstance(error, WorkerDied | DeadlineExceeded):
+            self.failure = error
+        return error
 
     # ---- what went wrong ---------------------------------------------------------------------------------------
 
@@ -137,6 +146,7 @@ class Ranks:
                 name=f"{self.config.prefix}{_name(rank)}",
                 num_cpus=spec.cpus_per_rank,
                 num_gpus=spec.gpus_per_rank,
+                resources=spec.resources_per_rank,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._placement, placement_group_bundle_index=rank
@@ -147,6 +157,11 @@ class Ranks:
 
     def _log(self, rank: int) -> Path:
         return self.config.log_dir / f"{_name(rank)}.log"
+
+
+def _reserved(spec: LearnerSpec) -> dict[str, float]:
+    gpus = {"GPU": spec.gpus_per_rank} if spec.gpus_per_rank else {}
+    return {"CPU": spec.cpus_per_rank, **gpus, **spec.resources_per_rank}
 
 
 async def _answer(call: Awaitable[Any]) -> Any:

@@ -26,7 +26,8 @@ from reward_servers.scorers.base import infra_error
 from reward_servers.worker import RewardWorker
 from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
 from volley.job import RewardWorkersSpec
-from volley.records import Prompt, Scores
+from volley.records import Prompt, Scores, WorkerInfo
+from volley.restarts import Restarts
 from volley.scoring import ScorerSpec
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ class RewardPool:
         self._births: Counter[int] = Counter()
         self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         self._waiting = 0
-        self._respawned = 0
+        self._base = config.workers.count
+        self._deaths: list[VolleyError] = []
+        self._restarts = Restarts(config.respawns)
         self._resize = asyncio.Lock()
         self._scaling: asyncio.Task[None] | None = None
 
@@ -87,7 +90,7 @@ class RewardPool:
             await pool.stop()
             raise
         if config.most is not None:
-            pool._scaling = asyncio.create_task(pool._autoscale(config.workers.count, config.most))
+            pool._scaling = asyncio.create_task(pool._autoscale(config.most))
         return pool
 
     @property
@@ -101,9 +104,14 @@ class RewardPool:
         return len(self._workers)
 
     @property
-    def respawned(self) -> int:
-        """Workers replaced so far."""
-        return self._respawned
+    def deaths(self) -> tuple[VolleyError, ...]:
+        """How workers ended that were not asked to, in order."""
+        return tuple(self._deaths)
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """Every worker, by index."""
+        ordered = sorted(self._workers.values(), key=lambda worker: worker.index)
+        return tuple(WorkerInfo(each.name, "serving", each.pid, busy=each.busy) for each in ordered)
 
     async def score(self, group: Any, prompt: Prompt) -> Scores:
         """One verdict per sample of the group that the object reference ``group`` stands for.
@@ -121,7 +129,7 @@ class RewardPool:
             except (DeadlineExceeded, WorkerDied) as problem:
                 failure = str(problem)
                 log.warning("%s; replacing it", failure.splitlines()[0])
-                await self._replace(worker, failure)
+                await self._replace(worker, problem)
             else:
                 await self._give_back(worker)
                 return scores
@@ -129,9 +137,17 @@ class RewardPool:
         return Scores.pack([infra_error(failure)] * len(lost.texts))
 
     async def scale(self, count: int) -> None:
-        """Start or retire workers until there are ``count``. A retired worker finishes the group it has."""
+        """Start or retire workers until there are ``count``. A retired worker finishes the group it has.
+
+        Raises:
+            WorkerDied, DeadlineExceeded: a worker did not start; there are as many as before.
+        """
         if count < 1:
             raise ValueError(f"count {count}: a run needs at least one reward worker")
+        self._base = count
+        await self._resize_to(count)
+
+    async def _resize_to(self, count: int) -> None:
         async with self._resize:
             missing = [i for i in range(count) if i not in self._workers]
             for worker in await self._spawn(missing):
@@ -153,12 +169,15 @@ class RewardPool:
 
     async def _score_on(self, worker: "_Worker", group: Any, prompt: Prompt) -> Scores:
         bound = self._config.workers.group_deadline_s
+        worker.busy = 1
         try:
             scores: Scores = await asyncio.wait_for(_result(worker.actor.score.remote(group, prompt)), bound)
         except TimeoutError:
             raise DeadlineExceeded("coordinator", f"{worker.name} to score a group", bound) from None
         except RayActorError as death:
             raise self._died(worker, death) from death
+        finally:
+            worker.busy = 0
         return scores
 
     async def _next_idle(self) -> "_Worker":
@@ -174,29 +193,40 @@ class RewardPool:
         else:
             self._idle.put_nowait(worker)
 
-    async def _replace(self, worker: "_Worker", failure: str) -> None:
+    async def _replace(self, worker: "_Worker", end: VolleyError) -> None:
         """Kill ``worker`` and start another in its place. Raises WorkerDied when the pool's respawns are used up."""
         await asyncio.to_thread(_kill, worker)
         if worker.retired:
             return
-        self._respawned += 1
-        if self._respawned > self._config.respawns:
-            raise WorkerDied(worker.name, f"workers were replaced {self._config.respawns} times; the last: {failure}")
-        (fresh,) = await self._spawn([worker.index])
+        while True:
+            self._deaths.append(end)
+            if not self._restarts.allow():
+                most = self._config.respawns
+                raise WorkerDied(worker.name, f"workers were replaced {most} times within an hour; the last: {end}")
+            try:
+                (fresh,) = await self._spawn([worker.index])
+            except (DeadlineExceeded, WorkerDied) as problem:
+                end = problem
+            else:
+                break
+        if self._workers.get(worker.index) is not worker:  # retired meanwhile
+            await _end(fresh)
+            return
         self._workers[worker.index] = fresh
         self._idle.put_nowait(fresh)
 
-    async def _autoscale(self, low: int, high: int) -> None:
+    async def _autoscale(self, most: int) -> None:
         """Follow the queue. A worker that does not start is logged and tried again: the run goes on without it."""
         quiet = 0
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             quiet = quiet + 1 if self._waiting == 0 else 0
-            wanted = next_count(self.count, self._waiting, quiet, low=low, high=high)
+            high = max(most, self._base)
+            wanted = next_count(self.count, self._waiting, quiet, low=self._base, high=high)
             if wanted != self.count:
                 quiet = 0
                 try:
-                    await self.scale(wanted)
+                    await self._resize_to(wanted)
                 except VolleyError as problem:
                     log.warning("scaling to %d reward workers: %s", wanted, problem)
 
@@ -215,7 +245,12 @@ class RewardPool:
         self._births[index] += 1
         actor = (
             ray.remote(RewardWorker)
-            .options(name=f"{self._config.prefix}{name}{suffix}", num_cpus=self._config.workers.cpus, max_restarts=0)
+            .options(
+                name=f"{self._config.prefix}{name}{suffix}",
+                num_cpus=self._config.workers.cpus,
+                resources=self._config.workers.resources,
+                max_restarts=0,
+            )
             .remote(name, self._config.scorer, self._config.log_dir / f"{name}.log", tuple(sys.path))
         )
         return _Worker(index, name, actor)
@@ -254,6 +289,7 @@ class _Worker:
     name: str
     actor: Any
     pid: int = 0
+    busy: int = 0
     retired: bool = False
 
 

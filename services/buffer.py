@@ -22,6 +22,7 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _Slot(Generic[T]):
     deadline: int
+    lag: int
     ready: T | None = None
 
 
@@ -30,14 +31,19 @@ class SlotBuffer(Generic[T]):
 
     Args:
         batch: P, groups in one batch.
-        max_lag: L, versions a token may be old when it is trained on.
+        max_lag: L, versions a token may be old when it is trained on. It may be changed at any time; open groups keep
+            the bound they were admitted under.
     """
 
     def __init__(self, batch: int, max_lag: int) -> None:
         self.batch, self.max_lag = batch, max_lag
-        self.slots = (max_lag + 1) * batch
         self._open: dict[int, _Slot[T]] = {}
         self._held = 0  # slots of groups that are trained, until the actors serve the weights they made
+
+    @property
+    def slots(self) -> int:
+        """Groups that may be open or held at once."""
+        return (self.max_lag + 1) * self.batch
 
     def __len__(self) -> int:
         """Open groups: admitted, neither taken nor dropped."""
@@ -48,6 +54,11 @@ class SlotBuffer(Generic[T]):
         """Open groups that are generated and scored."""
         return sum(slot.ready is not None for slot in self._open.values())
 
+    @property
+    def held(self) -> int:
+        """Slots of groups that are trained, until the actors serve the weights they made."""
+        return self._held
+
     def can_admit(self, *, started_at: int, version: int) -> bool:
         """May one more group start, with actors serving ``started_at`` and the learner at ``version``?"""
         if len(self._open) + self._held >= self.slots:
@@ -57,16 +68,20 @@ class SlotBuffer(Generic[T]):
 
     def admit(self, group_id: int, *, started_at: int) -> None:
         """Give the group a slot; its tokens will be of version ``started_at`` or newer."""
-        self._open[group_id] = _Slot(started_at + self.max_lag)
+        self._open[group_id] = _Slot(started_at + self.max_lag, self.max_lag)
 
     def put(self, group_id: int, item: T, *, oldest_version: int) -> None:
         """The group is ready; its oldest token is of ``oldest_version``."""
         slot = self._open[group_id]
-        slot.ready, slot.deadline = item, max(slot.deadline, oldest_version + self.max_lag)
+        slot.ready, slot.deadline = item, max(slot.deadline, oldest_version + slot.lag)
 
     def drop(self, group_id: int) -> None:
         """The group will not be trained; its slot is free at once."""
         del self._open[group_id]
+
+    def lag_of(self, group_id: int) -> int:
+        """The bound the open group was admitted under."""
+        return self._open[group_id].lag
 
     def take(self, version: int) -> list[tuple[int, T]] | None:
         """The next batch for a learner at ``version``, in order of admission, or None until it can be made.

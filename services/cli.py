@@ -78,7 +78,7 @@ def set_(
     changes: Annotated[list[str], typer.Argument(help="fields of the objective: k=4 center=true", metavar="KEY=VALUE")],
 ) -> None:
     """Change the objective of a live rl run, from its next step on."""
-    from services.desired import change_objective
+    from services.desired import change_in_folder
     from services.job_file import parse_overrides
     from services.run_folder import RunFolder
     from volley.errors import JobError
@@ -87,7 +87,7 @@ def set_(
     folder, job = RunFolder.open(run_folder)
     if not isinstance(job, RLJob):
         raise JobError(f"{run_folder}: only rl jobs have an objective, this is {job.kind}")
-    desired = change_objective(folder, job, parse_overrides(changes))
+    desired = change_in_folder(folder, job, {"objective": parse_overrides(changes)})
     typer.echo(f"objective of {job.name} from its next step on: {desired.objective}")
 
 

@@ -22,85 +22,30 @@ The coordinator touches metadata only: token arrays stay in Ray's object store.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from actors.config import BroadcastReport, GenerateRequest
+from actors.config import GenerateRequest
 from learner.records import ScoredGroup, StepReport
 from services.buffer import SlotBuffer
-from services.dataset import Order
-from services.ledger import Ledger
+from services.data.mixture import order_of
 from services.roles import Generator, Judge, Learner
+from services.scoring_health import ScoringHealth
 from services.start import first_error
+from services.state import Desired
+from services.steps import FinishedStep, ReadyGroup, Recorder, ResumePoint, StepTimes
 from services.tokens import EncodedPrompt
+from services.waits import Waits
 from volley.errors import DeadlineExceeded, NoSignal
 from volley.job import RLJob
-from volley.objectives import Objective, SolveRate, adaptive_k, check_objective, resolve, visited
+from volley.objectives import Objective, adaptive_k, check_objective, resolve, visited
 from volley.objectives.spec import ObjectiveWithK
-from volley.records import GroupMeta, Prompt, Scores, WeightUpdate
+from volley.records import Prompt, Scores, WeightUpdate
 
-
-@dataclass(frozen=True, slots=True)
-class ReadyGroup:
-    """A group that is generated and scored: metadata, and a reference to its arrays."""
-
-    group: Any
-    meta: GroupMeta
-    prompt: Prompt
-    scores: Scores
-
-    def scored(self) -> ScoredGroup:
-        return ScoredGroup(
-            group=self.group,
-            meta=self.meta,
-            rewards_n=self.scores.rewards_n,
-            valid_n=self.scores.valid_n,
-            answers_n=self.scores.answers_n,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """All that is known of one step once the actors serve its weights. Times in seconds."""
-
-    step: int
-    batch: tuple[ReadyGroup, ...]
-    report: StepReport
-    broadcast: BroadcastReport
-    waited: float
-    learned: float
-    published: float
-    nbytes: int
-    ledger: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """Between two steps: ``step`` are done, where every group was, and what schedules go by."""
-
-    step: int
-    ledger: Ledger
-    dead_batches: int
-    solve_rates: dict[str, SolveRate]
-
-    @classmethod
-    def of(cls, step: int, state: Mapping[str, Any]) -> "ResumePoint":
-        """From what `Coordinator` gave its checkpoint."""
-        rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
-        return cls(step, Ledger.of(state["ledger"]), int(state["dead_batches"]), rates)
-
-
-class Recorder(Protocol):
-    """Told of everything that happens; writes files, streams and the progress display."""
-
-    async def step(self, finished: FinishedStep) -> None: ...
-
-    async def event(self, kind: str, **details: Any) -> None: ...
-
-    async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None: ...
+PROBE_LOOK_SECONDS = 0.5  # between looks whether a group may be tried while scoring fails
 
 
 class Coordinator:
@@ -112,7 +57,7 @@ class Coordinator:
         actors, rewards, learner: the three roles, started, all holding version 0.
         recorder: told of every step and event.
         evaluate: called with a version while the actors serve it, at the job's evaluation steps.
-        changes: fields in place of the objective's, asked for at every step.
+        desired: changes to the job; `want` brings later ones.
         resume: where a checkpoint of this job left off; actors and learner hold its version.
         checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done and what else
             a resumed run must know.
@@ -129,64 +74,123 @@ class Coordinator:
         recorder: Recorder,
         evaluate: Callable[[int], Awaitable[None]],
         checkpoint: Callable[[int, dict[str, Any]], Awaitable[None]],
-        changes: Callable[[], dict[str, Any]] = dict,
+        desired: Desired | None = None,
         resume: ResumePoint | None = None,
     ) -> None:
         self.job, self.prompts = job, prompts
         self.actors, self.rewards, self.learner = actors, rewards, learner
         self.recorder, self.evaluate, self.checkpoint = recorder, evaluate, checkpoint
-        self.changes = changes
-        self._changes_seen: dict[str, Any] = {}
-        self.ledger = resume.ledger if resume else Ledger()
-        self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, job.max_lag)
-        self.version = resume.step if resume else 0
+        self.desired = desired or Desired()
+        resume = resume or ResumePoint.start()
+        self.ledger, self.version = resume.ledger, resume.step
+        self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, self._max_lag())
+        self.waits = Waits()
         self._changed = asyncio.Condition()
-        self._dead_batches = self._deaths_reported = self._unscored = 0
+        self._health = ScoringHealth(job.infra_errors)
+        self._making: dict[int, str] = {}  # groups under way, and in which stage
         self._refills = self.ledger.dropped.total()  # groups dropped before a batch took them: each is replaced
-        self._solve_rates: dict[str, SolveRate] = {}
-        if resume:
-            self._dead_batches, self._solve_rates = resume.dead_batches, dict(resume.solve_rates)
+        self._dead_batches, self._solve_rates = resume.dead_batches, dict(resume.solve_rates)
+        self._saved_at = self.version if self.version else None
 
-    async def run(self) -> None:
-        """Every step of the job; returns when the actors serve the last version.
+    async def run(self) -> bool:
+        """Every step of the job: True when the actors serve the last version, False when it was stopped before.
 
         Raises:
             WorkerDied, DeadlineExceeded: a role failed, or kept somebody waiting beyond its bound.
-            NoSignal: ``max_dead_batches`` batches in a row gave no gradient.
+            NoSignal: ``max_dead_batches`` batches in a row gave no gradient, or scoring failed for too long.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                admitting = tasks.create_task(self._admit_loop(tasks), name="admit")
+                making: set[asyncio.Task[None]] = set()
+                admitting = tasks.create_task(self._admit_loop(tasks, making), name="admit")
                 await self._train_loop(tasks)
                 admitting.cancel()
+                for task in making:
+                    task.cancel()
         except BaseExceptionGroup as group:
             raise first_error(group) from group
+        if self.version < self.job.steps:
+            return False
         await self._close_ledger()
+        return True
+
+    async def want(self, desired: Desired) -> None:
+        """From now on ``desired`` holds: of the objective and the rate from the next step, of the rest at once."""
+        if desired.objective != self.desired.objective:
+            changed = resolve(self.job.objective, self.job.schedule, self.version, desired.objective)
+            check_objective(changed, self.job.sampling.n)
+            await self.recorder.event("objective_changed", step=self.version, objective=changed.model_dump())
+        self.desired = desired
+        self.buffer.max_lag = self._max_lag()
+        await self._notify()
+
+    @property
+    def held(self) -> str:
+        """Why no group is admitted, or nothing."""
+        if self.desired.paused:
+            return "paused by its user"
+        if self.desired.actors == 0:
+            return "no actors are desired"
+        return self._health.problem
+
+    @property
+    def starving(self) -> bool:
+        """Does the learner wait for groups?"""
+        return "learner" in self.waits and not self.held
+
+    def groups(self) -> dict[str, int]:
+        """How many groups are in which stage."""
+        stages = list(self._making.values())
+        return {
+            "generating": stages.count("generate"),
+            "scoring": stages.count("score"),
+            "ready": self.buffer.ready,
+            "held": self.buffer.held,
+            "slots": self.buffer.slots,
+        }
+
+    def _max_lag(self) -> int:
+        return self.job.max_lag if self.desired.max_lag is None else self.desired.max_lag
 
     # ---- admit -------------------------------------------------------------------------------------------------
 
-    async def _admit_loop(self, tasks: asyncio.TaskGroup) -> None:
-        order = Order(len(self.prompts), seed=self.job.seed, shuffle=self.job.data.shuffle)
+    async def _admit_loop(self, tasks: asyncio.TaskGroup, making: set[asyncio.Task[None]]) -> None:
+        order = order_of(self.job.data, [each.prompt for each in self.prompts], seed=self.job.seed)
         again = sorted(self.ledger.in_flight)  # of a resumed run: admitted before, lost with their process
         while True:
-            async with self._changed:
-                # Woken by the other loops, which are bounded themselves.
-                await self._changed.wait_for(self._has_room if again else self._may_admit)
+            if not await self._room(again=bool(again)):
+                continue
             group_id = again.pop(0) if again else self.ledger.admit()
             self.buffer.admit(group_id, started_at=self.actors.version)
-            tasks.create_task(self._make(group_id, self.prompts[order[group_id]]), name=f"group {group_id}")
+            self._making[group_id] = "generate"
+            if self._health.failing:
+                self._health.probing()
+            task = tasks.create_task(self._make(group_id, self.prompts[order[group_id]]), name=f"group {group_id}")
+            making.add(task)
+            task.add_done_callback(making.discard)
 
-    def _may_admit(self) -> bool:
+    async def _room(self, *, again: bool) -> bool:
+        """Wait until one more group may start. The other loops wake this one; while scoring fails, so does time."""
+        try:
+            async with asyncio.timeout(PROBE_LOOK_SECONDS if self._health.failing else None), self._changed:
+                await self._changed.wait_for(lambda: self._may_admit(again=again))
+        except TimeoutError:
+            return False
+        return True
+
+    def _may_admit(self, *, again: bool) -> bool:
         planned = self.job.steps * self.job.prompts_per_step
-        return self.ledger.admitted - self._refills < planned and self._has_room()
-
-    def _has_room(self) -> bool:
-        return self.buffer.can_admit(started_at=self.actors.version, version=self.version)
+        if self._health.failing and (self._making or not self._health.probe_due()):
+            return False
+        if self.desired.paused or self.desired.actors == 0:
+            return False
+        wanted = again or self.ledger.admitted - self._refills < planned
+        return wanted and self.buffer.can_admit(started_at=self.actors.version, version=self.version)
 
     # ---- make one group ----------------------------------------------------------------------------------------
 
     async def _make(self, group_id: int, encoded: EncodedPrompt) -> None:
-        sampling = self.job.sampling
+        sampling, begun = self.job.sampling, time.time()
         group, meta = await self.actors.generate(
             GenerateRequest(
                 group_id=group_id,
@@ -199,30 +203,42 @@ class Coordinator:
                 seed=_group_seed(self.job.seed, group_id) if sampling.seeded else None,
             )
         )
+        generated = time.time()
+        self._making[group_id] = "score"
         scores = await self.rewards.score(group, encoded.prompt)
-        valid = int(scores.valid_n.sum())
-        if valid >= 2:
-            self._unscored = 0
-            ready = ReadyGroup(group, meta, encoded.prompt, scores)
+        del self._making[group_id]
+        await self._note_health(scores)
+        if int(scores.valid_n.sum()) >= 2:
+            ready = ReadyGroup(
+                group,
+                meta,
+                encoded.prompt,
+                scores,
+                max_lag=self.buffer.lag_of(group_id),
+                generated=(begun, generated),
+                scored=time.time(),
+            )
             self.buffer.put(group_id, ready, oldest_version=meta.oldest_version)
         else:
             await self._drop_unscored(group_id, encoded.prompt, scores)
         await self._notify()
 
+    async def _note_health(self, scores: Scores) -> None:
+        failing = self._health.failing
+        self._health.note(scores)
+        if self._health.failing and not failing:
+            await self.recorder.event("paused", problem=self._health.problem)
+        elif failing and not self._health.failing:
+            await self.recorder.event("unpaused", problem="")
+
     async def _drop_unscored(self, group_id: int, prompt: Prompt, scores: Scores) -> None:
-        """A group that scoring failed on leaves the run; another is admitted in its place, up to a bound."""
+        """A group that scoring failed on leaves the run; another is admitted in its place."""
         reason = f"{int(scores.valid_n.sum())} of {len(scores.valid_n)} samples could be scored"
         detail = next((verdict.detail for verdict in scores.verdicts if verdict.reward is None), "")
         self.buffer.drop(group_id)
         self.ledger.drop(group_id, reason)
-        self._unscored += 1
         self._refills += 1
         await self.recorder.dropped(group_id, prompt.id, self.version, reason, detail)
-        if self._unscored >= self.job.max_unscored_groups:
-            raise NoSignal(
-                f"{self._unscored} groups in a row could not be scored, the last because: {detail or 'unknown'}. Mend "
-                "the scorer, or see the reward workers' logs"
-            )
 
     # ---- train -------------------------------------------------------------------------------------------------
 
@@ -231,46 +247,56 @@ class Coordinator:
             await self.evaluate(0)
         sending: asyncio.Task[None] | None = None
         for step in range(self.version, self.job.steps):
-            begun = time.monotonic()
+            begun = time.time()
             batch = await self._next_batch()
-            waited = time.monotonic()
-            objective = await self._objective(step)
-            report = await self.learner.step(self._scored(batch, objective), version=self.version, objective=objective)
-            self._account(batch, report)
-            learned = time.monotonic()
+            if batch is None:
+                break
+            waited = time.time()
+            report = await self._learn(step, batch)
+            learned = time.time()
             update = await self.learner.publish(self.version + 1)
-            published = time.monotonic()
+            times = StepTimes(begun, waited, learned, published=time.time())
             self.version += 1
             if sending is not None:
-                await sending
+                with self.waits.on("learner", lambda: f"the actors to take version {self.version - 1}"):
+                    await sending
             sending = tasks.create_task(
-                self._send(step, batch, report, update, waited - begun, learned - waited, published - learned),
-                name=f"broadcast {self.version}",
+                self._send(step, batch, report, update, times), name=f"broadcast {self.version}"
             )
-            await self._report_deaths()
             await self._check_signal(report)
             if self._evaluates_at(self.version):
                 await sending
-                await self.evaluate(self.version)
+                with self.waits.on("learner", lambda: f"the evaluation of version {self.version}"):
+                    await self.evaluate(self.version)
             if self._saves_at(self.version):
                 await sending  # a checkpoint never runs ahead of the rows of its steps
-                await self.checkpoint(self.version, self._state())
+                await self._save()
         if sending is not None:
             await sending
+        if self._saved_at != self.version:
+            await self._save()
 
-    async def _objective(self, step: int) -> Objective:
-        """The job's objective at this step, with what its user changed since."""
-        changes = self.changes()
-        objective = resolve(self.job.objective, self.job.schedule, step, changes)
+    async def _learn(self, step: int, batch: Sequence[ReadyGroup]) -> StepReport:
+        objective = resolve(self.job.objective, self.job.schedule, step, self.desired.objective)
         check_objective(objective, self.job.sampling.n)
-        if changes != self._changes_seen:
-            self._changes_seen = changes
-            await self.recorder.event("objective_changed", step=step, objective=objective.model_dump())
-        return objective
+        report = await self.learner.step(
+            self._scored(batch, objective),
+            version=self.version,
+            objective=objective,
+            learning_rate=self.desired.learning_rate,
+            max_lag=max(ready.max_lag for ready in batch),
+        )
+        self._account(batch, report)
+        return report
+
+    async def _save(self) -> None:
+        self._saved_at = self.version
+        with self.waits.on("learner", lambda: f"the checkpoint of step {self.version}"):
+            await self.checkpoint(self.version, self._state())
 
     def _scored(self, batch: Sequence[ReadyGroup], objective: Objective) -> list[ScoredGroup]:
         """The batch for the learner, each group with its prompt's own k where the schedule adapts it."""
-        scored = [ready.scored() for ready in batch]
+        scored = [ready.columns() for ready in batch]
         rule = self.job.schedule.adaptive_k
         if rule is None or not isinstance(objective, ObjectiveWithK):
             return scored
@@ -281,24 +307,32 @@ class Coordinator:
             self._solve_rates[each] = visited(self._solve_rates.get(each), rewards, rule)
         return [replace(group, k=int(k)) for group, k in zip(scored, ks, strict=True)]
 
-    async def _next_batch(self) -> tuple[ReadyGroup, ...]:
+    async def _next_batch(self) -> tuple[ReadyGroup, ...] | None:
+        """The next batch, or None where the run is to stop. While the run is held, waiting has no bound."""
         bound = round(self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s, 3)
-        while (batch := self.buffer.take(self.version)) is None:
-            try:
-                async with asyncio.timeout(bound):
-                    await self._progress()
-            except TimeoutError:
-                raise DeadlineExceeded("learner", self._awaited(), bound) from None
-        return tuple(ready for _, ready in batch)
+        with self.waits.on("learner", self._awaited):
+            while not self.desired.stopped:
+                if (batch := self.buffer.take(self.version)) is not None:
+                    return tuple(ready for _, ready in batch)
+                try:
+                    async with asyncio.timeout(None if self.held else bound):
+                        await self._progress()
+                except TimeoutError:
+                    raise DeadlineExceeded("learner", self._awaited(), bound) from None
+        return None
 
     async def _progress(self) -> None:
-        """Wait until one more group is ready; groups dropped and replaced are no progress."""
-        ready = self.buffer.ready
+        """Wait for one more ready group, or a change of what is desired or held; groups dropped are no progress."""
+        ready, held, desired = self.buffer.ready, self.held, self.desired
         async with self._changed:
-            await self._changed.wait_for(lambda: self.buffer.ready > ready)
+            await self._changed.wait_for(
+                lambda: self.buffer.ready > ready or self.held != held or self.desired is not desired
+            )
 
     def _awaited(self) -> str:
         due = self.buffer.waiting_for(self.version)
+        if self.held:
+            return f"step {self.version}: the run is held, {self.held}"
         groups = f"groups {due[:5]}, due at version {self.version}" if due else "groups in generation or scoring"
         return f"step {self.version}: {self.buffer.ready} of {self.buffer.batch} groups ready, {groups}"
 
@@ -310,11 +344,6 @@ class Coordinator:
             else:
                 self.ledger.train(group_id)
         self.ledger.check()
-
-    async def _report_deaths(self) -> None:
-        for death in self.actors.deaths[self._deaths_reported :]:
-            self._deaths_reported += 1
-            await self.recorder.event("actor_died", problem=str(death))
 
     async def _check_signal(self, report: StepReport) -> None:
         live = report.metrics["live_group_fraction"]
@@ -329,23 +358,14 @@ class Coordinator:
     # ---- broadcast ---------------------------------------------------------------------------------------------
 
     async def _send(
-        self,
-        step: int,
-        batch: tuple[ReadyGroup, ...],
-        report: StepReport,
-        update: WeightUpdate,
-        waited: float,
-        learned: float,
-        published: float,
+        self, step: int, batch: tuple[ReadyGroup, ...], report: StepReport, update: WeightUpdate, times: StepTimes
     ) -> None:
-        broadcast = await self.actors.broadcast(update)
+        with self.waits.on("broadcast", lambda: f"the actors to serve version {update.version}"):
+            broadcast = await self.actors.broadcast(update)
         self.buffer.release(len(batch))
         await self._notify()
-        await self.recorder.step(
-            FinishedStep(
-                step, batch, report, broadcast, waited, learned, published, update.nbytes, self.ledger.counts()
-            )
-        )
+        counts = self.ledger.counts()
+        await self.recorder.step(FinishedStep(step, batch, report, broadcast, times, update.nbytes, counts))
 
     # ---- small parts -------------------------------------------------------------------------------------------
 
@@ -359,7 +379,7 @@ class Coordinator:
 
     def _saves_at(self, version: int) -> bool:
         every = self.job.checkpoint.every
-        return version == self.job.steps or (every is not None and version % every == 0)
+        return every is not None and version % every == 0
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -1,28 +1,51 @@
-"""Desired state: what the user wants of a live run beyond its job. A file in the run folder, read at every step."""
+"""Changing a live run: what may be desired of it, and where that is kept.
+
+Two places say what is desired: ``desired.json`` in the run folder, for the command line beside a run, and Redis, for
+the service. Each change counts the revision up; the run's driver takes the higher one and copies it to the other.
+"""
 
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from services.job_file import explain
+from services.job_file import Job, explain
 from services.run_folder import RunFolder
-from volley.base import Spec
+from services.state import Desired
 from volley.errors import JobError
-from volley.job import RLJob
+from volley.job import RLJob, SFTJob
 from volley.objectives import check_objective, with_changes
 from volley.update import check_update
 
 FILE = "desired.json"
+FIELDS = frozenset(Desired.model_fields) - {"revision"}
 
 
-class Desired(Spec):
-    """Changes to a live run. Nothing set changes nothing."""
+def change(desired: Desired, job: Job, changes: dict[str, Any]) -> Desired:
+    """``desired`` with ``changes`` laid over it and its revision counted up.
 
-    objective: dict[str, Any] = Field(default_factory=dict, description="fields in place of the objective's")
+    Args:
+        changes: fields of `Desired`; those of ``objective`` add up, the others replace. Null is as the job says.
+
+    Raises:
+        JobError: there is no such field, the job has no such part, or the objective would be undefined for its n.
+    """
+    if unknown := sorted(set(changes) - FIELDS):
+        choices = ", ".join(sorted(FIELDS))
+        raise JobError(f"{', '.join(unknown)}: not to be changed on a live run; choose from {choices}")
+    _check_kind(job, changes)
+    if "objective" in changes:
+        changes = {**changes, "objective": {**desired.objective, **(changes["objective"] or {})}}
+    try:
+        wanted = Desired.model_validate({**desired.model_dump(), **_with_defaults(changes)})
+    except ValidationError as error:
+        raise JobError(explain("change", error)) from error
+    if isinstance(job, RLJob):
+        _check_objective(job, wanted.objective)
+    return wanted.model_copy(update={"revision": desired.revision + 1})
 
 
 def read_desired(folder: RunFolder) -> Desired:
-    """What is desired of the run; raises `JobError` for a file that does not say it properly."""
+    """What the run folder's file says; raises `JobError` for a file that does not say it properly."""
     file = folder.path / FILE
     if not file.exists():
         return Desired()
@@ -32,24 +55,41 @@ def read_desired(folder: RunFolder) -> Desired:
         raise JobError(explain(file, error)) from error
 
 
-def change_objective(folder: RunFolder, job: RLJob, changes: dict[str, Any]) -> Desired:
-    """Add ``changes`` to what is desired of the run's objective; it holds from the next step on.
+def write_desired(folder: RunFolder, desired: Desired) -> None:
+    """Replace the file; a reader sees the old one or the new one."""
+    aside = folder.path / f".{FILE}.partial"
+    aside.write_text(desired.model_dump_json(indent=2) + "\n")
+    aside.replace(folder.path / FILE)
 
-    Raises:
-        JobError: the objective has no such field, or would be undefined for the job's n.
-    """
-    desired = read_desired(folder)
-    wanted = {**desired.objective, **changes}
+
+def change_in_folder(folder: RunFolder, job: Job, changes: dict[str, Any]) -> Desired:
+    """`change` the desired state in the run folder; a live run there takes it up within seconds."""
+    desired = change(read_desired(folder), job, changes)
+    write_desired(folder, desired)
+    return desired
+
+
+def _check_kind(job: Job, changes: dict[str, Any]) -> None:
+    """Only some kinds of job have what a change is about."""
+    missing = {"objective", "learning_rate", "max_lag"} if not isinstance(job, RLJob) else set()
+    if isinstance(job, SFTJob):
+        missing |= {"actors", "reward_workers", "paused"}
+    if wrong := sorted(key for key in missing & changes.keys() if changes[key] not in (None, {}, False)):
+        raise JobError(f"{', '.join(wrong)}: a job of kind {job.kind} has none")
+
+
+def _with_defaults(changes: dict[str, Any]) -> dict[str, Any]:
+    """Null in place of a switch is its default."""
+    defaults = {"paused": False, "stopped": False, "objective": {}}
+    return {key: defaults.get(key) if value is None else value for key, value in changes.items()}
+
+
+def _check_objective(job: RLJob, fields: dict[str, Any]) -> None:
     try:
-        objective = with_changes(job.objective, wanted)
+        objective = with_changes(job.objective, fields)
         check_objective(objective, job.sampling.n)
         check_update(job.update, objective)
     except ValidationError as error:
         raise JobError(explain("objective", error)) from error
     except ValueError as error:
         raise JobError(f"objective: {error}") from error
-    desired = Desired(objective=wanted)
-    aside = folder.path / f".{FILE}.partial"
-    aside.write_text(desired.model_dump_json(indent=2) + "\n")
-    aside.replace(folder.path / FILE)  # a reader sees the old file or the new one
-    return desired

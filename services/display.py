@@ -13,9 +13,9 @@ LINE_SECONDS = 15.0  # between lines when the output is a file
 class Bar:
     """One running bar."""
 
-    def __init__(self, display: "Display", label: str, total: int, done: int) -> None:
+    def __init__(self, display: "Display", label: str, total: int) -> None:
         self._display, self._label, self._total = display, label, total
-        self._done, self._begun, self._spoke = done, time.monotonic(), time.monotonic()
+        self._done, self._begun, self._spoke = 0, time.monotonic(), time.monotonic()
         self._progress: Progress | None = None
         if display.console.is_terminal:
             self._progress = Progress(
@@ -28,7 +28,7 @@ class Bar:
                 console=display.console,
                 transient=True,
             )
-            self._task = self._progress.add_task(label, total=total, completed=done, note="")
+            self._task = self._progress.add_task(label, total=total, note="")
             self._progress.start()
 
     def advance(self, note: str | None = None, by: int = 1) -> None:
@@ -41,6 +41,12 @@ class Bar:
         elif time.monotonic() - self._spoke >= LINE_SECONDS and note is not None:
             self._spoke = time.monotonic()
             self._display.say(f"  {self._label} {self._done}/{self._total}  {note}")
+
+    def go_to(self, done: int) -> None:
+        """So many are done: the work was taken up again where it had been before."""
+        self._done = done
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done)
 
     def close(self) -> None:
         if self._progress is not None:
@@ -62,9 +68,9 @@ class Display:
         self.console.print(f"[dim]{int(elapsed // 60):2d}:{elapsed % 60:04.1f}[/dim] {text}", soft_wrap=True)
 
     @contextlib.contextmanager
-    def bar(self, label: str, total: int, done: int = 0) -> Iterator[Bar]:
-        """A bar for the length of the block, of which ``done`` are done already."""
-        bar = Bar(self, label, total, done)
+    def bar(self, label: str, total: int) -> Iterator[Bar]:
+        """A bar for the length of the block."""
+        bar = Bar(self, label, total)
         try:
             yield bar
         finally:

@@ -7,13 +7,12 @@ from actors.pool import ActorPool
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services import plots
-from services.dataset import read_prompts
-from services.display import Display
+from services.context import Context, its_turn
+from services.data.prompts import read_prompts
 from services.evaluate import evaluate, groups_at_once
+from services.needs import needs_of
 from services.recorder import RunRecorder
-from services.run_folder import RunFolder
 from services.start import start_all
-from services.store import RunStore
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.wiring import actor_config, reward_config
 from volley.job import EvalJob
@@ -29,22 +28,25 @@ class Prepared:
 
 def prepare(job: EvalJob) -> Prepared:
     """Read and check data, scorer and lengths; raises `JobError` for what can not be used."""
-    prompts = read_prompts(job.data)[: job.prompts]
+    prompts = read_prompts(job.data, job.model.path)[: job.prompts]
     check_scorer(job.scorer, prompts)
     tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
     return Prepared(encode_prompts(tokenizer, prompts, room=job.sampling.max_tokens, length=length), length)
 
 
-async def run(job: EvalJob, prepared: Prepared, folder: RunFolder, store: RunStore, display: Display) -> None:
+async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
     """One evaluation of the job's model, which is version 0."""
-    recorder = RunRecorder(folder, store, display, samples_kept=0)
+    folder, display = context.folder, context.display
+    recorder = RunRecorder(folder, context.outbox, display, samples_kept=0)
     display.say(f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s)")
     async with contextlib.AsyncExitStack() as stack:
-        actors, rewards = await start_all(
-            stack,
-            ActorPool.start(actor_config(job, prepared.length, folder)),
-            RewardPool.start(reward_config(job, folder)),
-        )
+        async with its_turn(context, needs_of(job)):
+            actors, rewards = await start_all(
+                stack,
+                ActorPool.start(actor_config(job, prepared.length, folder)),
+                RewardPool.start(reward_config(job, folder)),
+            )
+        context.status.set(state="running")
         with display.bar(f"{job.name} prompts", len(prepared.prompts)) as bar:
             evaluation = await evaluate(
                 prepared.prompts,

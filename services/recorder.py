@@ -3,68 +3,81 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from services.coordinator import FinishedStep, ReadyGroup
 from services.display import Bar, Display
 from services.evaluate import Evaluation
+from services.outbox import Outbox
+from services.room import Room
 from services.run_folder import RunFolder
-from services.store import RunStore
+from services.steps import FinishedStep, ReadyGroup
 from volley.records import STATUSES, Group
 
+SPOKEN = frozenset({"paused", "trouble", "actor_died", "learner_restarted"})  # events the terminal tells of
 EXCERPT_EVERY = 10  # steps between excerpts of samples
 
 
 class RunRecorder:
-    """The coordinator's `Recorder`.
+    """The coordinator's `Recorder`. What the disk has no room for waits; what Redis does not take queues up.
 
     Args:
         samples_kept: samples written at each excerpt.
+        bar: advanced with every step.
     """
 
-    def __init__(self, folder: RunFolder, store: RunStore, display: Display, samples_kept: int) -> None:
-        self.folder, self.store, self.display = folder, store, display
+    def __init__(
+        self, folder: RunFolder, outbox: Outbox, display: Display, samples_kept: int, bar: Bar | None = None
+    ) -> None:
+        self.folder, self.outbox, self.display, self.bar = folder, outbox, display, bar
         self.samples_kept = samples_kept
-        self.bar: Bar | None = None
-        self._last = time.monotonic()
+        self.room = Room(self._disk)
+        self._last = time.time()
 
     async def step(self, finished: FinishedStep) -> None:
-        now = time.monotonic()
+        now = time.time()
         row = step_row(finished, seconds=now - self._last)
         self._last = now
-        self.folder.append("metrics", [row])
-        self.folder.append("ledger", ledger_rows(finished))
-        await self.store.add_step(row, finished.ledger)
+        await self._append("metrics", [row])
+        await self._append("ledger", ledger_rows(finished))
+        self.outbox.step(row, finished.ledger)
+        self.outbox.add("timeline", timeline(finished))
         if finished.step % EXCERPT_EVERY == 0:
             await self._excerpt(finished)
         if self.bar is not None:
             self.bar.advance(_note(row))
 
-    def start_clock(self) -> None:
-        """The first step begins here, not with the processes it waited for."""
-        self._last = time.monotonic()
+    def start_clock(self, step: int) -> None:
+        """The step numbered ``step`` begins here, not with the processes it waited for."""
+        self._last = time.time()
+        if self.bar is not None:
+            self.bar.go_to(step)
 
     async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None:
         """Write down that a group ended untrained."""
-        self.folder.append(
+        await self._append(
             "ledger", [{"step": step, "group": group_id, "prompt_id": prompt_id, "end": f"dropped: {reason}"}]
         )
         await self.event("group_dropped", group=group_id, reason=reason, detail=detail)
 
     async def event(self, kind: str, **details: Any) -> None:
-        self.folder.append("events", [{"kind": kind, "time": time.time(), **details}])
-        await self.store.add_event(kind, **details)
+        row = {"kind": kind, "time": time.time(), **details}
+        self.outbox.add("events", row)
+        if kind in SPOKEN and details.get("problem"):
+            self.display.say(f"  {kind.replace('_', ' ')}: {details['problem']}")
+        await self._append("events", [row])
 
     async def evaluation(self, evaluation: Evaluation) -> None:
         """Write one evaluation and say it in one line."""
         row = evaluation.row()
-        self.folder.append("evaluations", [row])
+        await self._append("evaluations", [row])
+        self.outbox.add("evaluations", row)
         await self.event("evaluation", **row)
         values = "  ".join(f"@{e.k} {e.mean:.3f}" for e in evaluation.estimates)
         self.display.say(f"  version {evaluation.version}, held out: pass{values}")
-        self._last = time.monotonic()
+        self._last = time.time()
 
     async def _excerpt(self, finished: FinishedStep) -> None:
         room = self.samples_kept
@@ -75,17 +88,52 @@ class RunRecorder:
                 continue  # it has no advantages
             group: Group = await asyncio.wait_for(_value(ready.group), 30)
             rows = sample_rows(finished, ready, group)[:room]
-            self.folder.append("samples", rows)
+            await self._append("samples", rows)
+            self.outbox.add("samples", *rows)
             room -= len(rows)
+
+    async def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        async def write() -> None:
+            self.folder.append(name, rows)
+
+        await self.room.wait_for(write)
+
+    async def _disk(self, problem: str) -> None:
+        """Told in Redis and on the terminal: the folder has no room for it."""
+        self.outbox.add(
+            "events", {"kind": "paused" if problem else "unpaused", "time": time.time(), "problem": problem}
+        )
+        self.display.say(f"  paused: {problem}" if problem else "  the disk has room again")
 
 
 async def _value(reference: Any) -> Any:
     return await reference
 
 
+def timeline(finished: FinishedStep) -> dict[str, Any]:
+    """Who did what when in one step: rows of process, stage, start and end in seconds since 1970."""
+    times, ended = finished.times, finished.times.published + finished.broadcast.seconds
+    spans: list[tuple[str, str, float, float]] = []
+    for ready in finished.batch:
+        begun, generated = ready.generated
+        spans.append((ready.meta.actor, "generate", begun, generated))
+        spans.append((ready.scores.worker, "score", ready.scored - ready.scores.seconds, ready.scored))
+    spans.append(("learner", "learn", times.waited, times.learned))
+    spans.append(("learner", "publish", times.learned, times.published))
+    spans += [
+        (actor.actor, "update", ended - actor.fetch_seconds - actor.stall_seconds, ended)
+        for actor in finished.broadcast.actors
+    ]
+    return {
+        "step": finished.step,
+        "time": times.published,
+        "spans": [[process, stage, round(start, 3), round(end, 3)] for process, stage, start, end in spans],
+    }
+
+
 def step_row(finished: FinishedStep, *, seconds: float) -> dict[str, Any]:
     """The metrics of one step; names, units and definitions in `volley.metrics`."""
-    batch, broadcast = finished.batch, finished.broadcast
+    batch, broadcast, times = finished.batch, finished.broadcast, finished.times
     statuses = Counter(STATUSES[code] for ready in batch for code in ready.scores.status_n.tolist())
     samples = sum(ready.meta.n for ready in batch)
     stalls = [actor.stall_seconds for actor in broadcast.actors]
@@ -96,9 +144,9 @@ def step_row(finished: FinishedStep, *, seconds: float) -> dict[str, Any]:
         **finished.report.metrics,
         "lag_histogram": {str(lag): count for lag, count in sorted(finished.report.lag_histogram.items())},
         "seconds_step": seconds,
-        "seconds_wait": finished.waited,
-        "seconds_learn": finished.learned,
-        "seconds_publish": finished.published,
+        "seconds_wait": times.waited - times.begun,
+        "seconds_learn": times.learned - times.waited,
+        "seconds_publish": times.published - times.learned,
         "seconds_broadcast": broadcast.seconds,
         "seconds_stalled_max": max(stalls, default=0.0),
         "seconds_generate_mean": float(np.mean([ready.meta.seconds for ready in batch])),
@@ -132,7 +180,8 @@ def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list
     rows = []
     for i in np.argsort(-np.nan_to_num(ready.scores.rewards_n, nan=-np.inf), kind="stable").tolist():
         verdict = ready.scores.verdicts[i]
-        versions = group.versions_T[ends[i] - group.lengths_n[i] : ends[i]]
+        own = slice(ends[i] - group.lengths_n[i], ends[i])
+        versions, starts = np.unique(group.versions_T[own], return_index=True)
         rows.append(
             {
                 "step": finished.step,
@@ -145,7 +194,10 @@ def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list
                 "advantage": float(advantages[i]),
                 "detail": verdict.detail,
                 "tokens": int(group.lengths_n[i]),
-                "versions": sorted({int(version) for version in versions}),
+                "versions": versions.tolist(),
+                "version_starts": starts.tolist(),
+                "token_ids": group.tokens_T[own].tolist(),
+                "logprobs": np.round(group.logprobs_T[own], 4).tolist(),
                 "stopped": bool(group.stopped_n[i]),
             }
         )

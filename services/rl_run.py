@@ -1,28 +1,34 @@
 """Run a job of kind ``rl``: start the three roles side by side, hand them to the coordinator, export the result."""
 
 import contextlib
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from actors.pool import ActorPool
 from learner.group import LearnerGroup
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services import plots
-from services.checkpoints import save_checkpoint, steps_of
-from services.coordinator import Coordinator, ResumePoint
-from services.dataset import read_prompts
-from services.desired import read_desired
-from services.display import Display
-from services.evaluate import Evaluation, evaluate, groups_at_once
+from services.checkpoints import complete_checkpoints, save_checkpoint, steps_of
+from services.context import Context, RunStopped, its_turn
+from services.coordinator import Coordinator
+from services.data.prompts import read_prompts
+from services.evaluate import evaluate, groups_at_once
+from services.needs import needs_of
 from services.recorder import RunRecorder
-from services.run_folder import RunFolder
 from services.start import start_all
-from services.store import RunStore
+from services.state import Desired
+from services.steering import Steering
+from services.steps import ResumePoint
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.wiring import actor_config, reward_config, rl_learner_config
-from volley.job import InRunEvaluation, RLJob
+from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
+from volley.job import RLJob
+from volley.restarts import Restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,8 @@ class Prepared:
 
 def prepare(job: RLJob) -> Prepared:
     """Read and check data, scorer and lengths; raises `JobError` for what can not be used."""
-    prompts = read_prompts(job.data)
-    heldout = read_prompts(job.evaluation.data) if job.evaluation else []
+    prompts = read_prompts(job.data, job.model.path)
+    heldout = read_prompts(job.evaluation.data, job.model.path) if job.evaluation else []
     check_scorer(job.scorer, prompts)
     check_scorer(job.scorer, heldout)
     tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
@@ -49,76 +55,154 @@ def prepare(job: RLJob) -> Prepared:
     return Prepared(encoded, held, length)
 
 
-async def run(
-    job: RLJob,
-    prepared: Prepared,
-    folder: RunFolder,
-    store: RunStore,
-    display: Display,
-    checkpoint: Path | None = None,
-) -> None:
-    """The whole run, or what is left of it after ``checkpoint``. The roles are stopped whatever happens."""
-    recorder = RunRecorder(folder, store, display, job.samples_kept)
+async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path | None = None) -> None:
+    """The whole run, or what is left of it after ``checkpoint``. The roles are stopped whatever happens.
+
+    Raises:
+        RunStopped: its user stopped it; a checkpoint says where.
+    """
+    folder, display = context.folder, context.display
+    desired = await context.desired()
+    sized = sized_as_desired(job, desired)
     display.say(
-        f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s), "
+        f"{job.name}: starting {sized.actors.count} actor(s), {sized.reward_workers.count} reward worker(s), "
         f"{job.learner.ranks} learner rank(s)"
     )
     async with contextlib.AsyncExitStack() as stack:
-        actors, rewards, learner = await start_all(
-            stack,
-            ActorPool.start(actor_config(job, prepared.length, folder)),
-            RewardPool.start(reward_config(job, folder)),
-            LearnerGroup.start(rl_learner_config(job, folder)),
-        )
-        if checkpoint:
-            folder.rewind(steps_of(checkpoint))
-        resume = await _take_up(checkpoint, learner, actors) if checkpoint else None
-        done = resume.step if resume else 0
-        recorder.start_clock()
-        await recorder.event("resumed" if resume else "started", step=done)
-
-        async def evaluate_now(_version: int) -> None:
-            if job.evaluation is not None:
-                plan = job.evaluation
-                await recorder.evaluation(await _evaluate(job, plan, prepared.heldout, actors, rewards))
-
-        with display.bar(f"{job.name} steps", job.steps, done) as bar:
-            recorder.bar = bar
-            await Coordinator(
-                job,
-                prepared.prompts,
-                actors=actors,
-                rewards=rewards,
-                learner=learner,
-                recorder=recorder,
-                evaluate=evaluate_now,
-                checkpoint=partial(save_checkpoint, learner, folder, job.checkpoint.keep),
-                changes=lambda: read_desired(folder).objective,
-                resume=resume,
-            ).run()
-        await learner.export(folder.model)
+        async with its_turn(context, needs_of(sized)):
+            actors, rewards, learner = await start_all(
+                stack,
+                ActorPool.start(actor_config(sized, prepared.length, folder)),
+                RewardPool.start(reward_config(sized, folder)),
+                LearnerGroup.start(rl_learner_config(job, folder)),
+            )
+        with display.bar(f"{job.name} steps", job.steps) as bar:
+            recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar)
+            lives = Lives(job, prepared, context, recorder, stack, actors, rewards, learner, desired)
+            finished = await lives.run(checkpoint)
+        if not finished:
+            raise RunStopped
+        await lives.learner.export(folder.model)
     plots.learning_curves(folder)
     display.say(f"  model: {folder.model}")
 
 
-async def _take_up(checkpoint: Path, learner: LearnerGroup, actors: ActorPool) -> ResumePoint:
-    """Bring learner and actors to where ``checkpoint`` was written."""
-    state = await learner.load(checkpoint)
-    step = int(state["step"])
-    await actors.broadcast(await learner.publish(step))
-    return ResumePoint.of(step, state)
-
-
-async def _evaluate(
-    job: RLJob, plan: InRunEvaluation, heldout: list[EncodedPrompt], actors: ActorPool, rewards: RewardPool
-) -> Evaluation:
-    return await evaluate(
-        heldout,
-        plan.sampling,
-        plan.ks,
-        actors=actors,
-        rewards=rewards,
-        at_once=groups_at_once(job.actors, plan.sampling.n),
-        seed=job.seed,
-        on_group=lambda: None,
+def sized_as_desired(job: RLJob, desired: Desired) -> RLJob:
+    """The job with the counts of actors and reward workers that are desired now."""
+    actors = job.actors.count if desired.actors is None else desired.actors
+    workers = job.reward_workers.count if desired.reward_workers is None else desired.reward_workers
+    return job.model_copy(
+        update={
+            "actors": job.actors.model_copy(update={"count": actors}),
+            "reward_workers": job.reward_workers.model_copy(update={"count": workers}),
+        }
     )
+
+
+class Lives:
+    """The coordinator's life, and further ones where the learner died: from the newest checkpoint, same actors.
+
+    Attributes:
+        learner: the one in use.
+    """
+
+    def __init__(
+        self,
+        job: RLJob,
+        prepared: Prepared,
+        context: Context,
+        recorder: RunRecorder,
+        stack: contextlib.AsyncExitStack,
+        actors: ActorPool,
+        rewards: RewardPool,
+        learner: LearnerGroup,
+        desired: Desired,
+    ) -> None:
+        self.job, self.prepared, self.context, self.recorder = job, prepared, context, recorder
+        self.stack, self.actors, self.rewards, self.learner = stack, actors, rewards, learner
+        self.restarts = Restarts(job.learner.max_restarts)
+        self.steering = Steering(
+            job, context.folder, context.store, recorder, actors=actors, rewards=rewards, desired=desired
+        )
+
+    async def run(self, checkpoint: Path | None) -> bool:
+        """As `Coordinator.run`."""
+        resume = await self._take_up(checkpoint) if checkpoint else ResumePoint.start()
+        await self.recorder.event("resumed" if checkpoint else "started", step=resume.step)
+        async with self.steering.running():
+            while True:
+                try:
+                    return await self._live(resume)
+                except (WorkerDied, DeadlineExceeded) as end:
+                    if self.learner.failure is None or not self.restarts.allow():
+                        raise
+                    resume = await self._restart_learner(end)
+
+    async def _live(self, resume: ResumePoint) -> bool:
+        coordinator = Coordinator(
+            self.job,
+            self.prepared.prompts,
+            actors=self.actors,
+            rewards=self.rewards,
+            learner=self.learner,
+            recorder=self.recorder,
+            evaluate=self._evaluate,
+            checkpoint=self._checkpoint,
+            desired=self.steering.desired,
+            resume=resume,
+        )
+        self.recorder.start_clock(resume.step)
+        self.steering.steer(coordinator, self.learner)
+        self.context.status.source = self.steering.view
+        try:
+            return await coordinator.run()
+        finally:
+            self.context.status.source = dict
+            self.context.status.set(step=coordinator.version, state="starting")
+
+    async def _restart_learner(self, end: VolleyError) -> ResumePoint:
+        """Another learner, where the newest checkpoint was written; the actors go back to its weights."""
+        begun = time.monotonic()
+        self.context.status.set(problem=f"the learner starts again: {end}")
+        await self.learner.stop()
+        config = rl_learner_config(self.job, self.context.folder)
+        (self.learner,) = await start_all(self.stack, LearnerGroup.start(config))
+        complete = complete_checkpoints(self.context.folder)
+        resume = await self._take_up(complete[-1]) if complete else await self._start_over()
+        seconds = time.monotonic() - begun
+        await self.recorder.event("learner_restarted", problem=str(end), step=resume.step, seconds=seconds)
+        return resume
+
+    async def _take_up(self, checkpoint: Path) -> ResumePoint:
+        """Bring learner, actors and the run folder to where ``checkpoint`` was written."""
+        self.context.folder.rewind(steps_of(checkpoint))
+        state = await self.learner.load(checkpoint)
+        step = int(state["step"])
+        await self.actors.broadcast(await self.learner.publish(step))
+        return ResumePoint.of(step, state)
+
+    async def _start_over(self) -> ResumePoint:
+        """There is no checkpoint: the first step again, with the model's own weights."""
+        self.context.folder.rewind(0)
+        await self.actors.broadcast(await self.learner.publish(0))
+        return ResumePoint.start()
+
+    async def _checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
+        save = partial(save_checkpoint, self.learner, self.context.folder, self.job.checkpoint, step, state)
+        await self.recorder.room.wait_for(save)
+
+    async def _evaluate(self, _version: int) -> None:
+        plan = self.job.evaluation
+        if plan is None:
+            return
+        evaluation = await evaluate(
+            self.prepared.heldout,
+            plan.sampling,
+            plan.ks,
+            actors=self.actors,
+            rewards=self.rewards,
+            at_once=groups_at_once(self.job.actors, plan.sampling.n),
+            seed=self.job.seed,
+            on_group=lambda: None,
+        )
+        await self.recorder.evaluation(evaluation)

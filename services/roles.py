@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from actors.config import BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
-from volley.errors import VolleyError
 from volley.objectives import Objective
 from volley.records import GroupMeta, Prompt, Scores, WeightUpdate
 
@@ -17,11 +16,6 @@ class Generator(Protocol):
     @property
     def version(self) -> int:
         """The oldest version any live actor serves."""
-        ...
-
-    @property
-    def deaths(self) -> tuple[VolleyError, ...]:
-        """How actors ended that were not asked to, in order."""
         ...
 
     async def generate(self, request: GenerateRequest) -> tuple[Any, GroupMeta]: ...
@@ -39,7 +33,13 @@ class Learner(Protocol):
     """`learner.group.LearnerGroup`."""
 
     async def step(
-        self, batch: Sequence[ScoredGroup], *, version: int, objective: Objective | None = None
+        self,
+        batch: Sequence[ScoredGroup],
+        *,
+        version: int,
+        objective: Objective | None = None,
+        learning_rate: float | None = None,
+        max_lag: int | None = None,
     ) -> StepReport: ...
 
     async def publish(self, version: int) -> WeightUpdate: ...

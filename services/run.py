@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from services import eval_run, rl_run, sft_run
+from services.context import Context, RunStopped, beating, ends_when_stopped
 from services.display import Display
 from services.job_file import Job
 from services.needs import check_host, needs_of
+from services.outbox import Outbox
 from services.run_folder import RunFolder
 from services.stack import Stack, local_stack
-from services.store import RunStore
+from services.state import RunRecord, RunState
+from services.status import Status
+from services.store import Store
 from volley.errors import VolleyError
 from volley.job import EvalJob, RLJob, SFTJob
 
@@ -24,13 +28,15 @@ class Result:
 
     Attributes:
         folder: its run folder.
-        model: the exported Hugging Face model, None for an evaluation.
+        model: the exported Hugging Face model; None for an evaluation, or a run that was stopped before its end.
         seconds: wall time, checks and start-up included.
+        state: how it ended.
     """
 
     folder: RunFolder
     model: Path | None
     seconds: float
+    state: RunState
 
 
 def prepare(job: Job) -> Any:
@@ -83,24 +89,23 @@ async def run_on(
 ) -> Result:
     """Run ``job`` on a stack that is up, from the start or from ``checkpoint``.
 
-    Its record and summary say how it ended, whatever the end.
+    Its observed state and its summary say how it ended, whatever the end.
     """
     begun = time.monotonic()
     prepared = prepared if prepared is not None else prepare(job)
-    async with RunStore(stack.redis_url, folder.run_id) as store:
-        record = {"id": folder.run_id, "name": job.name, "kind": job.kind, "folder": str(folder.path)}
-        await store.put_record({**record, "state": "running", "started": time.time()})
-        folder.write_summary({**record, "state": "running", "problem": ""})
-        state, problem = "failed", "ended by an unexpected error"
+    async with Store(stack.redis_url) as store, Outbox(stack.redis_url, folder.run_id) as outbox:
+        if await store.record(folder.run_id) is None:
+            await store.create(_record(job, folder))
+        context = Context(folder, store, outbox, display, Status(outbox, await store.observed(folder.run_id)))
+        folder.write_summary(_summary(job, folder, "running"))
+        state: RunState = "failed"
+        problem = "ended by an unexpected error"
         try:
-            match job:
-                case RLJob():
-                    await rl_run.run(job, prepared, folder, store, display, checkpoint)
-                case SFTJob():
-                    await sft_run.run(job, prepared, folder, store, display)
-                case EvalJob():
-                    await eval_run.run(job, prepared, folder, store, display)
+            async with beating(context.status):
+                await _run(job, prepared, context, checkpoint)
             state, problem = "done", ""
+        except RunStopped:
+            state, problem = "stopped", "stopped by its user"
         except asyncio.CancelledError:
             state, problem = "stopped", "stopped by its user"
             raise
@@ -109,9 +114,33 @@ async def run_on(
             raise
         finally:
             seconds = time.monotonic() - begun
-            summary = {**record, "state": state, "problem": problem, "seconds": seconds}
-            folder.write_summary(summary)
-            with contextlib.suppress(VolleyError):  # Redis may be the reason for the end; the summary is on disk
-                await store.put_record({**summary, "ended": time.time()})
-    model = None if isinstance(job, EvalJob) else folder.model
-    return Result(folder, model, seconds)
+            with contextlib.suppress(OSError):  # a full disk: Redis has it too
+                folder.write_summary(_summary(job, folder, state, problem=problem, seconds=seconds))
+            context.status.end(state, problem)
+    return Result(folder, None if isinstance(job, EvalJob) or state != "done" else folder.model, seconds, state)
+
+
+async def _run(job: Job, prepared: Any, context: Context, checkpoint: Path | None) -> None:
+    match job:
+        case RLJob():
+            await rl_run.run(job, prepared, context, checkpoint)
+        case SFTJob():
+            await ends_when_stopped(context, sft_run.run(job, prepared, context))
+        case EvalJob():
+            await ends_when_stopped(context, eval_run.run(job, prepared, context))
+
+
+def _summary(job: Job, folder: RunFolder, state: str, **more: Any) -> dict[str, Any]:
+    about = {"id": folder.run_id, "name": job.name, "kind": job.kind, "folder": str(folder.path)}
+    return {**about, "state": state, "problem": "", **more}
+
+
+def _record(job: Job, folder: RunFolder) -> RunRecord:
+    return RunRecord(
+        id=folder.run_id,
+        name=job.name,
+        kind=job.kind,
+        job=job.model_dump(mode="json"),
+        created=time.time(),
+        folder=str(folder.path),
+    )

@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import fcntl
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +79,16 @@ class RunFolder:
         return self.path / "model"
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append ``rows`` to ``<name>.jsonl``."""
-        with (self.path / f"{name}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        """Append ``rows`` to ``<name>.jsonl``, all of them or, where the disk is full (OSError), none."""
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        with (self.path / f"{name}.jsonl").open("ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                while lines:
+                    lines = lines[file.write(lines) :]
+            except OSError:
+                file.truncate(end)
+                raise
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """The rows of ``<name>.jsonl``; none if there is no such file. A last line cut off in its writing is no row."""

@@ -44,16 +44,14 @@ class Desired(Spec):
 
 
 class WorkerView(Spec):
-    """One process of a run."""
+    """One process of a run; see `volley.records.WorkerInfo`."""
 
     name: str
     role: Literal["actor", "reward_worker", "learner_rank"]
-    state: Literal["starting", "serving", "draining", "dead"]
-    node: str = ""
+    state: Literal["starting", "serving", "draining"]
     pid: int = 0
     version: int | None = Field(None, description="of the weights an actor serves")
     busy: int = Field(0, description="samples in flight on an actor, groups on a reward worker")
-    detail: str = ""
 
 
 class Observed(Spec):

@@ -7,6 +7,7 @@ volley:run:R:observed     JSON `Observed`
 volley:run:R:ledger       hash of counts
 volley:run:R:flushed      how many of the driver's writes are in (see `services.outbox`)
 volley:run:R:<stream>     one of `STREAMS`, entries with one field ``json``
+volley:lease:NAME         who may do what only one may, for a while
 volley:idempotency:K      JSON {"body": digest, "run": R}, for a week
 """
 
@@ -30,6 +31,10 @@ RETRIES = 8  # with backoff capped at 5 s: about 20 s of outage is waited out
 STREAMS = {"metrics": 200_000, "events": 200_000, "samples": 20_000, "evaluations": 10_000, "timeline": 500}
 IDEMPOTENCY_SECONDS = 7 * 86400
 EVERY_KEY = ("", ":desired", ":observed", ":ledger", ":flushed", *(f":{stream}" for stream in STREAMS))
+
+# Compared and changed in one step: a lease that ran out may be another's by now.
+RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
+RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 Entry = tuple[str, dict[str, Any]]  # a stream entry's id, and its object
 
@@ -159,6 +164,17 @@ class Store:
         pipe.zrem("volley:runs", run_id)
         pipe.delete(*(f"volley:run:{run_id}{part}" for part in EVERY_KEY))
         await self._do(pipe.execute())
+
+    async def lease(self, name: str, owner: str, seconds: float) -> bool:
+        """Take the lease ``name`` for ``seconds``, or keep it where ``owner`` has it; False where another has."""
+        key, milliseconds = f"volley:lease:{name}", int(seconds * 1000)
+        if await self._do(self._redis.set(key, owner, nx=True, px=milliseconds)):
+            return True
+        return bool(await self._do(self._redis.eval(RENEW, 1, key, owner, milliseconds)))
+
+    async def release(self, name: str, owner: str) -> None:
+        """Give the lease back, if ``owner`` has it."""
+        await self._do(self._redis.eval(RELEASE, 1, f"volley:lease:{name}", owner))
 
     async def entries(
         self, run_id: str, stream: str, *, after: str | None = None, count: int | None = None

@@ -22,7 +22,15 @@ def actor_config(job: RLJob | EvalJob, length: int, folder: RunFolder) -> ActorC
 
 def reward_config(job: RLJob | EvalJob, folder: RunFolder) -> RewardConfig:
     """The reward workers of ``job``."""
-    return RewardConfig(job.scorer, job.reward_workers, folder.logs, prefix=f"{folder.run_id}-")
+    workers = job.reward_workers
+    return RewardConfig(
+        job.scorer,
+        workers,
+        folder.logs,
+        prefix=f"{folder.run_id}-",
+        most=workers.most,
+        respawns=workers.max_replacements,
+    )
 
 
 def rl_learner_config(job: RLJob, folder: RunFolder) -> LearnerConfig:

@@ -4,6 +4,7 @@ VolleyError
 ├── JobError (ValueError)              the job, or a file it names, can not be used as written
 │   └── DataError                      a dataset row is malformed; names file and line
 ├── HostError (RuntimeError)           this machine lacks something: a port, memory, a package, a server
+│   └── DiskFull                       no room for a file; what was there before is untouched
 ├── WorkerDied (RuntimeError)          an actor, a reward worker or a learner rank ended; carries its last log lines
 ├── DeadlineExceeded (TimeoutError)    a bounded wait ran out; names who waited for what
 ├── Diverged (ArithmeticError)         a gradient is not finite; the weights are as they were before it
@@ -35,6 +36,10 @@ class DataError(JobError):
 
 class HostError(VolleyError, RuntimeError):
     """This machine lacks something the run needs. The message names the fix."""
+
+
+class DiskFull(HostError):
+    """No room for a file. What was there before is untouched."""
 
 
 class WorkerDied(VolleyError, RuntimeError):

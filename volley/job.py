@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from volley.base import Spec
+from volley.base import Resources, Spec
+from volley.data import DataSpec
 from volley.objectives import Objective, Schedule, check_schedule, resolve
 from volley.scoring import ScorerSpec
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
@@ -21,15 +22,6 @@ class ModelSpec(Spec):
 
     path: Path = Field(description="folder with config.json, safetensors weights and a tokenizer")
     dtype: Literal["float32", "bfloat16"] = "float32"
-
-
-class DataSpec(Spec):
-    """A JSONL file of prompts. Fields the job does not name travel to the scorer."""
-
-    path: Path
-    prompt_field: str = "prompt"
-    id_field: str | None = Field(None, description="null: rows are named <file stem>:<line>")
-    shuffle: bool = Field(True, description="a new seeded order each pass; false keeps the file's order")
 
 
 class Sampling(Spec):
@@ -51,14 +43,18 @@ class ActorsSpec(Spec):
     """The actors that generate, each owning one vLLM engine."""
 
     count: int = Field(1, ge=1)
+    most: int | None = Field(None, ge=1, description="the run may grow to so many while the learner starves; null: no")
     cpus: float = Field(1, ge=0, description="Ray CPUs an actor reserves")
     gpus: float = Field(0, ge=0, description="Ray GPUs an actor reserves")
+    resources: Resources = Field(
+        default_factory=dict, description="custom Ray resources an actor reserves: {volley_actor: 1} names its nodes"
+    )
     threads: int = Field(1, ge=1, description="OpenMP threads of an engine on CPU")
     max_num_seqs: int = Field(256, ge=1, description="samples an engine runs at once")
     kv_cache_gb: float = Field(1.0, gt=0, description="key-value cache of an engine on CPU")
     engine: dict[str, Any] = Field(default_factory=dict, description="passed through to vLLM's AsyncEngineArgs")
     max_replacements: int = Field(
-        3, ge=0, description="actors that may die over the run and be replaced, their groups made again elsewhere"
+        3, ge=0, description="actors that may die within an hour and be replaced, their groups made again elsewhere"
     )
     start_deadline_s: float = Field(300, gt=0)
     group_deadline_s: float = Field(600, gt=0, description="longest wait for one group")
@@ -68,9 +64,21 @@ class RewardWorkersSpec(Spec):
     """The workers that score."""
 
     count: int = Field(1, ge=1)
+    most: int | None = Field(None, ge=1, description="the run may grow to so many while groups wait; null: no")
     cpus: float = Field(0.1, ge=0)
+    resources: Resources = Field(default_factory=dict, description="custom Ray resources a worker reserves")
+    max_replacements: int = Field(20, ge=0, description="workers that may die within an hour and be replaced")
     start_deadline_s: float = Field(60, gt=0)
     group_deadline_s: float = Field(120, gt=0, description="longest wait for the scores of one group")
+
+
+class InfraErrorsSpec(Spec):
+    """What a run does when scoring itself fails: the samples leave their groups, and too many of them pause it."""
+
+    max_share: float = Field(0.25, gt=0, le=1, description="share of unscored samples above which the run pauses")
+    window: int = Field(16, ge=1, description="newest groups the share is taken over")
+    probe_every_s: float = Field(30, gt=0, description="longest wait between groups tried while paused")
+    give_up_s: float = Field(1800, ge=0, description="a pause that lasts longer ends the run")
 
 
 class InRunEvaluation(Spec):
@@ -93,6 +101,9 @@ class CheckpointSpec(Spec):
 
     every: int | None = Field(None, ge=1, description="steps between checkpoints; null: only at the end")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    keep_every: int | None = Field(
+        None, ge=1, description="checkpoints at multiples of so many steps are kept for good"
+    )
 
 
 class _Job(Spec):
@@ -124,7 +135,7 @@ class RLJob(_Sampled):
     evaluation: InRunEvaluation | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
     max_dead_batches: int = Field(20, ge=1, description="batches in a row without signal that end the run with advice")
-    max_unscored_groups: int = Field(64, ge=1, description="groups in a row that could not be scored that end the run")
+    infra_errors: InfraErrorsSpec = InfraErrorsSpec()
     samples_kept: int = Field(64, ge=0, description="samples written to the excerpt every tenth step")
 
     @model_validator(mode="after")

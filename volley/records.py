@@ -7,7 +7,7 @@ Shape suffixes: ``_n`` samples of one group; ``_T`` tokens of all samples of one
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +48,13 @@ class Prompt:
         id: unique within its dataset; ``<file stem>:<line>`` where the row names none.
         text: what the model sees.
         reference: the row's other fields, for the scorer (numbers and target, tests, expected answer ...).
+        tags: what evaluations are broken down by, such as ``{"level": "5"}``.
     """
 
     id: str
     text: str
     reference: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,25 @@ class Scores:
             seconds=seconds,
             worker=worker,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """One process of a role, as its pool knows it.
+
+    Attributes:
+        name: such as ``actor-0``.
+        state: ``starting``, ``serving`` or ``draining``.
+        pid: 0 while it is not known.
+        version: of the weights an actor serves.
+        busy: samples in flight on an actor, groups on a reward worker.
+    """
+
+    name: str
+    state: Literal["starting", "serving", "draining"]
+    pid: int = 0
+    version: int | None = None
+    busy: int = 0
 
 
 @dataclass(frozen=True, slots=True)

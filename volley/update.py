@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from volley.base import Spec
+from volley.base import Resources, Spec
 from volley.objectives import MajAtK, MaxAtK, MaxRL, Mean, Objective, PassAtKAnalytic
 
 
@@ -149,9 +149,13 @@ class LearnerSpec(Spec):
     ranks: int = Field(1, ge=1)
     cpus_per_rank: float = Field(1, gt=0)
     gpus_per_rank: float = Field(0, ge=0)
+    resources_per_rank: Resources = Field(default_factory=dict, description="custom Ray resources a rank reserves")
     threads_per_rank: int = Field(1, ge=1, description="torch threads of a rank on CPU")
     tokens_per_micro_batch: int = Field(16384, ge=1, description="padded tokens a rank takes through the model at once")
     bucket_mb: float = Field(64, gt=0, description="weights are gathered and sent in pieces of this size")
     verify_weights: bool = Field(False, description="send a checksum that every actor verifies")
     step_deadline_s: float = Field(600, gt=0)
+    max_restarts: int = Field(
+        3, ge=0, description="restarts from a checkpoint within an hour, after a rank died or hung"
+    )
     deepspeed: dict[str, Any] = Field(default_factory=dict, description="passed through to deepspeed.initialize")

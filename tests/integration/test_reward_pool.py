@@ -71,7 +71,7 @@ async def test_a_killed_worker_is_replaced_and_its_group_scored_again(tmp_path: 
     ref = ray.put(group(("kill once", "fine")))
     scores = await pool.score(ref, Prompt("p", "", {"flag": str(tmp_path / "flag")}))
     assert scores.rewards_n.tolist() == [1.0, 1.0]
-    assert pool.respawned == 1
+    assert len(pool.deaths) == 1
     await pool.stop()
 
 

@@ -4,31 +4,94 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from services.local_redis import check_redis, embedded_redis
-from services.store import RunStore
-from volley.errors import HostError
+from services.outbox import Outbox
+from services.state import Observed, RunRecord
+from services.store import Store
+from volley.errors import HostError, JobError
 
 pytestmark = pytest.mark.integration
 
 
+RECORD = RunRecord(id="r1", name="r", kind="rl", job={}, created=1.0, folder="runs/r1")
+
+
 async def test_what_was_written_is_read_and_outlives_the_server(tmp_path: Path) -> None:
-    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, RunStore(url, "r1") as store:
-        await store.put_record({"id": "r1", "state": "running"})
-        await store.add_step({"step": 0, "reward_mean": 0.5}, {"admitted": 4, "trained": 2})
-        await store.add_event("evaluation", version=0)
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url:
+        async with Store(url) as store, Outbox(url, "r1") as outbox:
+            await store.create(RECORD)
+            outbox.step({"step": 0, "reward_mean": 0.5}, {"admitted": 4, "trained": 2})
+            outbox.add("events", {"kind": "evaluation", "version": 0})
+            outbox.observed(Observed(state="running", step=1))
+            await store.change_desired("r1", lambda desired: desired.model_copy(update={"actors": 2}))
         await asyncio.sleep(1.2)  # the append-only file is synced every second
-    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, RunStore(url, "r1") as store:
-        assert await store.record() == {"id": "r1", "state": "running"}
-        assert await store.metrics() == [{"step": 0, "reward_mean": 0.5}]
-        assert await store.ledger() == {"admitted": 4, "trained": 2}
-        (event,) = await store.events()
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
+        ((record, desired, observed),) = await store.look(await store.run_ids())
+        assert (record, desired.actors, desired.revision, observed.step) == (RECORD, 2, 1, 1)
+        assert [row for _, row in await store.entries("r1", "metrics")] == [{"step": 0, "reward_mean": 0.5}]
+        assert await store.ledger("r1") == {"admitted": 4, "trained": 2}
+        ((name, event),) = await store.newest("r1", "events", 10)
         assert (event["kind"], event["version"]) == ("evaluation", 0)
-        async with RunStore(url, "other") as other:
-            assert await other.record() is None
+        assert await store.follow("r1", {"events": name}, seconds=0.01) == {}
+        assert await store.record("other") is None
+        await store.delete("r1")
+        assert await store.run_ids() == []
+
+
+async def test_an_idempotency_key_makes_one_run(tmp_path: Path) -> None:
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
+        records = [RECORD.model_copy(update={"id": f"r{i}"}) for i in range(8)]
+        made = await asyncio.gather(*(store.create(record, key="k", body="same") for record in records))
+        assert len(set(made)) == 1
+        assert await store.run_ids() == made[:1]
+        with pytest.raises(JobError, match="was used for another request"):
+            await store.create(RECORD, key="k", body="other")
+
+
+async def test_changes_by_many_at_once_all_count(tmp_path: Path) -> None:
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
+        await store.create(RECORD)
+
+        async def set_actors(count: int) -> None:
+            await store.change_desired("r1", lambda desired: desired.model_copy(update={"actors": count}))
+
+        await asyncio.gather(*(set_actors(count) for count in range(20)))
+        assert (await store.desired("r1")).revision == 20
+
+
+async def test_a_lease_has_one_owner_until_it_is_given_back_or_runs_out(tmp_path: Path) -> None:
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
+        assert await store.lease("x", "a", 30)
+        assert await store.lease("x", "a", 0.2)
+        assert not await store.lease("x", "b", 30)
+        await store.release("x", "b")
+        assert not await store.lease("x", "b", 30)
+        await asyncio.sleep(0.3)
+        assert await store.lease("x", "b", 30)
+
+
+async def test_writes_wait_for_a_redis_that_is_away_and_each_is_in_once(tmp_path: Path) -> None:
+    """The server is killed again and again between and within writes; the run never waits for it."""
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
+        socket = Path(url.removeprefix("unix://"))
+        slowest = 0.0
+        async with Outbox(url, "r1") as outbox:
+            for step in range(1500):
+                begun = time.perf_counter()
+                outbox.step({"step": step}, {"trained": step})
+                slowest = max(slowest, time.perf_counter() - begun)
+                await asyncio.sleep(0.003)
+                if step % 400 == 200:
+                    for pid in _servers(socket):
+                        os.kill(pid, signal.SIGKILL)
+        steps = [row["step"] for _, row in await store.entries("r1", "metrics")]
+        assert steps == list(range(1500)), "in order, none lost, none twice"
+        assert slowest < 0.1
 
 
 async def test_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -41,13 +104,15 @@ async def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert not _servers(socket)
 
 
-async def test_a_dead_server_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.store.RETRIES", 1)
-    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, RunStore(url, "r1") as store:
-        (pid,) = _servers(Path(url.removeprefix("unix://")))
-        os.kill(pid, signal.SIGKILL)
+async def test_a_dead_server_is_one_clear_error(tmp_path: Path) -> None:
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url:
+        pass
+    async with Store(url, retries=1) as store:
         with pytest.raises(HostError, match="Redis stayed away through 1 tries"):
-            await store.add_event("late")
+            await store.run_ids()
+    with pytest.raises(HostError, match="Redis does not answer"):
+        async with Outbox(url, "r1"):
+            pass
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "unix:///nowhere/redis.sock", "http://x"])

@@ -7,7 +7,7 @@ import yaml
 
 from services import plots
 from services.checkpoints import newest_checkpoint
-from services.desired import change_objective, read_desired
+from services.desired import change_in_folder, read_desired
 from services.evaluate import groups_at_once
 from services.run_folder import RunFolder
 from tests.unit.test_host import job
@@ -83,12 +83,20 @@ def test_desired_changes_add_up_and_bad_ones_change_nothing(tmp_path: Path) -> N
     spec = job(tmp_path, objective={"kind": "max_at_k", "k": 8})
     folder = RunFolder.create(tmp_path, spec)
     assert read_desired(folder).objective == {}
-    change_objective(folder, spec, {"k": 4})
-    change_objective(folder, spec, {"center": True})
-    for bad, message in (({"k": 99}, "lower k or raise n"), ({"kk": 1}, "unknown key"), ({"k": "x"}, "k")):
+    change_in_folder(folder, spec, {"objective": {"k": 4}})
+    change_in_folder(folder, spec, {"objective": {"center": True}, "actors": 3})
+    for bad, message in (
+        ({"objective": {"k": 99}}, "lower k or raise n"),
+        ({"objective": {"kk": 1}}, "unknown key"),
+        ({"objective": {"k": "x"}}, "k"),
+        ({"actor": 1}, "actor: not to be changed on a live run; choose from actors"),
+        ({"actors": -1}, "greater than or equal to 0"),
+    ):
         with pytest.raises(JobError, match=message):
-            change_objective(folder, spec, bad)
-    assert read_desired(folder).objective == {"k": 4, "center": True}
+            change_in_folder(folder, spec, bad)
+    desired = read_desired(folder)
+    assert (desired.objective, desired.actors, desired.revision) == ({"k": 4, "center": True}, 3, 2)
+    assert change_in_folder(folder, spec, {"actors": None, "paused": None}).actors is None
     (folder.path / "desired.json").write_text('{"objectiv": {}}')
     with pytest.raises(JobError, match="objectiv: unknown key"):
         read_desired(folder)

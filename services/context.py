@@ -1,0 +1,107 @@
+"""What a run of any kind works with, and waits that every kind has."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from services.display import Display
+from services.local_ray import lacking_resources
+from services.needs import Needs
+from services.outbox import Outbox
+from services.run_folder import RunFolder
+from services.state import Desired
+from services.status import Status
+from services.steering import newest_desired
+from services.store import Store
+from volley.errors import HostError
+
+LOOK_SECONDS = 1.0
+LEASE_SECONDS = 30.0
+
+
+class RunStopped(Exception):
+    """Its user wants the run to end here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One life of a run: where it writes, what it says, how it stands."""
+
+    folder: RunFolder
+    store: Store
+    outbox: Outbox
+    display: Display
+    status: Status
+
+    async def desired(self) -> Desired:
+        """What is desired of the run; raises `JobError` where the folder's file does not say it properly."""
+        return await newest_desired(self.folder, self.store)
+
+
+@contextlib.asynccontextmanager
+async def beating(status: Status) -> AsyncIterator[None]:
+    """For the length of the block the run reports that it lives."""
+    beat = asyncio.create_task(status.beat(), name="heartbeat")
+    try:
+        yield
+    finally:
+        beat.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await beat
+
+
+@contextlib.asynccontextmanager
+async def its_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
+    """Wait until the cluster has room for the run; no other run of this Redis starts its roles during the block.
+
+    Raises:
+        RunStopped: the user gave up waiting.
+    """
+    owner = f"{context.folder.run_id}:{os.getpid()}"
+    while why := await _not_yet(context.store, owner, needs):
+        if context.status.observed.problem != why:
+            context.display.say(f"  pending: {why}")
+        context.status.set(state="pending", problem=why)
+        await asyncio.sleep(LOOK_SECONDS)
+        if (await context.desired()).stopped:
+            raise RunStopped
+    renewing = asyncio.create_task(_renew(context.store, owner))
+    try:
+        context.status.set(state="starting", problem="")
+        yield
+    finally:
+        renewing.cancel()
+        await context.store.release("starting", owner)
+
+
+async def _not_yet(store: Store, owner: str, needs: Needs) -> str:
+    """Why the run can not start its roles now; with nothing, it has the lease and may."""
+    if not await store.lease("starting", owner, LEASE_SECONDS):
+        return "waits for another run that is starting"
+    lacking = await asyncio.to_thread(lacking_resources, needs)
+    if lacking:
+        await store.release("starting", owner)
+    return lacking
+
+
+async def _renew(store: Store, owner: str) -> None:
+    while True:
+        await asyncio.sleep(LEASE_SECONDS / 3)
+        with contextlib.suppress(HostError):  # Redis is away: so it is for every other run
+            await store.lease("starting", owner, LEASE_SECONDS)
+
+
+async def ends_when_stopped(context: Context, work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``; raises `RunStopped` when the run is to be stopped before it ends."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            if (await context.desired()).stopped:
+                raise RunStopped
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,94 @@
+"""What the coordinator keeps of groups and steps, and whom it tells."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actors.config import BroadcastReport
+from learner.records import ScoredGroup, StepReport
+from services.ledger import Ledger
+from volley.objectives import SolveRate
+from volley.records import GroupMeta, Prompt, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A group that is generated and scored: metadata, and a reference to its arrays.
+
+    Attributes:
+        max_lag: the bound it was admitted under.
+        generated: when its generation began and ended, seconds since 1970.
+        scored: when its scores were there.
+    """
+
+    group: Any
+    meta: GroupMeta
+    prompt: Prompt
+    scores: Scores
+    max_lag: int
+    generated: tuple[float, float]
+    scored: float
+
+    def columns(self) -> ScoredGroup:
+        """What the learner takes."""
+        return ScoredGroup(
+            group=self.group,
+            meta=self.meta,
+            rewards_n=self.scores.rewards_n,
+            valid_n=self.scores.valid_n,
+            answers_n=self.scores.answers_n,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """When a step began, had its batch, was learned and was published: seconds since 1970."""
+
+    begun: float
+    waited: float
+    learned: float
+    published: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """All that is known of one step once the actors serve its weights."""
+
+    step: int
+    batch: tuple[ReadyGroup, ...]
+    report: StepReport
+    broadcast: BroadcastReport
+    times: StepTimes
+    nbytes: int
+    ledger: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Between two steps: ``step`` are done, where every group was, and what schedules go by."""
+
+    step: int
+    ledger: Ledger
+    dead_batches: int
+    solve_rates: dict[str, SolveRate]
+
+    @classmethod
+    def of(cls, step: int, state: Mapping[str, Any]) -> "ResumePoint":
+        """From what `Coordinator` gave its checkpoint."""
+        rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
+        return cls(step, Ledger.of(state["ledger"]), int(state["dead_batches"]), rates)
+
+    @classmethod
+    def start(cls) -> "ResumePoint":
+        """Before the first step."""
+        return cls(0, Ledger(), 0, {})
+
+
+class Recorder(Protocol):
+    """Told of everything that happens; writes files, streams and the progress display."""
+
+    async def step(self, finished: FinishedStep) -> None: ...
+
+    async def event(self, kind: str, **details: Any) -> None: ...
+
+    async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None: ...

@@ -1,0 +1,35 @@
+"""The watchdog's book: who waits, for whom, since when."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+SPEAKS_AFTER = 5.0  # seconds; shorter waits are the pulse of a run
+
+
+class Waits:
+    """Waits under way. Owned by one event loop."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, tuple[Callable[[], str], float]] = {}
+
+    @contextlib.contextmanager
+    def on(self, waiter: str, awaited: Callable[[], str]) -> Iterator[None]:
+        """For the length of the block ``waiter`` waits for what ``awaited()`` names at the time it is asked."""
+        self._waits[waiter] = (awaited, time.monotonic())
+        try:
+            yield
+        finally:
+            self._waits.pop(waiter, None)
+
+    def __contains__(self, waiter: str) -> bool:
+        return waiter in self._waits
+
+    def words(self, longer_than: float = SPEAKS_AFTER) -> tuple[str, ...]:
+        """A sentence for each wait that has lasted ``longer_than`` seconds."""
+        now = time.monotonic()
+        return tuple(
+            f"{waiter} has waited {now - since:.0f} s for {awaited()}"
+            for waiter, (awaited, since) in self._waits.items()
+            if now - since >= longer_than
+        )
