@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from volley.errors import HostError
@@ -18,12 +19,13 @@ RAY_BYTES = int(0.7 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Resources a job reserves from Ray, and the memory its processes will take on one host."""
+    """Resources a job reserves from Ray, custom ones by name, and the memory its processes will take on one host."""
 
     cpus: float
     gpus: float
     memory_bytes: int
     object_store_bytes: int
+    custom: Mapping[str, float] = field(default_factory=dict)
 
 
 def needs_of(job: RLJob | SFTJob | EvalJob) -> Needs:
@@ -31,17 +33,26 @@ def needs_of(job: RLJob | SFTJob | EvalJob) -> Needs:
     weights = sum(file.stat().st_size for file in job.model.path.glob("*.safetensors"))
     cpus = gpus = 0.0
     memory, store = RAY_BYTES, 256 << 20
+    custom: dict[str, float] = {}
     if isinstance(job, RLJob | EvalJob):
         cpus += job.actors.count * job.actors.cpus + job.reward_workers.count * job.reward_workers.cpus
         gpus += job.actors.count * job.actors.gpus
+        _add(custom, job.actors.resources, job.actors.count)
+        _add(custom, job.reward_workers.resources, job.reward_workers.count)
         cache = 0 if job.actors.gpus else int(job.actors.kv_cache_gb * GIB)
         memory += job.actors.count * (ACTOR_BYTES + weights + cache) + job.reward_workers.count * WORKER_BYTES
     if isinstance(job, RLJob | SFTJob):
         cpus += job.learner.ranks * job.learner.cpus_per_rank
         gpus += job.learner.ranks * job.learner.gpus_per_rank
+        _add(custom, job.learner.resources_per_rank, job.learner.ranks)
         memory += job.learner.ranks * RANK_BYTES + 5 * weights  # parameters, gradient, two moments, reference
         store += 2 * weights  # the version in use and the one being sent
-    return Needs(cpus, gpus, memory + store, store)
+    return Needs(cpus, gpus, memory + store, store, custom)
+
+
+def _add(total: dict[str, float], each: Mapping[str, float], count: int) -> None:
+    for name, amount in each.items():
+        total[name] = total.get(name, 0.0) + amount * count
 
 
 def check_host(needs: Needs, folder: Path) -> None:
