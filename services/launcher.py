@@ -3,6 +3,7 @@
 A submission is named ``<run>-<life>``. Ray refuses a name it has seen, so that one life is never started twice.
 """
 
+import asyncio
 import os
 import shlex
 import sys
@@ -20,7 +21,6 @@ CALL_SECONDS = 15.0
 SUBMIT_SECONDS = 60.0
 LIST_SECONDS = 1.0  # a listing of all jobs is good for so long
 STOP_WAIT_SECONDS = 60  # between SIGTERM and SIGKILL: the driver writes a checkpoint
-_ALIVE = frozenset({"PENDING", "RUNNING"})
 
 
 class Launcher(Protocol):
@@ -91,16 +91,28 @@ class RayJobLauncher:
             raise HostError(f"Ray refuses the driver of {run_id}: {_last_line(answer.text)}")
 
     async def status(self, run_id: str) -> JobStatus:
-        states = [job["status"] for job in await self._jobs(run_id)]
-        if any(state in _ALIVE for state in states):
+        jobs = await self._jobs(run_id)
+        if any(_is_alive(job) for job in jobs):
             return "alive"
-        return "ended" if states else "none"
+        return "ended" if jobs else "none"
 
     async def stop(self, run_id: str) -> None:
         for job in await self._jobs(run_id):
-            if job["status"] in _ALIVE:
+            if _is_alive(job):
                 await self._call("POST", f"/api/jobs/{job['submission_id']}/stop", seconds=CALL_SECONDS)
         self._listed = (-LIST_SECONDS, [])
+
+    async def stop_all(self, seconds: float) -> None:
+        """Stop the drivers of all runs and wait until they are gone, no longer than ``seconds``."""
+        deadline = time.monotonic() + seconds
+        stopping: set[str] = set()
+        while alive := {job["submission_id"] for job in await self._all() if _is_driver(job) and _is_alive(job)}:
+            for name in sorted(alive - stopping):
+                await self._call("POST", f"/api/jobs/{name}/stop", seconds=CALL_SECONDS)
+            stopping |= alive
+            if time.monotonic() > deadline:
+                raise HostError(f"{', '.join(sorted(alive))} did not end within {seconds:g} s")
+            await asyncio.sleep(LIST_SECONDS)
 
     async def logs(self, run_id: str, tail_bytes: int) -> str:
         jobs = await self._jobs(run_id)
@@ -113,13 +125,16 @@ class RayJobLauncher:
 
     async def _jobs(self, run_id: str) -> list[dict[str, Any]]:
         """The run's jobs that Ray knows, in the order of their lives."""
+        mine = [job for job in await self._all() if _is_driver(job) and job["metadata"]["volley_run"] == run_id]
+        return sorted(mine, key=lambda job: int(job["metadata"]["volley_life"]))
+
+    async def _all(self) -> list[dict[str, Any]]:
         if time.monotonic() - self._listed[0] >= LIST_SECONDS:
             answer = await self._call("GET", "/api/jobs/", seconds=CALL_SECONDS)
             if answer.status_code != 200:
                 raise HostError(f"Ray's job server at {self._address}: {_last_line(answer.text)}")
             self._listed = (time.monotonic(), answer.json())
-        mine = [job for job in self._listed[1] if (job.get("metadata") or {}).get("volley_run") == run_id]
-        return sorted(mine, key=lambda job: int(job["metadata"]["volley_life"]))
+        return self._listed[1]
 
     async def _call(self, method: str, path: str, *, seconds: float, json: Any = None) -> httpx.Response:
         try:
@@ -150,6 +165,14 @@ def ray_token() -> str | None:
         return file.read_text().strip()
     except OSError as error:
         raise HostError(f"RAY_AUTH_MODE is token, but {file} can not be read: {error.strerror}") from error
+
+
+def _is_driver(job: dict[str, Any]) -> bool:
+    return "volley_run" in (job.get("metadata") or {})
+
+
+def _is_alive(job: dict[str, Any]) -> bool:
+    return job["status"] in ("PENDING", "RUNNING")
 
 
 def _last_line(text: str) -> str:

@@ -1,0 +1,146 @@
+"""Keeps a few server processes up: starts each, starts it again when it ends or hangs, ends it in order."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.local_redis import end_with_parent
+from volley.errors import HostError, VolleyError
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+PROBE_SECONDS = 5.0
+HUNG_SECONDS = 60.0  # of silence before a process that is there is killed
+STEADY_SECONDS = 60.0  # after so long a life the next restart does not wait
+LONGEST_DELAY = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server process.
+
+    Attributes:
+        answers: raises `HostError` unless it answers; bounded.
+        start_seconds: until it first answers.
+        stop_seconds: between SIGTERM and SIGKILL.
+        probed: is it killed when it hangs? Not where a restart costs more than a wait.
+    """
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    log: Path
+    answers: Callable[[], Awaitable[None]]
+    start_seconds: float
+    stop_seconds: float
+    probed: bool = True
+
+
+@contextlib.asynccontextmanager
+async def kept_up(server: Server) -> AsyncIterator[None]:
+    """Have ``server`` up for the length of the block, whatever happens to its process.
+
+    Raises:
+        HostError: it does not come up at first; later on it is tried again for ever.
+    """
+    process = await _start(server)
+    keeping = asyncio.create_task(_keep(server, process), name=server.name)
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+
+
+async def _keep(server: Server, process: asyncio.subprocess.Process) -> None:
+    current: asyncio.subprocess.Process | None = process
+    delay = 0.0
+    try:
+        while True:
+            began = time.monotonic()
+            if current is not None:
+                await _until_over(server, current)
+            delay = 0.5 if time.monotonic() - began > STEADY_SECONDS else min(LONGEST_DELAY, 2 * delay + 0.5)
+            log.warning("%s ended, it is started again in %.1f s; its log: %s", server.name, delay, server.log)
+            await asyncio.sleep(delay)
+            try:
+                current = await _start(server)
+                log.warning("%s is up again", server.name)
+            except VolleyError as error:  # a declared point: it is tried again
+                current = None
+                log.warning("%s", error)
+    finally:
+        if current is not None:
+            await _stop(server, current)
+
+
+async def _start(server: Server) -> asyncio.subprocess.Process:
+    """Returns when it answers."""
+    with server.log.open("ab") as out:
+        process = await asyncio.create_subprocess_exec(
+            *server.command,
+            env=dict(server.environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+    deadline = time.monotonic() + server.start_seconds
+    try:
+        while time.monotonic() < deadline and process.returncode is None:
+            with contextlib.suppress(HostError):
+                await server.answers()
+                return process
+            await asyncio.sleep(POLL_SECONDS)
+    except asyncio.CancelledError:
+        await _stop(server, process)
+        raise
+    ended = process.returncode
+    await _stop(server, process)
+    why = f"ended with code {ended}" if ended is not None else f"did not answer within {server.start_seconds:g} s"
+    raise HostError(f"{server.name} {why}; {server.log} ends with: {_tail(server.log)}")
+
+
+async def _until_over(server: Server, process: asyncio.subprocess.Process) -> None:
+    """Returns when the process has ended, or was killed for its silence."""
+    answered = time.monotonic()
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), PROBE_SECONDS)
+            return
+        if not server.probed:
+            continue
+        try:
+            await server.answers()
+            answered = time.monotonic()
+        except HostError:
+            if time.monotonic() - answered > HUNG_SECONDS:
+                log.warning("%s has not answered for %.0f s, it is killed", server.name, HUNG_SECONDS)
+                process.kill()
+
+
+async def _stop(server: Server, process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(asyncio.shield(process.wait()), server.stop_seconds)
+    except TimeoutError:
+        log.warning("%s does not end, it is killed", server.name)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _tail(file: Path) -> str:
+    lines = file.read_text(errors="replace").splitlines()[-3:] if file.exists() else []
+    return " | ".join(line.strip() for line in lines) or "nothing"

@@ -1,0 +1,255 @@
+"""The stack of one machine, kept up in the background: ``volley up`` starts this process, ``volley down`` ends it.
+
+    keeper ─┬─> Redis        embedded, on a private socket            (unless --redis names one)
+            ├─> Ray head     its job server on loopback, by token     (unless --ray names one)
+            └─> API server   REST, dashboard, supervisor of the runs
+
+Each is started again when it dies. They are told to end when the keeper ends, even by SIGKILL. At the end the runs are
+stopped first, in order, and go on at the next ``volley up``.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import httpx
+from pydantic import Field
+
+from services.foreground import run_in_foreground
+from services.keeper import Server, kept_up
+from services.launcher import RayJobLauncher
+from services.local_redis import check_redis, server_command
+from services.stack_state import StackFolder, StackState, write_private
+from volley.base import Spec
+from volley.errors import HostError, VolleyError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8265
+RUNS_END_SECONDS = 40.0  # for the drivers to write what they have
+
+
+class UpSettings(Spec):
+    """What ``volley up`` is told."""
+
+    folder: Path
+    host: str = "127.0.0.1"
+    port: int = Field(DEFAULT_PORT, ge=0, le=65535)
+    redis: str | None = None
+    ray: str | None = Field(None, description="http://host:port of a job server")
+    cpus: int = Field(description="CPUs that Ray deals out, a figure for its scheduling", ge=1)
+    object_store_mb: int | None = Field(None, ge=80, description="null: as Ray finds fit")
+    runs: Path
+    import_from: tuple[Path, ...] = ()
+    allow_code: tuple[str, ...] = ()
+
+
+def default_cpus() -> int:
+    """Small machines get more than they have: the roles of a run take turns on the cores."""
+    return max(os.cpu_count() or 1, 8)
+
+
+def main() -> int:
+    """Keep a stack up until SIGTERM; standard input is `UpSettings` as JSON."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        run_in_foreground(keep_stack(UpSettings.model_validate_json(sys.stdin.read())))
+    except KeyboardInterrupt:
+        return 0
+    except VolleyError as error:
+        sys.stderr.write(f"volley: {error}\n")
+        return 1
+    return 0
+
+
+async def keep_stack(settings: UpSettings, told: Callable[[StackState], None] = lambda state: None) -> None:
+    """Have the stack up until this task is cancelled.
+
+    Args:
+        told: called when it is up.
+
+    Raises:
+        HostError: another is up in the folder, or a part does not start.
+    """
+    folder = StackFolder(settings.folder)
+    with folder.kept():
+        _clear_remains(folder)
+        with _private_folder() as private:
+            try:
+                async with _stack(settings, folder, private) as state:
+                    log.info("the stack is up: %s", state.server)
+                    told(state)
+                    await asyncio.Event().wait()
+            finally:
+                folder.forget()
+
+
+@contextlib.asynccontextmanager
+async def _stack(settings: UpSettings, folder: StackFolder, private: Path) -> AsyncIterator[StackState]:
+    port = settings.port or free_port()
+    state = StackState(
+        keeper=os.getpid(),
+        server=_url(settings.host, port),
+        redis=settings.redis or f"unix://{private}/redis.sock",
+        ray=settings.ray or f"http://127.0.0.1:{free_port()}",
+        private=str(private),
+        ready=False,
+    )
+    folder.write_state(state)
+    environment = _environment(settings, folder)
+    async with contextlib.AsyncExitStack() as stack:
+        if settings.redis is None:
+            await stack.enter_async_context(kept_up(_redis(folder, private, environment)))
+        else:
+            await check_redis(settings.redis)
+        if settings.ray is None:
+            await stack.enter_async_context(kept_up(_ray(settings, folder, private, state.ray, environment)))
+            stack.push_async_callback(_end_runs, state, folder)
+        await stack.enter_async_context(kept_up(_api(settings, folder, state, port, environment)))
+        state = dataclasses.replace(state, ready=True)
+        folder.write_state(state)
+        yield state
+
+
+# ---- the servers ---------------------------------------------------------------------------------------------------
+
+
+def _redis(folder: StackFolder, private: Path, environment: dict[str, str]) -> Server:
+    data, logfile, path = folder.path / "redis", folder.logs / "redis.log", private / "redis.sock"
+    data.mkdir(exist_ok=True)
+    return Server(
+        "Redis",
+        server_command(data, logfile, path),
+        environment,
+        logfile,
+        answers=lambda: check_redis(f"unix://{path}"),
+        start_seconds=60,  # it reads its file first
+        stop_seconds=20,
+    )
+
+
+def _ray(settings: UpSettings, folder: StackFolder, private: Path, url: str, environment: dict[str, str]) -> Server:
+    options: dict[str, object] = {
+        "port": free_port(),
+        "dashboard-host": "127.0.0.1",
+        "dashboard-port": url.rpartition(":")[2],
+        "dashboard-agent-listen-port": free_port(),
+        "num-cpus": settings.cpus,
+        "temp-dir": private / "ray",
+        "include-log-monitor": "false",
+    }
+    if settings.object_store_mb is not None:
+        options["object-store-memory"] = settings.object_store_mb << 20
+    return Server(
+        "Ray",
+        [
+            *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block"),
+            *(part for key, value in options.items() for part in (f"--{key}", str(value))),
+        ],
+        environment,
+        folder.logs / "ray.log",
+        answers=lambda: _answers(f"{url}/api/version", folder.token),
+        start_seconds=90,
+        stop_seconds=45,
+        probed=False,  # its restart ends every run
+    )
+
+
+def _api(
+    settings: UpSettings, folder: StackFolder, state: StackState, port: int, environment: dict[str, str]
+) -> Server:
+    return Server(
+        "API server",
+        [sys.executable, "-m", "services.api.serve"],
+        environment,
+        folder.logs / "api.log",
+        answers=lambda: _answers(f"{state.server}/healthz"),
+        start_seconds=90,
+        stop_seconds=20,
+    )
+
+
+def _environment(settings: UpSettings, folder: StackFolder) -> dict[str, str]:
+    """What every server, and with Ray every process of every run, finds in its environment."""
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    environment["RAY_worker_niceness"] = "0"  # a run would starve beside a busy editor
+    environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    if settings.ray is None:
+        if not folder.token.exists():
+            write_private(folder.token, secrets.token_urlsafe(32))
+        environment.pop("RAY_AUTH_TOKEN", None)
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder.token)}
+    paths = [str(path) for path in settings.import_from] + [os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environment
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+
+
+async def _end_runs(state: StackState, folder: StackFolder) -> None:
+    """Let the drivers end in order before Ray goes."""
+    async with RayJobLauncher(state.ray, state.redis, token=folder.token.read_text()) as launcher:
+        try:
+            await launcher.stop_all(RUNS_END_SECONDS)
+        except HostError as error:  # a declared point: Ray ends them the hard way, and they resume all the same
+            log.warning("the runs were not stopped in order: %s", error)
+
+
+def _clear_remains(folder: StackFolder) -> None:
+    """Remove what a killed keeper left."""
+    state = folder.state()
+    if state is not None and Path(state.private).name.startswith("volley-stack-"):
+        shutil.rmtree(state.private, ignore_errors=True)
+    folder.forget()
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder with a short name, as sockets need, that nobody else can enter."""
+    path = Path(tempfile.mkdtemp(prefix="volley-stack-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)  # a process of Ray's may write its last line there
+
+
+# ---- small parts ---------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _answers(url: str, token: Path | None = None) -> None:
+    headers = {"Authorization": f"Bearer {token.read_text()}"} if token else {}
+    try:
+        async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
+            answer = await client.get(url, headers=headers)
+    except httpx.HTTPError as error:
+        raise HostError(f"{url} does not answer: {error}") from error
+    if answer.status_code != 200:
+        raise HostError(f"{url} answers {answer.status_code}")
+
+
+def _url(host: str, port: int) -> str:
+    reached = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{reached}:{port}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
