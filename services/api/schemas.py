@@ -1,0 +1,194 @@
+"""What the API takes and gives, beside the models of `services.state`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from services.state import Desired, Observed, RunRecord, RunState
+from volley.base import Spec
+
+SeenState = Literal[RunState, "lost"]
+Tag = Annotated[str, StringConstraints(max_length=200)]
+TagName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+TokenName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Scope = Literal["read", "operate", "admin"]
+RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,9}$")]
+
+
+class NewRun(Spec):
+    """A run to be."""
+
+    job: dict[str, Any] = Field(description="as /v1/schema/job says; paths are absolute, on the cluster's machines")
+    tags: dict[TagName, Tag] = Field(default_factory=dict, max_length=32)
+
+
+class JobToCheck(Spec):
+    job: dict[str, Any]
+
+
+class Changes(Spec):
+    """Fields of the desired state to replace; null is as the job says. What is left out stays."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    actors: int | None = Field(None, ge=0, le=10_000)
+    reward_workers: int | None = Field(None, ge=1, le=10_000)
+    paused: bool | None = None
+    objective: dict[str, Any] | None = Field(
+        None, description='fields in place of the objective\'s, such as {"k": 4}; they add up; null drops them all'
+    )
+    learning_rate: float | None = Field(None, gt=0)
+    max_lag: int | None = Field(None, ge=0, le=10_000)
+
+
+class ExportWish(Spec):
+    checkpoint: int | None = Field(None, ge=0, le=1_000_000_000, description="steps of a checkpoint; null: the newest")
+
+
+class NewToken(Spec):
+    name: TokenName
+    scope: Scope
+
+
+class View(BaseModel):
+    """An answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunView(View):
+    record: RunRecord
+    desired: Desired
+    observed: Observed
+    state: SeenState = Field(description="observed.state, or lost while its driver has been silent for too long")
+
+
+class RunSummary(View):
+    id: str
+    name: str
+    kind: str
+    state: SeenState
+    step: int
+    steps: int
+    created: float
+    updated: float
+    problem: str
+    actors: int
+    reward_workers: int
+    objective: str = Field(description="its kind and k; empty for a kind of job that has none")
+    tags: dict[str, str]
+    spark: list[float] = Field(description="the newest values of reward_mean, at most 40")
+
+
+class RunPage(View):
+    items: list[RunSummary]
+    next: str | None = Field(description="cursor of the next page; null on the last one")
+
+
+class Series(View):
+    steps: list[int] = Field(description="the last step of each bucket")
+    series: dict[str, list[float | None]] = Field(description="the mean over each bucket; null where nothing was measured")
+    total: int = Field(description="rows in the range, before they were put into buckets")
+    names: list[str] = Field(description="all there are; of a histogram, one for each of its bins")
+
+
+class Event(View):
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    kind: str
+    time: float
+
+
+class EventPage(View):
+    items: list[Event]
+    next: str | None = Field(description="what to give as `after` for the rest; null where there is none")
+
+
+class LedgerView(View):
+    counts: dict[str, int]
+
+
+class SampleView(View):
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    step: int
+    group: int
+    status: str
+    reward: float | None
+
+
+class SamplePage(View):
+    items: list[SampleView]
+    next: str | None = Field(description="cursor of the next page; null on the last one")
+
+
+class Rows(View):
+    items: list[dict[str, Any]]
+
+
+class LogFile(View):
+    process: str
+    bytes: int | None = Field(description="null where Ray keeps it")
+
+
+class LogList(View):
+    items: list[LogFile]
+
+
+class ExportView(View):
+    run: str
+    checkpoint: int | None = Field(description="steps done; null where it is the finished model")
+    path: str = Field(description="folder in Hugging Face format, or of the checkpoint that `volley export` converts")
+    ready: bool = Field(description="is it there, as far as this server can see")
+
+
+class NodeView(View):
+    id: str
+    address: str
+    alive: bool
+    resources: dict[str, float]
+    available: dict[str, float]
+
+
+class Holder(View):
+    run: str
+    role: Literal["actor", "reward_worker", "learner_rank"]
+    count: int
+    cpus: float = Field(description="of all of them together")
+    gpus: float
+
+
+class ClusterView(View):
+    nodes: list[NodeView]
+    holders: list[Holder]
+
+
+class Checked(View):
+    ok: Literal[True] = True
+
+
+class TokenView(View):
+    name: str
+    scope: Scope
+    created: float
+
+
+class TokenList(View):
+    items: list[TokenView]
+
+
+class MadeToken(TokenView):
+    token: str = Field(description="shown this once; the server keeps its SHA-256 only")
+
+
+class Health(View):
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(View):
+    ready: Literal[True] = True
+    redis: Literal["ok"] = "ok"
+    ray: Literal["ok"] = "ok"
