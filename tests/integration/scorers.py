@@ -1,9 +1,17 @@
 """Scorers for tests."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
 def share_of_sevens(sample: str, row: Mapping[str, Any]) -> float:
     """How much of a sample of eight characters is sevens."""
     return sample.count("7") / 8
+
+
+def fails_while(sample: str, row: Mapping[str, Any]) -> float:
+    """The share of sevens, but an error while the file that the row names is there."""
+    if Path(row["switch"]).exists():
+        raise RuntimeError("the scorer is broken")
+    return share_of_sevens(sample, row)

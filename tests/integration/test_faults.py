@@ -125,7 +125,7 @@ def process_named(seen: set[int], matches: Callable[[str], bool]) -> int:
 @pytest.mark.parametrize(
     ("title", "name", "arguments"),
     [
-        pytest.param("ray::Rank", "learner-0", (), id="learner rank"),
+        pytest.param("ray::Rank", "learner-0", ("--set", "learner.max_restarts=0"), id="learner rank, none restarted"),
         pytest.param("ray::Actor", "actor-0", ("--set", "actors.max_replacements=0"), id="actor, none replaced"),
     ],
 )

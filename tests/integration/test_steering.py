@@ -1,0 +1,232 @@
+"""A live run on the real stack is scaled, paused, stopped, hurt and mended; it ends with every group in one place."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+import yaml
+
+from services.desired import change_in_folder
+from services.display import Display
+from services.job_file import load_job
+from services.local_redis import embedded_redis
+from services.run import Result, run_on
+from services.run_folder import RunFolder
+from services.stack import Stack
+from services.state import Observed
+from services.store import Store
+from tests.integration.jobs import rl_job, write_inputs
+from volley.job import RLJob
+
+pytestmark = pytest.mark.integration
+
+LONG = {"steps": 2000, "max_lag": 1, "evaluation": None, "optimizer": {"lr": 1e-6}}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    folder = tmp_path_factory.mktemp("redis")
+    async with embedded_redis(folder / "data", folder / "redis.log") as url:
+        yield Stack(url, "local")
+
+
+class Live:
+    """A run under way in this process, seen as others see it: by its folder and Redis."""
+
+    def __init__(self, stack: Stack, folder: RunFolder, job: RLJob, store: Store, task: "asyncio.Task[Result]") -> None:
+        self.stack, self.folder, self.job, self.store, self.task = stack, folder, job, store, task
+
+    async def want(self, **changes: Any) -> None:
+        change_in_folder(self.folder, self.job, changes)
+
+    async def observed(self) -> Observed:
+        return await self.store.observed(self.folder.run_id)
+
+    async def until(self, true: Callable[[Observed], bool], seconds: float = 90) -> Observed:
+        begun = time.monotonic()
+        while time.monotonic() - begun < seconds:
+            if self.task.done():
+                break
+            if true(observed := await self.observed()):
+                return observed
+            await asyncio.sleep(0.2)
+        if self.task.done():
+            await self.task
+        pytest.fail(f"after {time.monotonic() - begun:.0f} s: {await self.observed()}")
+
+    async def more_steps(self, more: int = 3) -> Observed:
+        done = (await self.observed()).step
+        return await self.until(lambda seen: seen.step >= done + more)
+
+    async def pid(self, name: str) -> int:
+        """Of the worker of that name."""
+        return next(worker.pid for worker in (await self.observed()).workers if worker.name == name)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in self.folder.read("events") if row["kind"] == kind]
+
+
+@contextlib.asynccontextmanager
+async def live(stack: Stack, inputs: Path, parent: Path, **changes: Any) -> AsyncIterator[Live]:
+    """A run, up and training."""
+    file = parent / "job.yaml"
+    file.write_text(yaml.safe_dump(rl_job(inputs, **{**LONG, **changes})))
+    job = load_job(file)
+    assert isinstance(job, RLJob)
+    folder = RunFolder.create(parent / "runs", job)
+    async with Store(stack.redis_url) as store:
+        task = asyncio.create_task(run_on(stack, job, folder, Display(quiet=True)))
+        run = Live(stack, folder, job, store, task)
+        try:
+            await run.until(lambda seen: seen.step >= 3)
+            yield run
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def assert_ledger_exact(folder: RunFolder) -> None:
+    """No group ended twice, none of those that ended is missing, and each step trained its own."""
+    rows = folder.read("ledger")
+    groups = [row["group"] for row in rows]
+    assert len(groups) == len(set(groups)), "a group ended twice"
+    last = folder.read("metrics")[-1]
+    assert sum(row["end"] == "trained" for row in rows) == last["groups_trained"]
+    steps = [row["step"] for row in folder.read("metrics")]
+    assert steps == list(range(len(steps))), "every step once"
+
+
+async def test_actors_and_reward_workers_come_and_go_on_a_live_run(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+    async with live(stack, inputs, tmp_path) as run:
+        await run.want(actors=2, reward_workers=2)
+        seen = await run.until(lambda seen: (seen.actors, seen.reward_workers) == (2, 2))
+        assert seen.revision == 1
+        versions = {worker.name: worker.version for worker in seen.workers if worker.role == "actor"}
+        assert set(versions) == {"actor-0", "actor-1"}
+        assert min(version or 0 for version in versions.values()) >= seen.version, "a new one has the newest weights"
+        before = await run.more_steps()
+        await run.until(lambda seen: any(w.busy for w in seen.workers if w.name == "actor-1"))
+        await run.want(actors=1, reward_workers=1)
+        await run.until(lambda seen: (seen.actors, seen.reward_workers) == (1, 1))
+        assert (await run.more_steps()).step > before.step
+        await run.want(actors=0)
+        held = await run.until(lambda seen: seen.actors == 0 and seen.state == "paused")
+        assert held.problem == "no actors are desired"
+        await asyncio.sleep(3)
+        assert (await run.observed()).step <= held.step + 2, "what was under way is trained on, no more"
+        await run.want(actors=1)
+        await run.more_steps()
+        assert not run.events("actor_died")
+        await run.want(stopped=True)
+        assert (await run.task).state == "stopped"
+        assert_ledger_exact(run.folder)
+
+
+async def test_pause_change_and_stop_and_the_resumed_run_ends_whole(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+    async with live(stack, inputs, tmp_path, steps=60, max_lag=2) as run:
+        await run.want(paused=True)
+        await run.until(lambda seen: seen.state == "paused")
+        await run.want(paused=False, objective={"k": 2}, learning_rate=1e-5, max_lag=0)
+        await run.until(lambda seen: seen.revision == 2)
+        await run.more_steps(8)
+        row = run.folder.read("metrics")[-1]
+        assert row["learning_rate"] == pytest.approx(1e-5)
+        assert set(row["lag_histogram"]) == {"0"}
+        await run.want(stopped=True)
+        result = await run.task
+        assert result.state == "stopped"
+        change_in_folder(run.folder, run.job, {"stopped": False, "max_lag": None})
+        (checkpoint,) = run.folder.checkpoints.iterdir()
+        again = await run_on(stack, run.job, run.folder, Display(quiet=True), checkpoint=checkpoint)
+        assert again.state == "done"
+        assert_ledger_exact(run.folder)
+        assert run.folder.read("metrics")[-1]["groups_trained"] == 60 * 8
+        observed = await run.observed()
+        assert (observed.state, observed.step, observed.life) == ("done", 60, 2)
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_dead_or_hung_learner_rank_starts_again_from_the_checkpoint(
+    stack: Stack, inputs: Path, tmp_path: Path, kill: signal.Signals
+) -> None:
+    learner = {"ranks": 2, "cpus_per_rank": 0.5, "step_deadline_s": 20, "verify_weights": True}
+    async with live(stack, inputs, tmp_path, steps=40, learner=learner, checkpoint={"every": 4}) as run:
+        await run.until(lambda seen: seen.step >= 6)
+        os.kill(await run.pid("learner-1"), kill)
+        await run.until(lambda _: bool(run.events("learner_restarted")))
+        (event,) = run.events("learner_restarted")
+        assert event["step"] >= 4
+        assert (await run.task).state == "done"
+        assert_ledger_exact(run.folder)
+        assert run.folder.read("metrics")[-1]["groups_trained"] == 40 * 8
+        assert not run.events("actor_died"), "the actors were kept"
+
+
+async def test_an_idle_killed_reward_worker_and_a_killed_actor_are_replaced(
+    stack: Stack, inputs: Path, tmp_path: Path
+) -> None:
+    async with live(stack, inputs, tmp_path, reward_workers={"count": 2}, steps=400) as run:
+        for name, role in (("reward-1", "reward_worker_died"), ("actor-0", "actor_died")):
+            os.kill(await run.pid(name), signal.SIGKILL)
+            await run.until(lambda _, role=role: bool(run.events(role)))  # type: ignore[misc]
+            await run.more_steps()
+        await run.want(stopped=True)
+        await run.task
+        assert_ledger_exact(run.folder)
+
+
+async def test_redis_may_die_at_any_time(inputs: Path, ray_local: None, tmp_path: Path) -> None:
+    """Embedded Redis is killed twice: it comes back with what it had, and the run never stood still for it."""
+    async with (
+        embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url,
+        live(Stack(url, "local"), inputs, tmp_path, steps=60) as run,
+    ):
+        for _ in range(2):
+            async with redis.asyncio.from_url(url) as client:
+                os.kill((await client.info("server"))["process_id"], signal.SIGKILL)
+            await run.more_steps(5)
+        assert (await run.task).state == "done"
+        rows = [row["step"] for _, row in await run.store.entries(run.folder.run_id, "metrics")]
+        assert rows == list(range(60)), "every step is in Redis once"
+
+
+async def test_a_scorer_that_breaks_pauses_the_run_until_it_is_mended(
+    stack: Stack, inputs: Path, tmp_path: Path
+) -> None:
+    switch = tmp_path / "broken"
+    rows = [{"prompt": f"{a} {b}=", "switch": str(switch)} for a in range(1, 9) for b in range(1, 5)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"path": str(tmp_path / "prompts.jsonl")}
+    scorer = {"kind": "python", "target": "tests.integration.scorers:fails_while"}
+    infra = {"window": 4, "probe_every_s": 1}
+    async with live(stack, inputs, tmp_path, data=data, scorer=scorer, infra_errors=infra) as run:
+        switch.touch()
+        held = await run.until(lambda seen: seen.state == "paused")
+        assert "of the samples of the last 4 groups could not be scored" in held.problem
+        assert "the scorer is broken" in held.problem
+        switch.unlink()
+        await run.until(lambda seen: seen.state == "running")
+        await run.more_steps()
+        await run.want(stopped=True)
+        await run.task
+        assert_ledger_exact(run.folder)
+        dropped = [row for row in run.folder.read("ledger") if row["end"].startswith("dropped")]
+        assert dropped
+        assert all("0 of 8 samples could be scored" in row["end"] for row in dropped)
+        for row in run.folder.read("metrics"):
+            assert row["reward_mean"] > 0 or "verdict_infra_error" not in row, "no infra error became reward 0"
