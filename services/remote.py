@@ -1,0 +1,296 @@
+"""A client of the REST API, as the command line uses it. Every call is bounded.
+
+Which server:  --server, VOLLEY_SERVER, `server` in the configuration file, the stack of `volley up`
+Which token:   VOLLEY_TOKEN, `token` in the configuration file if it is of that server
+
+The configuration file is ~/.config/volley/config.toml (under XDG_CONFIG_HOME where that is set):
+
+    server = "https://volley.example.org"
+    token = "..."
+"""
+
+import json
+import os
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from services.stack_state import StackFolder
+from volley.errors import HostError, JobError, VolleyError
+
+CALL_SECONDS = 30.0
+SILENCE_SECONDS = 45.0  # of a live stream, which says something every 15 s
+AWAY_SECONDS = 120.0  # a live view waits so long for a server that is gone
+RETRY_SECONDS = 1.0
+
+
+class Refused(VolleyError):
+    """The server refuses a request.
+
+    Args:
+        status: HTTP status.
+    """
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+    @property
+    def exit_code(self) -> int:
+        """3 for what is not there, 4 for what is in the way, else 1."""
+        return {404: 3, 409: 4, 412: 4}.get(self.status, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One server-sent event."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What the configuration file says."""
+
+    server: str | None = None
+    token: str | None = None
+
+    @classmethod
+    def read(cls) -> "Configuration":
+        """Raises `HostError` for a file that can not be used, or holds a token that others can read."""
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        file = base / "volley" / "config.toml"
+        try:
+            tree = tomllib.loads(file.read_text())
+        except FileNotFoundError:
+            return cls()
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise HostError(f"{file}: {error}") from error
+        if unknown := sorted(set(tree) - {"server", "token"}):
+            raise HostError(f'{file}: unknown key {", ".join(unknown)}; write server = "..." and token = "..."')
+        if not all(isinstance(value, str) for value in tree.values()):
+            raise HostError(f"{file}: server and token are texts")
+        if "token" in tree and file.stat().st_mode & 0o077:
+            raise HostError(f"{file} holds a token and others can read it: chmod 600 {file}")
+        return cls(**tree)
+
+
+class Remote:
+    """The API of one server; use as a block.
+
+    Args:
+        transport: in place of the network.
+    """
+
+    def __init__(self, server: str, token: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+        self.server = server.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.server,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=CALL_SECONDS,
+            transport=transport,
+        )
+
+    @classmethod
+    def find(cls, server: str | None = None) -> "Remote":
+        """The server that is meant; raises `HostError` where there is none."""
+        configured = Configuration.read()
+        where = server or os.environ.get("VOLLEY_SERVER") or configured.server or _local_stack()
+        token = os.environ.get("VOLLEY_TOKEN")
+        if token is None and where == configured.server:
+            token = configured.token
+        return cls(where, token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    # ---- runs --------------------------------------------------------------------------------------------------
+
+    def create(self, job: Mapping[str, Any], tags: Mapping[str, str], key: str | None = None) -> dict[str, Any]:
+        """The new run, or the one that the same idempotency ``key`` made before."""
+        headers = {"Idempotency-Key": key} if key else {}
+        return self._json("POST", "/v1/runs", json={"job": dict(job), "tags": dict(tags)}, headers=headers)
+
+    def check(self, job: Mapping[str, Any]) -> None:
+        """Raises `Refused` for a job the server could not run."""
+        self._json("POST", "/v1/jobs/check", json={"job": dict(job)})
+
+    def runs(self, limit: int, **filters: Any) -> list[dict[str, Any]]:
+        """Summaries of runs, newest first, at most ``limit``."""
+        found: list[dict[str, Any]] = []
+        cursor = None
+        while len(found) < limit:
+            given = {**filters, "limit": min(200, limit - len(found)), "cursor": cursor}
+            page = self._json("GET", "/v1/runs", params={k: v for k, v in given.items() if v not in (None, [])})
+            found += page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                break
+        return found
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        return self._json("GET", _path(run_id))
+
+    def change(self, run_id: str, changes: Mapping[str, Any], revision: int | None = None) -> dict[str, Any]:
+        """Patch what is desired of the run, if it is still of ``revision``."""
+        headers = {} if revision is None else {"If-Match": str(revision)}
+        return self._json("PATCH", _path(run_id), json=dict(changes), headers=headers)
+
+    def stop(self, run_id: str) -> dict[str, Any]:
+        return self._json("POST", _path(run_id, "stop"))
+
+    def resume(self, run_id: str) -> dict[str, Any]:
+        return self._json("POST", _path(run_id, "resume"))
+
+    def delete(self, run_id: str) -> None:
+        self._call("DELETE", _path(run_id))
+
+    def metrics(self, run_id: str, names: str | None = None, points: int = 1000) -> dict[str, Any]:
+        params: dict[str, Any] = {"points": points, **({"names": names} if names else {})}
+        return self._json("GET", _path(run_id, "metrics"), params=params)
+
+    def events(self, run_id: str, limit: int = 100, **filters: Any) -> list[dict[str, Any]]:
+        """Events of the run, oldest first."""
+        return list(self._json("GET", _path(run_id, "events"), params={"limit": limit, **filters})["items"])
+
+    def evaluations(self, run_id: str) -> list[dict[str, Any]]:
+        return list(self._json("GET", _path(run_id, "evaluations"))["items"])
+
+    def ledger(self, run_id: str) -> dict[str, int]:
+        return dict(self._json("GET", _path(run_id, "ledger"))["counts"])
+
+    def processes(self, run_id: str) -> list[dict[str, Any]]:
+        """The run's processes that have a log."""
+        return list(self._json("GET", _path(run_id, "logs"))["items"])
+
+    def log(self, run_id: str, process: str, tail: int) -> str:
+        """The last ``tail`` bytes of one process's log."""
+        return self._call("GET", _path(run_id, "logs", process), params={"tail": tail}).text
+
+    def follow(self, run_id: str) -> Iterator[Event]:
+        """What happens in the run, from now on and for ever; a server that goes away is waited for.
+
+        Raises:
+            HostError: it stays away.
+        """
+        last_id, heard = "", time.monotonic()
+        while True:
+            try:
+                for name, event in self._stream(_path(run_id, "live"), last_id):
+                    last_id, heard = name or last_id, time.monotonic()
+                    yield event
+            except httpx.HTTPError as error:
+                if time.monotonic() - heard > AWAY_SECONDS:
+                    raise HostError(f"{self.server} stays away: {error}. The run goes on without this view") from error
+            time.sleep(RETRY_SECONDS)
+
+    # ---- the rest ----------------------------------------------------------------------------------------------
+
+    def tokens(self) -> list[dict[str, Any]]:
+        return list(self._json("GET", "/v1/tokens")["items"])
+
+    def create_token(self, name: str, scope: str) -> dict[str, Any]:
+        """The new token; it is told this once."""
+        return self._json("POST", "/v1/tokens", json={"name": name, "scope": scope})
+
+    def delete_token(self, name: str) -> None:
+        self._call("DELETE", f"/v1/tokens/{quote(name, safe='')}")
+
+    def cluster(self) -> dict[str, Any]:
+        return self._json("GET", "/v1/cluster")
+
+    def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        answer = self._call(method, path, **request)
+        try:
+            return dict(answer.json())
+        except (ValueError, TypeError) as error:
+            raise HostError(
+                f"{self.server}{path} answers something that is not Volley's: {answer.text[:100]}"
+            ) from error
+
+    def _call(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **request)
+        except httpx.HTTPError as error:
+            raise self._away(error) from error
+        except httpx.InvalidURL as error:
+            raise JobError(f"{self.server} is no URL: {error}") from error
+        if answer.is_error:
+            raise _refusal(answer)
+        return answer
+
+    def _away(self, error: httpx.HTTPError) -> HostError:
+        return HostError(
+            f"{self.server} does not answer: {error or type(error).__name__}. Is it up? `volley up` starts one here"
+        )
+
+    def _stream(self, path: str, last_id: str) -> Iterator[tuple[str, Event]]:
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
+        timeout = httpx.Timeout(CALL_SECONDS, read=SILENCE_SECONDS)
+        with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
+            if answer.is_error:
+                answer.read()
+                if answer.status_code < 500:
+                    raise _refusal(answer)
+                return
+            yield from read_events(answer.iter_lines())
+
+
+def read_events(lines: Iterator[str]) -> Iterator[tuple[str, Event]]:
+    """Server-sent events with their ids; https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+    name, kind, data = "", "message", list[str]()
+    for line in lines:
+        if not line:
+            if data:
+                yield name, Event(kind, json.loads("\n".join(data)))
+            kind, data = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            data.append(value)
+        elif field == "event":
+            kind = value
+        elif field == "id":
+            name = value
+
+
+def _refusal(answer: httpx.Response) -> Refused:
+    """A problem document (RFC 9457) as one line a problem."""
+    try:
+        problem = dict(answer.json())
+    except (ValueError, TypeError):
+        problem = {}
+    text = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code} {answer.reason_phrase}")
+    if answer.status_code in (401, 403) and "token" not in text:
+        text += ": set VOLLEY_TOKEN to a token with the scope"
+    lines = [text]
+    for error in problem.get("errors") or ():
+        line = ": ".join(str(error[key]) for key in ("field", "loc", "detail", "msg", "message") if error.get(key))
+        if line and line not in text:
+            lines.append(f"  {line}")
+    return Refused(answer.status_code, "\n".join(lines))
+
+
+def _local_stack() -> str:
+    state = StackFolder.at().state()
+    if state is None:
+        raise HostError("no server: `volley up` starts one here; --server or VOLLEY_SERVER names another")
+    return state.server
+
+
+def _path(run_id: str, *more: str) -> str:
+    return "/".join(("/v1/runs", quote(run_id, safe=""), *(quote(part, safe="") for part in more)))
