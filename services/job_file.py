@@ -36,7 +36,7 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     if not isinstance(tree, dict):
         raise JobError(f"job file {path} must be a mapping that starts with 'kind: rl', 'sft' or 'eval'")
     for key, value in (overrides or {}).items():
-        _assign(tree, key.split("."), value)
+        assign(tree, key.split("."), value)
     try:
         job = JOB.validate_python(_absolute(tree, path.parent))
     except ValidationError as error:
@@ -86,7 +86,8 @@ def explain(path: Path | str, error: ValidationError) -> str:
     return "\n".join(lines)
 
 
-def _assign(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+def assign(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Put ``value`` at a path of keys; raises `JobError` where something else than a mapping is in the way."""
     for key in keys[:-1]:
         child = tree.setdefault(key, {})
         if not isinstance(child, dict):

@@ -279,9 +279,8 @@ def _refusal(answer: httpx.Response) -> Refused:
         text += ": set VOLLEY_TOKEN to a token with the scope"
     lines = [text]
     for error in problem.get("errors") or ():
-        line = ": ".join(str(error[key]) for key in ("field", "loc", "detail", "msg", "message") if error.get(key))
-        if line and line not in text:
-            lines.append(f"  {line}")
+        if error["detail"] not in text:
+            lines.append(f"  {error['pointer']}: {error['detail']}")
     return Refused(answer.status_code, "\n".join(lines))
 
 

@@ -1,0 +1,162 @@
+"""The live view of a run, over server-sent events: a panel where people watch, lines where nobody does."""
+
+import json
+import time
+from typing import Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from services.cli import tables
+from services.remote import Event, Remote
+from services.state import ENDED
+
+EVENTS_SHOWN = 8
+CURVE = 60  # steps in the sparkline
+LINE_SECONDS = 15.0  # between lines of figures where nobody watches
+POLL_SECONDS = 2.0
+
+
+def follow_run(api: Remote, run_id: str, *, as_json: bool) -> int:
+    """Show the run until it ends. The exit code: 0 when it is done, 1 when it failed or was stopped."""
+    view = api.run(run_id)
+    if as_json:
+        return _print_events(api, run_id)
+    console = Console(highlight=False)
+    screen = Screen(view)
+    if not console.is_terminal:
+        return _print_lines(api, run_id, screen)
+    with Live(screen, console=console, refresh_per_second=2) as live:
+        if not screen.ended():
+            for event in api.follow(run_id):
+                screen.take(event)
+                live.refresh()
+                if screen.ended():
+                    break
+    return screen.exit_code
+
+
+def follow_log(api: Remote, run_id: str, process: str, tail: int) -> None:
+    """Print the log's end, then what comes, until interrupted."""
+    seen = _size(api, run_id, process)
+    typer.echo(api.log(run_id, process, tail), nl=False)
+    while True:
+        time.sleep(POLL_SECONDS)
+        size = _size(api, run_id, process)
+        if size > seen:
+            typer.echo(api.log(run_id, process, size - seen), nl=False)
+        seen = size
+
+
+class Screen:
+    """All that is known of the run being watched; rich draws it."""
+
+    def __init__(self, view: dict[str, Any]) -> None:
+        self.view = view
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+
+    def ended(self) -> bool:
+        return self.view["state"] in ENDED
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.view["state"] == "done" else 1
+
+    def take(self, event: Event) -> None:
+        """One more thing that happened."""
+        match event.kind:
+            case "observed":
+                self.view = {**self.view, **event.data}
+            case "metrics":
+                for row in event.data["rows"]:
+                    self.rows = {step: old for step, old in self.rows.items() if step < row["step"]}
+                    self.rows[row["step"]] = row
+                    self.rows.pop(row["step"] - CURVE, None)
+            case "events":
+                self.events += _items(event.data)
+                del self.events[:-EVENTS_SHOWN]
+            case "evaluations":
+                self.evaluations += _items(event.data)
+
+    def figures(self) -> str:
+        """The newest step in one line."""
+        if not self.rows:
+            return ""
+        row = self.rows[max(self.rows)]
+        told = [f"{name} {row[name]:.4g}" for name in tables.HEADLINES if isinstance(row.get(name), int | float)]
+        return "  ".join(told)
+
+    def __rich__(self) -> Group:
+        observed = self.view["observed"]
+        parts: list[Any] = [tables.overview(self.view, time.time())]
+        if observed["steps"]:
+            parts.append(ProgressBar(total=observed["steps"], completed=observed["step"], width=CURVE))
+        rewards = [row["reward_mean"] for row in self.rows.values() if row.get("reward_mean") is not None]
+        if rewards:
+            parts.append(Text.assemble(("reward ", "dim"), tables.sparkline(rewards[-CURVE:])))
+        if figures := self.figures():
+            parts.append(Text(figures))
+        if self.evaluations:
+            parts.append(tables.evaluations(self.evaluations))
+        if self.events:
+            parts.append(_events(self.events))
+        return Group(*parts)
+
+
+def _print_lines(api: Remote, run_id: str, screen: Screen) -> int:
+    said, spoke = "", 0.0
+    typer.echo(f"{run_id}: {screen.view['state']}")
+    if screen.ended():
+        return screen.exit_code
+    for event in api.follow(run_id):
+        screen.take(event)
+        state = " ".join(filter(None, (screen.view["state"], screen.view["observed"]["problem"])))
+        if event.kind == "observed" and state != said:
+            said = state
+            typer.echo(f"{run_id}: {state}")
+        elif event.kind == "events":
+            for item in _items(event.data):
+                typer.echo(f"  {_event_words(item)}")
+        elif event.kind == "metrics" and time.monotonic() - spoke > LINE_SECONDS:
+            spoke = time.monotonic()
+            typer.echo(f"  step {max(screen.rows)}  {screen.figures()}")
+        if screen.ended():
+            break
+    return screen.exit_code
+
+
+def _print_events(api: Remote, run_id: str) -> int:
+    """One JSON object a line."""
+    for event in api.follow(run_id):
+        typer.echo(json.dumps({"event": event.kind, **event.data}))
+        state = event.data.get("state") if event.kind == "observed" else None
+        if state in ENDED:
+            return 0 if state == "done" else 1
+    return 1
+
+
+def _items(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(data.get("items") or data.get("rows") or ())
+
+
+def _events(events: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for event in events:
+        table.add_row(Text(time.strftime("%H:%M:%S", time.localtime(event["time"])), style="dim"), _event_words(event))
+    return table
+
+
+def _event_words(event: dict[str, Any]) -> str:
+    details = [f"{key}={value}" for key, value in event.items() if key not in ("id", "kind", "time")]
+    return " ".join([event["kind"], *details])[:200]
+
+
+def _size(api: Remote, run_id: str, process: str) -> int:
+    sizes = {each["process"]: each["bytes"] or 0 for each in api.processes(run_id)}
+    return int(sizes.get(process, 0))

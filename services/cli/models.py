@@ -1,0 +1,178 @@
+"""Commands about the models that runs make: take one out of a run, ask one for many answers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, remote
+
+if TYPE_CHECKING:
+    from services.run_folder import RunFolder
+
+Checkpoint = Annotated[int | None, typer.Option(min=0, help="steps of the checkpoint [default: the newest]")]
+
+
+def export(
+    run: RunOrFolder,
+    out: Annotated[Path, typer.Option(help="new folder for the model")],
+    checkpoint: Checkpoint = None,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Make a Hugging Face folder of a run's checkpoint."""
+    from services.checkpoints import steps_of
+    from services.export import export_checkpoint
+
+    used = export_checkpoint(_folder(run, server), checkpoint, out.absolute())
+    if as_json:
+        print_json({"model": str(out.absolute()), "checkpoint": steps_of(used)})
+    else:
+        typer.echo(f"{out}: the model after step {steps_of(used)}")
+
+
+def eval_(
+    model: Annotated[str, typer.Argument(help="model folder, run folder, or id of a run", metavar="MODEL|RUN")],
+    data: Annotated[Path | None, typer.Option(help="JSONL of prompts [default: the run's held-out data]")] = None,
+    scorer: Annotated[
+        str | None, typer.Option(help="kind, or YAML such as '{kind: math}' [default: the run's]")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="samples a prompt")] = 64,
+    ks: Annotated[str, typer.Option("--k", help="pass@k for these")] = "1,2,4,8,16,32,64",
+    prompts: Annotated[int | None, typer.Option(min=1, help="only the first so many")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="[default: the run's, or 1024]")] = None,
+    checkpoint: Checkpoint = None,
+    out: Annotated[Path, typer.Option(help="folder that run folders are made in")] = Path("runs"),
+    set_: Annotated[
+        list[str], typer.Option("--set", help="a key of the eval job: actors.count=2", metavar="KEY=VALUE")
+    ] = [],  # noqa: B006
+    server: Server = None,
+    redis: Redis = None,
+    ray: Ray = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Ask a model for n answers to each prompt, here, and print pass@k with its interval."""
+    from services.display import Display
+    from services.foreground import run_in_foreground
+    from services.job_file import importable_from, parse_overrides
+    from services.run import prepare, run_alone
+    from services.run_folder import RunFolder
+
+    folder = None if (Path(model) / "config.json").exists() else _folder(model, server)
+    given = {
+        "data": None if data is None else {"path": str(data.absolute())},
+        "scorer": _scorer(scorer),
+        "sampling": {"n": n, **({} if max_tokens is None else {"max_tokens": max_tokens})},
+        "ks": _ks(ks, n),
+        "prompts": prompts,
+    }
+    job = eval_job(_model_path(Path(model), folder, checkpoint), folder, given, parse_overrides(set_))
+    importable_from(Path.cwd())
+    display = Display(quiet=quiet or as_json)
+    prepared = prepare(job)
+    made = RunFolder.create(out, job)
+    run_in_foreground(run_alone(job, made, display, prepared=prepared, redis_url=redis, ray_address=ray))
+    row = made.read("evaluations")[-1]
+    if as_json:
+        print_json({**row, "folder": str(made.path)})
+    elif not quiet:
+        typer.echo(
+            "\n".join(f"pass@{e['k']:<4d} {e['mean']:.4f}  {e['low']:.4f}-{e['high']:.4f}" for e in row["estimates"])
+        )
+        typer.echo(f"{made.path}")
+
+
+def eval_job(model: Path, folder: "RunFolder | None", given: dict[str, Any], overrides: dict[str, Any]) -> Any:
+    """The eval job: what was ``given``, then what the run's own job says, then the defaults.
+
+    Raises:
+        JobError: data or scorer are said by neither, or the job is none.
+    """
+    from pydantic import ValidationError
+
+    from services.job_file import assign, explain
+    from services.run_folder import RunFolder
+    from volley.errors import JobError
+    from volley.job import JOB, RLJob, SFTJob
+
+    tree: dict[str, Any] = {"kind": "eval", "name": f"eval-{model.name}"[:64]}
+    if folder is not None:
+        _, job = RunFolder.open(folder.path)
+        tree["name"] = f"eval-{job.name}"[:64]
+        if not isinstance(job, SFTJob):
+            tree |= job.model_dump(mode="json", include={"scorer", "data", "actors", "reward_workers", "seed"})
+            tree["sampling"] = {"max_tokens": job.sampling.max_tokens}
+        if isinstance(job, RLJob) and job.evaluation is not None:
+            plan = job.evaluation.model_dump(mode="json")
+            tree |= {"data": plan["data"], "sampling": plan["sampling"]}
+        tree["model"] = {"dtype": job.model.dtype}
+    tree["model"] = {**tree.get("model", {}), "path": str(model)}
+    for key, value in given.items():
+        if value is not None:
+            tree[key] = {**tree.get(key, {}), **value} if key == "sampling" else value
+    for key in ("data", "scorer"):
+        if key not in tree:
+            raise JobError(f"{model} is no run that could say which {key}: give --{key}")
+    for key, value in overrides.items():
+        assign(tree, key.split("."), value)
+    try:
+        return JOB.validate_python(tree)
+    except ValidationError as error:
+        raise JobError(explain("eval", error)) from error
+
+
+def _model_path(given: Path, folder: "RunFolder | None", checkpoint: int | None) -> Path:
+    """The folder of the model that is meant; a checkpoint is exported into the run's folder first."""
+    from services.checkpoints import steps_of
+    from services.export import export_checkpoint, find_checkpoint
+
+    if folder is None:
+        return given.resolve()
+    if checkpoint is None and (folder.model / "config.json").exists():
+        return folder.model
+    step = steps_of(find_checkpoint(folder, checkpoint))
+    out = folder.path / "exports" / f"step-{step}"
+    if not out.exists():
+        export_checkpoint(folder, step, out)
+    return out
+
+
+def _folder(run: str, server: str | None) -> "RunFolder":
+    """The run's folder, which must be on this machine."""
+    from services.run_folder import RunFolder
+    from volley.errors import HostError
+
+    here = local_folder(run)
+    if here is not None:
+        return here
+    with remote(server) as api:
+        path = Path(api.run(run)["record"]["folder"])
+    if not path.is_dir():
+        raise HostError(f"run {run} lies in {path}, which this machine does not see: run this where it does")
+    return RunFolder(path)
+
+
+def _scorer(text: str | None) -> Any:
+    import yaml
+
+    from volley.errors import JobError
+
+    if text is None:
+        return None
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise JobError(f"--scorer {text!r} is not YAML") from error
+    return {"kind": value} if isinstance(value, str) else value
+
+
+def _ks(text: str, n: int) -> list[int]:
+    """Those of the list that n samples can tell."""
+    from volley.errors import JobError
+
+    try:
+        ks = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise JobError(f"--k {text!r}: write numbers, such as 1,8,64") from error
+    return [k for k in ks if k <= n]

@@ -1,0 +1,125 @@
+"""Commands that change what is desired of a live run: of the service by its id, or of `volley run` by its folder."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, remote
+
+FIELDS = ("actors", "reward_workers", "paused", "learning_rate", "max_lag", "objective")
+
+
+def scale(
+    run: RunOrFolder,
+    actors: Annotated[int | None, typer.Option(min=0, help="0 pauses generation")] = None,
+    reward_workers: Annotated[int | None, typer.Option(min=1)] = None,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Change how many actors and reward workers a live run has."""
+    from volley.errors import JobError
+
+    wanted = {"actors": actors, "reward_workers": reward_workers}
+    changes = {key: value for key, value in wanted.items() if value is not None}
+    if not changes:
+        raise JobError("nothing to scale: give --actors N, --reward-workers N or both")
+    _change(run, changes, server, as_json)
+
+
+def set_(
+    run: RunOrFolder,
+    changes: Annotated[
+        list[str],
+        typer.Argument(help="actors=2 max_lag=1 learning_rate=1e-6; k=4 is objective.k=4", metavar="KEY=VALUE"),
+    ],
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Change a live run: its objective, learning rate, lag bound, workers. `null` is as the job says."""
+    from services.job_file import parse_overrides
+
+    _change(run, desired_changes(parse_overrides(changes)), server, as_json)
+
+
+def pause(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:
+    """Admit no more groups; those under way are finished and trained on."""
+    _change(run, {"paused": True}, server, as_json)
+
+
+def resume(
+    run: RunOrFolder,
+    redis: Redis = None,
+    ray: Ray = None,
+    quiet: Quiet = False,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that was paused, stopped or has failed; with a run folder, here and from its checkpoint."""
+    if local_folder(run) is not None:
+        from services.cli.local import resume_here
+
+        resume_here(Path(run), redis, ray, quiet=quiet)
+        return
+    with remote(server) as api:
+        _tell(api.resume(run), as_json)
+
+
+def stop(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:
+    """Have a run write a checkpoint and end; `volley resume` goes on from it."""
+    if local_folder(run) is not None:
+        _change(run, {"stopped": True}, server, as_json)
+        return
+    with remote(server) as api:
+        _tell(api.stop(run), as_json)
+
+
+def desired_changes(pairs: dict[str, Any]) -> dict[str, Any]:
+    """Fields of what is desired; a key that is none of them is a field of the objective.
+
+    Raises:
+        JobError: a key below something else than the objective.
+    """
+    from volley.errors import JobError
+
+    changes: dict[str, Any] = {}
+    for key, value in pairs.items():
+        first, dot, rest = key.partition(".")
+        if not dot:
+            first, rest = (key, "") if key in FIELDS else ("objective", key)
+        if rest and first != "objective":
+            raise JobError(f"{key}: only objective has fields below it; write {', '.join(FIELDS[:-1])} or objective.k")
+        if rest:
+            changes.setdefault("objective", {})[rest] = value
+        else:
+            changes[first] = value
+    return changes
+
+
+def _change(run: str, changes: dict[str, Any], server: str | None, as_json: bool) -> None:
+    folder = local_folder(run)
+    if folder is None:
+        with remote(server) as api:
+            _tell(api.change(run, changes), as_json)
+        return
+    from services.desired import change_in_folder
+    from services.run_folder import RunFolder
+
+    opened, job = RunFolder.open(folder.path)
+    desired = change_in_folder(opened, job, changes).model_dump(mode="json")
+    if as_json:
+        print_json({"desired": desired})
+    else:
+        typer.echo(f"{job.name}: {_words(desired)}; a live run here takes it up within seconds")
+
+
+def _tell(view: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(view)
+    else:
+        typer.echo(f"{view['record']['id']}: {view['state']}; desired: {_words(view['desired'])}")
+
+
+def _words(desired: dict[str, Any]) -> str:
+    said = [f"{key}={value}" for key, value in desired.items() if key != "revision" and value not in (None, False, {})]
+    return f"{' '.join(said) or 'as the job says'} (revision {desired['revision']})"
