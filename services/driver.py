@@ -3,8 +3,8 @@
     Redis ─> record ─> run folder, locked ─> its newest checkpoint, or the start ─> `services.run.run_on`
 
 What the record and the folder say is all it knows, so that any driver can go on where another one died. It ends with
-code 0 when the run is done or was stopped as desired, 1 when the run failed, 130 when a signal stopped it; a run whose
-driver ends otherwise is given another by the supervisor.
+code 0 when the run is done or was stopped as desired, 130 when a signal stopped it, else 1. A run whose job is at fault
+has failed; one whose driver died, was stopped by a signal or met with a misfortune is given another.
 """
 
 import asyncio
@@ -28,9 +28,11 @@ from services.run_folder import RunFolder
 from services.stack import Stack
 from services.state import ENDED, RunRecord, RunState
 from services.store import Store
-from volley.errors import HostError, JobError, VolleyError
+from volley.errors import DeadlineExceeded, HostError, JobError, VolleyError, WorkerDied
 from volley.job import JOB, RLJob
 
+# Not the fault of the job: another driver, perhaps on other nodes, may get further. The supervisor counts them.
+MISFORTUNES = (WorkerDied, DeadlineExceeded, HostError)
 LOCK_SECONDS = 60.0  # a killed driver may hold the folder until its last thread is gone
 
 
@@ -72,6 +74,9 @@ async def drive(run_id: str, redis_url: str) -> None:
         except JobError as error:
             await _say_ended(store, run_id, "failed", str(error))
             raise
+        except MISFORTUNES as error:
+            await _say_interrupted(store, run_id, str(error))
+            raise
 
 
 async def _run(job: Job, folder: RunFolder, redis_url: str) -> None:
@@ -111,6 +116,14 @@ async def _say_ended(store: Store, run_id: str, state: RunState, problem: str) -
     if observed.state not in ENDED:
         now = time.time()
         changes = {"state": state, "problem": problem, "updated": now, "ended": now}
+        await store.put_observed(run_id, observed.model_copy(update=changes))
+
+
+async def _say_interrupted(store: Store, run_id: str, problem: str) -> None:
+    """The run has not failed by this: it goes on with another driver."""
+    observed = await store.observed(run_id)
+    if observed.state == "failed":
+        changes = {"state": "starting", "problem": problem, "updated": time.time(), "ended": None}
         await store.put_observed(run_id, observed.model_copy(update=changes))
 
 

@@ -1,7 +1,7 @@
 """A client of the REST API, as the command line uses it. Every call is bounded.
 
 Which server:  --server, VOLLEY_SERVER, `server` in the configuration file, the stack of `volley up`
-Which token:   VOLLEY_TOKEN, `token` in the configuration file if it is of that server
+Which token:   VOLLEY_TOKEN, `token` in the configuration file if it is of that server, the stack's own if it has one
 
 The configuration file is ~/.config/volley/config.toml (under XDG_CONFIG_HOME where that is set):
 
@@ -103,8 +103,11 @@ class Remote:
     def find(cls, server: str | None = None) -> "Remote":
         """The server that is meant; raises `HostError` where there is none."""
         configured = Configuration.read()
-        where = server or os.environ.get("VOLLEY_SERVER") or configured.server or _local_stack()
         token = os.environ.get("VOLLEY_TOKEN")
+        where = server or os.environ.get("VOLLEY_SERVER") or configured.server
+        if where is None:
+            here = StackFolder.at()
+            return cls(_local_stack(here), token or _admin_token(here))
         if token is None and where == configured.server:
             token = configured.token
         return cls(where, token)
@@ -284,11 +287,15 @@ def _refusal(answer: httpx.Response) -> Refused:
     return Refused(answer.status_code, "\n".join(lines))
 
 
-def _local_stack() -> str:
-    state = StackFolder.at().state()
+def _local_stack(folder: StackFolder) -> str:
+    state = folder.state()
     if state is None:
         raise HostError("no server: `volley up` starts one here; --server or VOLLEY_SERVER names another")
     return state.server
+
+
+def _admin_token(folder: StackFolder) -> str | None:
+    return folder.admin_token.read_text() if folder.admin_token.exists() else None
 
 
 def _path(run_id: str, *more: str) -> str:

@@ -63,6 +63,10 @@ class StackFolder:
         return self.path / "runs"
 
     @property
+    def admin_token(self) -> Path:
+        return self.path / "admin.token"
+
+    @property
     def token(self) -> Path:
         return self.path / "ray.token"
 

@@ -11,6 +11,7 @@ stopped first, in order, and go on at the next ``volley up``.
 import asyncio
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import secrets
@@ -51,6 +52,12 @@ class UpSettings(Spec):
     runs: Path
     import_from: tuple[Path, ...] = ()
     allow_code: tuple[str, ...] = ()
+    require_token: bool = Field(False, description="of processes of this machine too")
+
+    @property
+    def guarded(self) -> bool:
+        """Does every request need a token?"""
+        return self.require_token or self.host not in ("127.0.0.1", "::1", "localhost")
 
 
 def default_cpus() -> int:
@@ -105,6 +112,10 @@ async def _stack(settings: UpSettings, folder: StackFolder, private: Path) -> As
         private=str(private),
         ready=False,
     )
+    if settings.guarded and not folder.admin_token.exists():
+        write_private(folder.admin_token, secrets.token_urlsafe(32))
+    if not settings.guarded:
+        folder.admin_token.unlink(missing_ok=True)  # the command line would send it
     folder.write_state(state)
     environment = _environment(settings, folder)
     async with contextlib.AsyncExitStack() as stack:
@@ -168,6 +179,15 @@ def _ray(settings: UpSettings, folder: StackFolder, private: Path, url: str, env
 def _api(
     settings: UpSettings, folder: StackFolder, state: StackState, port: int, environment: dict[str, str]
 ) -> Server:
+    told = {
+        "redis_url": state.redis,
+        "host": settings.host,
+        "port": port,
+        "runs": str(settings.runs),
+        "ray_address": state.ray,
+        "allow_code": settings.allow_code,
+        "admin_token": folder.admin_token.read_text() if settings.guarded else None,
+    }
     return Server(
         "API server",
         [sys.executable, "-m", "services.api.serve"],
@@ -176,6 +196,7 @@ def _api(
         answers=lambda: _answers(f"{state.server}/healthz"),
         start_seconds=90,
         stop_seconds=20,
+        told=json.dumps(told).encode(),
     )
 
 

@@ -29,6 +29,9 @@ def up(
     allow_code: Annotated[
         list[str], typer.Option(help="package or module that jobs may name; repeat it for more")
     ] = [],  # noqa: B006
+    require_token: Annotated[
+        bool, typer.Option("--require-token", help="of processes of this machine too; DIR/admin.token is the first")
+    ] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="stay here, for a container or systemd")] = False,
     as_json: Json = False,
 ) -> None:
@@ -49,6 +52,7 @@ def up(
         runs=(runs or where.runs).absolute(),
         import_from=tuple(path.absolute() for path in import_from),
         allow_code=tuple(allow_code),
+        require_token=require_token,
     )
     if foreground:
         stay_up(settings)
