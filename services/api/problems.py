@@ -105,7 +105,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         errors = field_problems(error)
-        return Problem(422, "invalid-request", "; ".join(f"{e.pointer}: {e.detail}" for e in errors), errors=errors).response()
+        return Problem(
+            422, "invalid-request", "; ".join(f"{e.pointer}: {e.detail}" for e in errors), errors=errors
+        ).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:

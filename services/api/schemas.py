@@ -88,7 +88,9 @@ class RunPage(View):
 
 class Series(View):
     steps: list[int] = Field(description="the last step of each bucket")
-    series: dict[str, list[float | None]] = Field(description="the mean over each bucket; null where nothing was measured")
+    series: dict[str, list[float | None]] = Field(
+        description="the mean over each bucket; null where nothing was measured"
+    )
     total: int = Field(description="rows in the range, before they were put into buckets")
     names: list[str] = Field(description="all there are; of a histogram, one for each of its bins")
 

@@ -1,0 +1,125 @@
+"""What every request passes before a route sees it, in one layer:
+
+    host name -> cross-site? -> token -> rate -> body: size, time, JSON -> route -> security headers
+
+A browser on this machine can be made to send requests by any page it shows. The host name is checked against DNS
+rebinding, and what changes something is refused when another site's page sends it.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.api.auth import Tokens, bearer, digest
+from services.api.limits import RateLimiter, bounded, check_json, read_body, replayed
+from services.api.problems import Problem, away
+from services.api.settings import ApiSettings
+from volley.errors import HostError
+
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+_RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+Observe = Callable[[str, str, int, float], None]  # method, route, status, seconds
+
+
+class Gate:
+    """ASGI middleware; ``tokens`` is asked only while the application is up."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings, tokens: Tokens, observe: Observe) -> None:
+        self.app, self.settings, self.tokens, self.observe = app, settings, tokens, observe
+        self.rate = RateLimiter(settings.rate, settings.burst)
+        self._any_host = not settings.loopback and not settings.hosts
+        self._hosts = LOOPBACK_HOSTS | {host.lower() for host in settings.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 500
+
+        async def guarded_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *_RAW]
+                if scope["path"].startswith("/v1/"):
+                    message["headers"].append((b"cache-control", b"no-store"))
+            await send(message)
+
+        try:
+            receive = await self._admit(scope, receive)
+        except Problem as problem:
+            await problem.response()(scope, receive, guarded_send)
+        except HostError as error:
+            await away(error).response()(scope, receive, guarded_send)
+        else:
+            await self.app(scope, receive, guarded_send)
+        route = getattr(scope.get("route"), "path", "other")
+        self.observe(scope["method"], route, status, time.perf_counter() - begun)
+
+    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._check_host(headers)
+        if scope["method"] not in SAFE:
+            _check_site(headers)
+        await self._check_client(scope, headers)
+        if scope["method"] in SAFE:
+            return bounded(receive, self.settings.max_body)
+        most, seconds = self.settings.max_body, self.settings.body_seconds
+        body = await read_body(receive, headers.get(b"content-length"), most, seconds)
+        if body:
+            await check_json(body, headers.get(b"content-type", b""))
+        return replayed(body, receive)
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        if not self._any_host and _name(headers.get(b"host", b"")) not in self._hosts:
+            raise Problem(421, "wrong-host", "the server is not known by this name: add it to its setting `hosts`")
+
+    async def _check_client(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        token = bearer(headers.get(b"authorization"))
+        principal = await self.tokens.principal(token) if token or not self.tokens.guarded else None
+        client = f"token {digest(token)}" if token and principal else f"address {(scope.get('client') or ('',))[0]}"
+        if wait := self.rate.wait(client):
+            raise Problem(
+                429, "too-many-requests", f"try again in {wait:.1f} s", headers={"Retry-After": str(math.ceil(wait))}
+            )
+        scope.setdefault("state", {})["principal"] = principal
+        if principal is None and needs_token(scope["path"]):
+            detail = "send Authorization: Bearer TOKEN" if token is None else "nobody has this token"
+            raise Problem(401, "no-valid-token", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def needs_token(path: str) -> bool:
+    """Health, readiness, the contract and the dashboard's files are for everybody."""
+    return path.startswith("/v1/") or path == "/metrics"
+
+
+def _check_site(headers: dict[bytes, bytes]) -> None:
+    origin = headers.get(b"origin")
+    own = headers.get(b"host", b"").lower()
+    foreign = origin is not None and origin.lower().partition(b"://")[2] != own
+    if foreign or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        raise Problem(403, "cross-site", "another site's page sent this")
+
+
+def _name(host: bytes) -> str:
+    """The host name in a ``Host`` header, without port and brackets."""
+    text = host.decode("latin-1").lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]

@@ -1,0 +1,157 @@
+"""Finding samples of a run without reading all of them: an index in memory, fed from the tail of the stream.
+
+A resumed run writes excerpts of some steps again; the later ones hold. Samples are listed newest step first, and
+within a step as the run wrote them: group by group, best reward first.
+"""
+
+import asyncio
+import bisect
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from services.store import Entry, Store
+
+PAGE = 100  # samples parsed before others get their turn; they are large
+FRESH_SECONDS = 0.2
+RUNS = 32  # whose index is kept
+AT_ONCE = 16  # ranges of one page read side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Of a sample, what is asked for. ``before`` is the id of the stream's entry before it."""
+
+    id: str
+    before: str
+    step: int
+    group: int
+    status: str
+    prompt_id: str
+    reward: float | None
+
+
+Wanted = Callable[[Card], bool]
+
+
+class SampleIndex:
+    """The samples of the runs last asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._runs: OrderedDict[str, _Followed] = OrderedDict()
+
+    async def page(
+        self, run_id: str, wanted: Wanted, *, limit: int, after: tuple[int, str] | None = None
+    ) -> tuple[list[Entry], tuple[int, str] | None]:
+        """Samples that are ``wanted``, and where the next page begins (None: there is none).
+
+        Args:
+            after: step and id of the last sample of the page before.
+        """
+        followed = self._runs.setdefault(run_id, _Followed())
+        self._runs.move_to_end(run_id)
+        if len(self._runs) > RUNS:
+            self._runs.popitem(last=False)
+        await followed.catch_up(self._store, run_id)
+        found: list[Card] = []
+        for card in followed.cards(after):
+            if wanted(card):
+                found.append(card)
+                if len(found) > limit:
+                    break
+        page = found[:limit]
+        more = (page[-1].step, page[-1].id) if len(found) > limit else None
+        return await self._read(run_id, page), more
+
+    def forget(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+
+    async def _read(self, run_id: str, cards: list[Card]) -> list[Entry]:
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(run: list[Card]) -> list[Entry]:
+            async with gate:
+                return await self._store.entries(run_id, "samples", after=run[0].before, count=len(run))
+
+        wanted = {card.id for card in cards}
+        parts = await asyncio.gather(*map(one, _neighbours(cards)))
+        return [entry for part in parts for entry in part if entry[0] in wanted]
+
+
+class _Followed:
+    """One run's cards by step, and how far into the stream they go."""
+
+    def __init__(self) -> None:
+        self._by_step: dict[int, list[Card]] = {}
+        self._steps: list[int] = []  # rising
+        self._last = "0-0"
+        self._at = float("-inf")
+        self._busy = asyncio.Lock()
+
+    async def catch_up(self, store: Store, run_id: str) -> None:
+        async with self._busy:
+            while time.monotonic() - self._at >= FRESH_SECONDS:
+                entries = await store.entries(run_id, "samples", after=self._last, count=PAGE)
+                for name, row in entries:
+                    self._add(name, row)
+                if len(entries) < PAGE:
+                    self._at = time.monotonic()
+                await asyncio.sleep(0)
+
+    def cards(self, after: tuple[int, str] | None) -> Iterable[Card]:
+        """In the order they are listed."""
+        for step in reversed(self._steps):
+            if after is not None and step > after[0]:
+                continue
+            cards = self._by_step[step]
+            begin = 0
+            if after is not None and step == after[0]:
+                begin = bisect.bisect_right(cards, entry_order(after[1]), key=lambda card: entry_order(card.id))
+            yield from cards[begin:]
+
+    def _add(self, name: str, row: dict[str, Any]) -> None:
+        step, group = int(row["step"]), int(row["group"])
+        if self._written_again(step, group):
+            self._forget_from(step)
+        if step not in self._by_step:
+            self._by_step[step] = []
+            self._steps.append(step)
+        self._by_step[step].append(
+            Card(name, self._last, step, group, str(row["status"]), str(row["prompt_id"]), row["reward"])
+        )
+        self._last = name
+
+    def _written_again(self, step: int, group: int) -> bool:
+        """Steps rise and a group's samples are neighbours, unless a resumed run writes them again."""
+        if not self._steps or step > self._steps[-1]:
+            return False
+        if step < self._steps[-1]:
+            return True
+        cards = self._by_step[step]
+        return cards[-1].group != group and any(card.group == group for card in cards)
+
+    def _forget_from(self, step: int) -> None:
+        kept = bisect.bisect_left(self._steps, step)
+        for later in self._steps[kept:]:
+            del self._by_step[later]
+        del self._steps[kept:]
+
+
+def entry_order(name: str) -> tuple[int, int]:
+    """Stream ids compare as two numbers."""
+    milliseconds, _, number = name.partition("-")
+    return int(milliseconds), int(number)
+
+
+def _neighbours(cards: list[Card]) -> list[list[Card]]:
+    """``cards`` cut where one does not follow the one before it in the stream."""
+    parts: list[list[Card]] = []
+    for card in cards:
+        if parts and card.before == parts[-1][-1].id:
+            parts[-1].append(card)
+        else:
+            parts.append([card])
+    return parts
