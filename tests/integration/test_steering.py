@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import redis.asyncio
 import yaml
 
+from services.checkpoints import complete_checkpoints
 from services.desired import change_in_folder
 from services.display import Display
 from services.job_file import load_job
@@ -138,7 +141,7 @@ async def test_actors_and_reward_workers_come_and_go_on_a_live_run(stack: Stack,
 
 
 async def test_pause_change_and_stop_and_the_resumed_run_ends_whole(stack: Stack, inputs: Path, tmp_path: Path) -> None:
-    async with live(stack, inputs, tmp_path, steps=60, max_lag=2) as run:
+    async with live(stack, inputs, tmp_path, steps=200, max_lag=2) as run:
         await run.want(paused=True)
         await run.until(lambda seen: seen.state == "paused")
         await run.want(paused=False, objective={"k": 2}, learning_rate=1e-5, max_lag=0)
@@ -155,9 +158,9 @@ async def test_pause_change_and_stop_and_the_resumed_run_ends_whole(stack: Stack
         again = await run_on(stack, run.job, run.folder, Display(quiet=True), checkpoint=checkpoint)
         assert again.state == "done"
         assert_ledger_exact(run.folder)
-        assert run.folder.read("metrics")[-1]["groups_trained"] == 60 * 8
+        assert run.folder.read("metrics")[-1]["groups_trained"] == 200 * 8
         observed = await run.observed()
-        assert (observed.state, observed.step, observed.life) == ("done", 60, 2)
+        assert (observed.state, observed.step, observed.life) == ("done", 200, 2)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
@@ -230,3 +233,56 @@ async def test_a_scorer_that_breaks_pauses_the_run_until_it_is_mended(
         assert all("0 of 8 samples could be scored" in row["end"] for row in dropped)
         for row in run.folder.read("metrics"):
             assert row["reward_mean"] > 0 or "verdict_infra_error" not in row, "no infra error became reward 0"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that can be filled."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a disk to fill must be mounted, which takes root: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+async def test_a_full_disk_pauses_the_run_until_there_is_room(stack: Stack, inputs: Path, small_disk: Path) -> None:
+    async with live(stack, inputs, small_disk, steps=30, checkpoint={"every": 2}) as run:
+        await run.until(lambda seen: seen.step >= 4)
+        ballast = small_disk / "ballast"
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        held = await run.until(lambda seen: seen.state == "paused")
+        assert "the disk is full" in held.problem
+        before = complete_checkpoints(run.folder)
+        assert before, "the checkpoint before is intact"
+        await asyncio.sleep(4)
+        assert (await run.observed()).step <= held.step + 1
+        assert complete_checkpoints(run.folder) == before
+        ballast.unlink()
+        assert (await run.task).state == "done"
+        assert_ledger_exact(run.folder)
+        kinds = [event["kind"] for _, event in await run.store.entries(run.folder.run_id, "events")]
+        assert kinds.index("paused") < kinds.index("unpaused")
+
+
+async def test_a_resumed_seeded_run_without_lag_is_the_uninterrupted_one(
+    stack: Stack, inputs: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(rl_job(inputs, steps=8, checkpoint={"every": 4}, evaluation=None, samples_kept=64)))
+    job = load_job(file)
+    whole = await run_on(stack, job, RunFolder.create(tmp_path / "runs", job), Display(quiet=True))
+    cut = RunFolder(tmp_path / "runs" / "cut")
+    shutil.copytree(whole.folder.path, cut.path)
+    shutil.rmtree(cut.checkpoints / "step-8")
+    await run_on(stack, job, cut, Display(quiet=True), checkpoint=cut.checkpoints / "step-4")
+    same = ("loss", "reward_mean", "grad_norm", "entropy", "tokens")
+    for ours, theirs in zip(cut.read("metrics"), whole.folder.read("metrics"), strict=True):
+        assert [ours[name] for name in same] == [theirs[name] for name in same]
+    for row in whole.folder.read("ledger")[4 * 8 :]:
+        assert row in cut.read("ledger")
