@@ -106,8 +106,7 @@ class Remote:
         token = os.environ.get("VOLLEY_TOKEN")
         where = server or os.environ.get("VOLLEY_SERVER") or configured.server
         if where is None:
-            here = StackFolder.at()
-            return cls(_local_stack(here), token or _admin_token(here))
+            return cls(*_local_stack(token))
         if token is None and where == configured.server:
             token = configured.token
         return cls(where, token)
@@ -287,15 +286,13 @@ def _refusal(answer: httpx.Response) -> Refused:
     return Refused(answer.status_code, "\n".join(lines))
 
 
-def _local_stack(folder: StackFolder) -> str:
+def _local_stack(token: str | None) -> tuple[str, str | None]:
+    """URL of this machine's stack, and the token it is used with."""
+    folder = StackFolder.at()
     state = folder.state()
     if state is None:
         raise HostError("no server: `volley up` starts one here; --server or VOLLEY_SERVER names another")
-    return state.server
-
-
-def _admin_token(folder: StackFolder) -> str | None:
-    return folder.admin_token.read_text() if folder.admin_token.exists() else None
+    return state.server, token or (folder.admin_token.read_text() if state.guarded else None)
 
 
 def _path(run_id: str, *more: str) -> str:

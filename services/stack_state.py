@@ -32,6 +32,7 @@ class StackState:
         redis: URL of Redis.
         ray: URL of Ray's job server.
         private: folder of sockets and of Ray's session, removed when the stack goes down.
+        guarded: every request to the API needs a token.
         ready: the API has answered.
     """
 
@@ -40,6 +41,7 @@ class StackState:
     redis: str
     ray: str
     private: str
+    guarded: bool
     ready: bool
 
 

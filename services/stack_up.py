@@ -110,12 +110,11 @@ async def _stack(settings: UpSettings, folder: StackFolder, private: Path) -> As
         redis=settings.redis or f"unix://{private}/redis.sock",
         ray=settings.ray or f"http://127.0.0.1:{free_port()}",
         private=str(private),
+        guarded=settings.guarded,
         ready=False,
     )
     if settings.guarded and not folder.admin_token.exists():
         write_private(folder.admin_token, secrets.token_urlsafe(32))
-    if not settings.guarded:
-        folder.admin_token.unlink(missing_ok=True)  # the command line would send it
     folder.write_state(state)
     environment = _environment(settings, folder)
     async with contextlib.AsyncExitStack() as stack:
