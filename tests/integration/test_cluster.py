@@ -1,0 +1,137 @@
+"""What a cluster does, on one machine: nodes of their own for each role, and the loss of each of those nodes."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.test_faults import Running
+
+pytestmark = pytest.mark.integration
+
+ROLES = {"Actor": "volley_actor", "RewardWorker": "volley_reward", "Rank": "volley_learner"}
+
+
+class Nodes:
+    """A Ray cluster of several raylets: a head without room for any role, and nodes that are named after one."""
+
+    def __init__(self) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 256 << 20},
+        )
+        self.address = str(self.cluster.address)
+        self.nodes = {resource: self.add(resource) for resource in ROLES.values()}
+        ray.init(address=self.address, log_to_driver=False, logging_level="error")
+
+    def add(self, resource: str) -> Any:
+        """One more node for the role that asks for ``resource``."""
+        return self.cluster.add_node(num_cpus=2, resources={resource: 2}, object_store_memory=128 << 20)
+
+    def replace(self, resource: str) -> None:
+        """Bring a new node for a role, then lose the one that its processes are on, as a machine is lost."""
+        lost, self.nodes[resource] = self.nodes[resource], self.add(resource)
+        self.cluster.remove_node(lost, allow_graceful=False)
+
+    def places(self) -> dict[str, set[str]]:
+        """The nodes that live processes of each role are on, by the role's class."""
+        from ray._private.state import actors
+
+        found: dict[str, set[str]] = {role: set() for role in ROLES}
+        for actor in actors().values():
+            if actor["State"] == "ALIVE" and actor["ActorClassName"] in found:
+                found[actor["ActorClassName"]].add(actor["Address"]["NodeID"])
+        return found
+
+    def expected(self) -> dict[str, set[str]]:
+        return {role: {self.nodes[resource].node_id} for role, resource in ROLES.items()}
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    made = Nodes()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each role asks for the resource that only nodes of its own have."""
+    folder = tmp_path_factory.mktemp("cluster")
+    write_inputs(folder)
+    placed = rl_job(
+        folder,
+        steps=4000,
+        max_lag=1,
+        evaluation=None,
+        optimizer={"lr": 1e-6},
+        actors={"max_num_seqs": 64, "resources": {"volley_actor": 1}},
+        reward_workers={"count": 1, "cpus": 0.5, "resources": {"volley_reward": 1}},
+        learner={"ranks": 1, "resources_per_rank": {"volley_learner": 1}},
+        checkpoint={"every": 10},
+    )
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(placed))
+    return file
+
+
+def events(out: Path) -> list[str]:
+    (file,) = out.glob("*/events.jsonl")
+    return [json.loads(line)["kind"] for line in file.read_text().splitlines()]
+
+
+def wait_for_event(run: Running, kind: str, seconds: float = 180) -> None:
+    deadline = time.monotonic() + seconds
+    while kind not in events(run.out):
+        assert run.process.poll() is None, run.errors.read_text()
+        assert time.monotonic() < deadline, events(run.out)
+        time.sleep(0.5)
+
+
+def test_roles_run_on_their_own_nodes_and_outlive_each_of_them(nodes: Nodes, job: Path, tmp_path: Path) -> None:
+    run = Running(job, tmp_path, "--ray", nodes.address)
+    run.wait_for_steps(more=15)
+    assert nodes.places() == nodes.expected()
+
+    nodes.replace("volley_actor")
+    wait_for_event(run, "actor_died")
+    run.wait_for_steps(more=5)
+    assert nodes.places() == nodes.expected()
+
+    nodes.replace("volley_reward")
+    wait_for_event(run, "reward_worker_died")
+    run.wait_for_steps(more=5)
+    assert nodes.places() == nodes.expected()
+
+    nodes.replace("volley_learner")
+    wait_for_event(run, "learner_restarted")
+    run.wait_for_steps(more=5)
+    assert nodes.places() == nodes.expected()
+
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, errors = run.end()
+    assert (code, errors.splitlines()[-1]) == (130, "volley: stopping")
+    assert sum(map(len, nodes.places().values())) == 0  # the cluster is left as it was found
+
+
+def test_a_resource_that_no_node_has_is_one_line(nodes: Nodes, job: Path, tmp_path: Path) -> None:
+    run = Running(job, tmp_path, "--ray", nodes.address, "--set", "actors.resources.volley_actor=99")
+    code, errors = run.end(120)
+    assert code == 1
+    assert "the job reserves 99 volley_actors, it has" in errors.strip().splitlines()[-1]
