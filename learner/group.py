@@ -117,8 +117,12 @@ class LearnerGroup:
         update: WeightUpdate = updates[0]
         return update
 
-    async def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
+    async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
         """Write a resumable checkpoint to ``folder``: complete or absent, at every moment.
+
+        Args:
+            extra: what `load` gives back, JSON.
+            files: laid beside the learner's own, by name.
 
         Raises:
             DiskFull: there is no room for it.
@@ -127,6 +131,8 @@ class LearnerGroup:
         aside = folder.with_name(f".{folder.name}.partial")
         try:
             await asyncio.to_thread(_fresh, aside)
+            for name, content in (files or {}).items():
+                await asyncio.to_thread((aside / name).write_bytes, content)
             problems = await self._ranks.call("checkpoint", "save", aside, dict(extra), seconds=self._deadline)
             if problem := next(filter(None, problems), ""):
                 raise (DiskFull if "No space left" in problem else HostError)(f"checkpoint {folder}: {problem}")

@@ -66,14 +66,19 @@ class SlotBuffer(Generic[T]):
         deadlines = [slot.deadline for slot in self._open.values()]
         return self._fits([*deadlines, started_at + self.max_lag], version)
 
-    def admit(self, group_id: int, *, started_at: int) -> None:
-        """Give the group a slot; its tokens will be of version ``started_at`` or newer."""
-        self._open[group_id] = _Slot(started_at + self.max_lag, self.max_lag)
+    def admit(self, group_id: int, *, started_at: int, lag: int | None = None) -> None:
+        """Give the group a slot; its tokens will be of version ``started_at`` or newer, under ``lag`` or `max_lag`."""
+        lag = self.max_lag if lag is None else lag
+        self._open[group_id] = _Slot(started_at + lag, lag)
 
     def put(self, group_id: int, item: T, *, oldest_version: int) -> None:
         """The group is ready; its oldest token is of ``oldest_version``."""
         slot = self._open[group_id]
         slot.ready, slot.deadline = item, max(slot.deadline, oldest_version + slot.lag)
+
+    def ready_items(self) -> list[T]:
+        """What is ready and not taken, in order of admission."""
+        return [item for _, slot in sorted(self._open.items()) if (item := slot.ready) is not None]
 
     def drop(self, group_id: int) -> None:
         """The group will not be trained; its slot is free at once."""

@@ -22,18 +22,24 @@ def newest_checkpoint(folder: RunFolder) -> Path:
 
 
 async def save_checkpoint(
-    learner: Learner, folder: RunFolder, spec: CheckpointSpec, step: int, state: Mapping[str, Any]
+    learner: Learner,
+    folder: RunFolder,
+    spec: CheckpointSpec,
+    step: int,
+    state: Mapping[str, Any],
+    files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write ``checkpoints/step-<step>``, then remove those that are not to be kept.
 
     Args:
         step: steps done.
         state: what else a resumed run must know, JSON.
+        files: what lies beside the learner's own files, by name.
 
     Raises:
         HostError: the disk does not take it (`DiskFull`: for now); the checkpoints before it are untouched.
     """
-    await learner.save(folder.checkpoints / f"step-{step}", {"step": step, **state})
+    await learner.save(folder.checkpoints / f"step-{step}", {"step": step, **state}, files)
     for old in complete_checkpoints(folder)[: -spec.keep]:
         if spec.keep_every is None or steps_of(old) % spec.keep_every:
             await asyncio.to_thread(shutil.rmtree, old)

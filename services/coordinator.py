@@ -23,17 +23,17 @@ The coordinator touches metadata only: token arrays stay in Ray's object store.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from actors.config import GenerateRequest
-from learner.records import ScoredGroup, StepReport
+from learner.records import StepReport
 from services.buffer import SlotBuffer
 from services.data.mixture import order_of
 from services.roles import Generator, Judge, Learner
 from services.scoring_health import ScoringHealth
+from services.solve_rates import SolveRates
 from services.start import first_error
 from services.state import Desired
 from services.steps import FinishedStep, ReadyGroup, Recorder, ResumePoint, StepTimes
@@ -41,8 +41,7 @@ from services.tokens import EncodedPrompt
 from services.waits import Waits
 from volley.errors import DeadlineExceeded, NoSignal
 from volley.job import RLJob
-from volley.objectives import Objective, adaptive_k, check_objective, resolve, visited
-from volley.objectives.spec import ObjectiveWithK
+from volley.objectives import check_objective, resolve
 from volley.records import Prompt, Scores, WeightUpdate
 
 PROBE_LOOK_SECONDS = 0.5  # between looks whether a group may be tried while scoring fails
@@ -59,8 +58,8 @@ class Coordinator:
         evaluate: called with a version while the actors serve it, at the job's evaluation steps.
         desired: changes to the job; `want` brings later ones.
         resume: where a checkpoint of this job left off; actors and learner hold its version.
-        checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done and what else
-            a resumed run must know.
+        checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done, what else
+            a resumed run must know, and the groups that wait to be trained on.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Coordinator:
         learner: Learner,
         recorder: Recorder,
         evaluate: Callable[[int], Awaitable[None]],
-        checkpoint: Callable[[int, dict[str, Any]], Awaitable[None]],
+        checkpoint: Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]],
         desired: Desired | None = None,
         resume: ResumePoint | None = None,
     ) -> None:
@@ -89,8 +88,12 @@ class Coordinator:
         self._health = ScoringHealth(job.infra_errors)
         self._making: dict[int, str] = {}  # groups under way, and in which stage
         self._refills = self.ledger.dropped.total()  # groups dropped before a batch took them: each is replaced
-        self._dead_batches, self._solve_rates = resume.dead_batches, dict(resume.solve_rates)
+        self._dead_batches, self._solve_rates = resume.dead_batches, SolveRates(job, resume.solve_rates)
         self._saved_at = self.version if self.version else None
+        for ready in resume.ready:
+            self._take_back(ready)
+        # Of a resumed run: admitted before, lost with their process.
+        self._lost = sorted(self.ledger.in_flight - {ready.meta.group_id for ready in resume.ready})
 
     async def run(self) -> bool:
         """Every step of the job: True when the actors serve the last version, False when it was stopped before.
@@ -149,6 +152,12 @@ class Coordinator:
             "slots": self.buffer.slots,
         }
 
+    def _take_back(self, ready: ReadyGroup) -> None:
+        """A group that was ready when the checkpoint was written waits again."""
+        oldest = ready.meta.oldest_version
+        self.buffer.admit(ready.meta.group_id, started_at=oldest, lag=ready.max_lag)
+        self.buffer.put(ready.meta.group_id, ready, oldest_version=oldest)
+
     def _max_lag(self) -> int:
         return self.job.max_lag if self.desired.max_lag is None else self.desired.max_lag
 
@@ -156,7 +165,7 @@ class Coordinator:
 
     async def _admit_loop(self, tasks: asyncio.TaskGroup, making: set[asyncio.Task[None]]) -> None:
         order = order_of(self.job.data, [each.prompt for each in self.prompts], seed=self.job.seed)
-        again = sorted(self.ledger.in_flight)  # of a resumed run: admitted before, lost with their process
+        again = self._lost
         while True:
             if not await self._room(again=bool(again)):
                 continue
@@ -280,7 +289,7 @@ class Coordinator:
         objective = resolve(self.job.objective, self.job.schedule, step, self.desired.objective)
         check_objective(objective, self.job.sampling.n)
         report = await self.learner.step(
-            self._scored(batch, objective),
+            self._solve_rates.columns(batch, objective),
             version=self.version,
             objective=objective,
             learning_rate=self.desired.learning_rate,
@@ -292,20 +301,7 @@ class Coordinator:
     async def _save(self) -> None:
         self._saved_at = self.version
         with self.waits.on("learner", lambda: f"the checkpoint of step {self.version}"):
-            await self.checkpoint(self.version, self._state())
-
-    def _scored(self, batch: Sequence[ReadyGroup], objective: Objective) -> list[ScoredGroup]:
-        """The batch for the learner, each group with its prompt's own k where the schedule adapts it."""
-        scored = [ready.columns() for ready in batch]
-        rule = self.job.schedule.adaptive_k
-        if rule is None or not isinstance(objective, ObjectiveWithK):
-            return scored
-        prompts = [ready.prompt.id for ready in batch]
-        ks = adaptive_k(objective, rule, [self._solve_rates.get(each) for each in prompts], self.job.sampling.n)
-        for each, group in zip(prompts, scored, strict=True):
-            rewards = group.rewards_n[group.valid_n].tolist()
-            self._solve_rates[each] = visited(self._solve_rates.get(each), rewards, rule)
-        return [replace(group, k=int(k)) for group, k in zip(scored, ks, strict=True)]
+            await self.checkpoint(self.version, self._state(), self.buffer.ready_items())
 
     async def _next_batch(self) -> tuple[ReadyGroup, ...] | None:
         """The next batch, or None where the run is to stop. While the run is held, waiting has no bound."""
@@ -387,7 +383,7 @@ class Coordinator:
 
     def _state(self) -> dict[str, Any]:
         """What a resumed run must know, JSON."""
-        rates = {prompt: [rate.solved, rate.seen] for prompt, rate in self._solve_rates.items()}
+        rates = self._solve_rates.state()
         return {"ledger": self.ledger.state(), "dead_batches": self._dead_batches, "solve_rates": rates}
 
     async def _close_ledger(self) -> None:

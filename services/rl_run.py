@@ -1,12 +1,15 @@
 """Run a job of kind ``rl``: start the three roles side by side, hand them to the coordinator, export the result."""
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from actors.pool import ActorPool
 from learner.group import LearnerGroup
@@ -18,17 +21,21 @@ from services.context import Context, RunStopped, its_turn
 from services.coordinator import Coordinator
 from services.data.prompts import read_prompts
 from services.evaluate import evaluate, groups_at_once
+from services.kept_groups import FILE as GROUPS_FILE
+from services.kept_groups import KeptGroup, packed, referred, unpacked
 from services.needs import needs_of
 from services.recorder import RunRecorder
 from services.start import start_all
 from services.state import Desired
 from services.steering import Steering
-from services.steps import ResumePoint
+from services.steps import ReadyGroup, ResumePoint
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.wiring import actor_config, reward_config, rl_learner_config
 from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
+
+FETCH_SECONDS = 60.0  # for the arrays of one group
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +186,9 @@ class Lives:
         state = await self.learner.load(checkpoint)
         step = int(state["step"])
         await self.actors.broadcast(await self.learner.publish(step))
-        return ResumePoint.of(step, state)
+        prompts = {encoded.prompt.id: encoded.prompt for encoded in self.prepared.prompts}
+        kept = await asyncio.to_thread(unpacked, checkpoint / GROUPS_FILE, prompts)
+        return ResumePoint.of(step, state, [referred(each, ray.put(each.group)) for each in kept])
 
     async def _start_over(self) -> ResumePoint:
         """There is no checkpoint: the first step again, with the model's own weights."""
@@ -187,9 +196,13 @@ class Lives:
         await self.actors.broadcast(await self.learner.publish(0))
         return ResumePoint.start()
 
-    async def _checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
-        save = partial(save_checkpoint, self.learner, self.context.folder, self.job.checkpoint, step, state)
-        await self.recorder.room.wait_for(save)
+    async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
+        kept = [KeptGroup(await asyncio.wait_for(_value(each.group), FETCH_SECONDS), each) for each in ready]
+        files = {GROUPS_FILE: await asyncio.to_thread(packed, kept)}
+        spec = self.job.checkpoint
+        await self.recorder.room.wait_for(
+            partial(save_checkpoint, self.learner, self.context.folder, spec, step, state, files)
+        )
 
     async def _evaluate(self, _version: int) -> None:
         plan = self.job.evaluation
@@ -206,3 +219,7 @@ class Lives:
             on_group=lambda: None,
         )
         await self.recorder.evaluation(evaluation)
+
+
+async def _value(reference: Any) -> Any:
+    return await reference

@@ -1,6 +1,6 @@
 """What the coordinator keeps of groups and steps, and whom it tells."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,18 +65,22 @@ class FinishedStep:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Between two steps: ``step`` are done, where every group was, and what schedules go by."""
+    """Between two steps: ``step`` are done, where every group was, and what schedules go by.
+
+    ``ready`` are those of the groups in flight that only wait to be trained on; the others are made again.
+    """
 
     step: int
     ledger: Ledger
     dead_batches: int
     solve_rates: dict[str, SolveRate]
+    ready: tuple[ReadyGroup, ...] = ()
 
     @classmethod
-    def of(cls, step: int, state: Mapping[str, Any]) -> "ResumePoint":
+    def of(cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = ()) -> "ResumePoint":
         """From what `Coordinator` gave its checkpoint."""
         rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
-        return cls(step, Ledger.of(state["ledger"]), int(state["dead_batches"]), rates)
+        return cls(step, Ledger.of(state["ledger"]), int(state["dead_batches"]), rates, tuple(ready))
 
     @classmethod
     def start(cls) -> "ResumePoint":

@@ -15,7 +15,7 @@ from actors.config import ActorUpdate, BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
 from services.coordinator import Coordinator
 from services.state import Desired
-from services.steps import FinishedStep, ResumePoint
+from services.steps import FinishedStep, ReadyGroup, ResumePoint
 from services.tokens import EncodedPrompt
 from volley.errors import DeadlineExceeded, NoSignal, WorkerDied
 from volley.job import RLJob
@@ -92,7 +92,7 @@ class FakeLearner:
     async def publish(self, version: int) -> WeightUpdate:
         return WeightUpdate(version, (), None, 0.0)
 
-    async def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
+    async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
         raise AssertionError("the coordinator does not save")
 
 
@@ -101,6 +101,7 @@ class Recorded:
     steps: list[FinishedStep] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     checkpoints: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    ready: list[ReadyGroup] = field(default_factory=list)
 
     async def step(self, finished: FinishedStep) -> None:
         self.steps.append(finished)
@@ -143,11 +144,12 @@ def coordinator(
         assert actors.version == version, "evaluation is of one version"
         evaluated.append(version)
 
-    async def checkpoint(step: int, state: dict[str, Any]) -> None:
+    async def checkpoint(step: int, state: dict[str, Any], ready: list[ReadyGroup]) -> None:
         done = resume.step if resume else 0
         assert len(learner.trained) == (step - done) * spec.prompts_per_step, "between steps"
         assert [finished.step for finished in recorded.steps][-1] == step - 1, "the rows of its steps are written"
         recorded.checkpoints.append((step, json.loads(json.dumps(state))))
+        recorded.ready = ready
 
     prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
     made = Coordinator(
@@ -324,12 +326,14 @@ async def test_a_stopped_run_ends_at_a_checkpoint_from_which_nothing_is_lost_or_
     assert not await asyncio.wait_for(run, 10)
     ((step, state),) = recorded.checkpoints
     assert 7 <= step < 25
-    before = list(learner.trained)
-    again, learner, _, _ = coordinator(
-        spec, FakeActors(random.Random(1), version=step), resume=ResumePoint.of(step, state)
-    )
+    before, kept = list(learner.trained), [ready.meta.group_id for ready in recorded.ready]
+    actors = FakeActors(random.Random(1), version=step)
+    point = ResumePoint.of(step, state, recorded.ready)
+    again, learner, _, _ = coordinator(spec, actors, resume=point)
     assert await again.run()
     assert sorted(before + learner.trained) == list(range(100))
+    assert not set(kept) & set(actors.asked), "what was ready is not generated again"
+    assert max(learner.lags) <= max_lag
 
 
 async def test_the_lag_bound_changes_while_the_run_is_live() -> None:
@@ -388,9 +392,9 @@ async def test_a_checkpoint_comes_after_the_evaluation_of_its_version() -> None:
     seen: list[tuple[int, list[int]]] = []
     save = made.checkpoint
 
-    async def watched(step: int, state: dict[str, Any]) -> None:
+    async def watched(step: int, state: dict[str, Any], ready: list[ReadyGroup]) -> None:
         seen.append((step, list(evaluated)))
-        await save(step, state)
+        await save(step, state, ready)
 
     made.checkpoint = watched
     await made.run()
