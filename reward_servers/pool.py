@@ -15,6 +15,7 @@ import contextlib
 import logging
 import sys
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class RewardPool:
         self._base = config.workers.count
         self._deaths: list[VolleyError] = []
         self._restarts = Restarts(config.respawns)
+        self._background: set[asyncio.Task[None]] = set()
         self._resize = asyncio.Lock()
         self._scaling: asyncio.Task[None] | None = None
 
@@ -124,12 +126,16 @@ class RewardPool:
         failure = ""
         for _ in range(ATTEMPTS):
             worker = await self._next_idle()
+            answer = asyncio.ensure_future(self._score_on(worker, group, prompt))
             try:
-                scores = await self._score_on(worker, group, prompt)
+                scores = await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                self._in_background(self._reclaim(worker, answer))
+                raise
             except (DeadlineExceeded, WorkerDied) as problem:
                 failure = str(problem)
                 log.warning("%s; replacing it", failure.splitlines()[0])
-                await self._replace(worker, problem)
+                await asyncio.shield(self._in_background(self._replace(worker, problem)))
             else:
                 await self._give_back(worker)
                 return scores
@@ -163,6 +169,8 @@ class RewardPool:
         if self._scaling is not None:
             self._scaling.cancel()
             await asyncio.wait({self._scaling})
+        for task in self._background:
+            task.cancel()
         workers = list(self._workers.values())
         self._workers.clear()
         await asyncio.gather(*(_end(worker) for worker in workers))
@@ -179,6 +187,27 @@ class RewardPool:
         finally:
             worker.busy = 0
         return scores
+
+    async def _reclaim(self, worker: "_Worker", answer: "asyncio.Future[Scores]") -> None:
+        """Nobody wants this answer any more: the worker scores other groups once it has given it."""
+        try:
+            await answer
+        except (DeadlineExceeded, WorkerDied) as problem:
+            await self._replace(worker, problem)
+        else:
+            await self._give_back(worker)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that must be done to the end, whoever asked for it."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._done_in_background)
+        return task
+
+    def _done_in_background(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a worker is not replaced: %s", error)
 
     async def _next_idle(self) -> "_Worker":
         self._waiting += 1

@@ -197,3 +197,17 @@ async def gone(needle: str) -> bool:
     for process in mine:
         process.send_signal(signal.SIGKILL)
     return False
+
+
+@pytest.mark.parametrize("sample", ["slow", "kill once"])
+async def test_a_group_given_up_while_it_is_scored_takes_no_worker_with_it(tmp_path: Path, sample: str) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True))
+    reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
+    given_up = asyncio.create_task(pool.score(ray.put(group((sample,))), reference))
+    await asyncio.sleep(0.3)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    scores = await asyncio.wait_for(pool.score(ray.put(group(("fine",))), reference), 30)
+    assert scores.rewards_n.tolist() == [1.0]
+    await pool.stop()
