@@ -3,7 +3,9 @@
 import contextlib
 import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 
 from services.needs import Needs
@@ -33,6 +35,7 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
         _check_answers(address)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address:
             ray.init(address=address, log_to_driver=False, logging_level="error")
@@ -51,6 +54,9 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
         ray.shutdown()
         where = f"at {address} does not answer" if address else "head did not start"
         raise HostError(f"Ray {where}: {' '.join(str(error).split())[:300]}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in place, which ends the process as it stands
     try:
         _check_resources(needs, ray.cluster_resources(), address)
         yield str(ray.get_runtime_context().gcs_address)
