@@ -16,7 +16,9 @@ from services.run_folder import RunFolder
 from services.steps import FinishedStep, ReadyGroup
 from volley.records import STATUSES, Group
 
-SPOKEN = frozenset({"paused", "trouble", "actor_died", "learner_restarted"})  # events the terminal tells of
+SPOKEN = frozenset(
+    {"paused", "trouble", "waiting", "actor_died", "reward_worker_died", "learner_restarted"}
+)  # events the terminal tells of
 EXCERPT_EVERY = 10  # steps between excerpts of samples
 
 

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 15.0
+OVERDUE_SECONDS = 60.0  # a wait that lasts longer is an event
 
 
 async def newest_desired(folder: RunFolder, store: Store) -> Desired:
@@ -150,6 +151,7 @@ class Steering:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self._tell_deaths()
+            await self._watch()
             self._autoscale()
             try:
                 desired = await newest_desired(self._folder, self._store)
@@ -198,6 +200,12 @@ class Steering:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), RETRY_SECONDS)
                 changed.set()
+
+    async def _watch(self) -> None:
+        """An event for each long wait, unless the run is held on purpose."""
+        if self._coordinator is not None and not self._coordinator.held:
+            for words in self._coordinator.waits.overdue(OVERDUE_SECONDS):
+                await self._recorder.event("waiting", problem=words)
 
     async def _tell_deaths(self) -> None:
         for role, pool in (("actor", self._actors), ("reward_worker", self._rewards)):

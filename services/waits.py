@@ -12,6 +12,7 @@ class Waits:
 
     def __init__(self) -> None:
         self._waits: dict[str, tuple[Callable[[], str], float]] = {}
+        self._told: set[tuple[str, float]] = set()
 
     @contextlib.contextmanager
     def on(self, waiter: str, awaited: Callable[[], str]) -> Iterator[None]:
@@ -24,6 +25,13 @@ class Waits:
 
     def __contains__(self, waiter: str) -> bool:
         return waiter in self._waits
+
+    def overdue(self, seconds: float) -> list[str]:
+        """Sentences for the waits that have lasted so long; each wait once."""
+        now = time.monotonic()
+        late = {(who, since) for who, (_, since) in self._waits.items() if now - since >= seconds}
+        new, self._told = late - self._told, late
+        return [f"{who} has waited {now - since:.0f} s for {self._waits[who][0]()}" for who, since in sorted(new)]
 
     def words(self, longer_than: float = SPEAKS_AFTER) -> tuple[str, ...]:
         """A sentence for each wait that has lasted ``longer_than`` seconds."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import redis.asyncio
 import yaml
 
@@ -286,3 +287,36 @@ async def test_a_resumed_seeded_run_without_lag_is_the_uninterrupted_one(
         assert [ours[name] for name in same] == [theirs[name] for name in same]
     for row in whole.folder.read("ledger")[4 * 8 :]:
         assert row in cut.read("ledger")
+
+
+async def test_a_run_without_room_is_pending_and_says_for_what(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+    """It starts once there is room, and a pending one can be stopped."""
+    free = ray.available_resources()["CPU"]
+    holder = ray.remote(num_cpus=free)(_Holder).remote()
+    await holder.ready.remote()
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(rl_job(inputs, steps=2, evaluation=None)))
+    job = load_job(file)
+    assert isinstance(job, RLJob)
+    tasks, folders = [], []
+    async with Store(stack.redis_url) as store:
+        for _ in range(2):
+            folders.append(RunFolder.create(tmp_path / "runs", job))
+            tasks.append(asyncio.create_task(run_on(stack, job, folders[-1], Display(quiet=True))))
+        first, second = (Live(stack, folder, job, store, task) for folder, task in zip(folders, tasks, strict=True))
+        for run in (first, second):
+            seen = await run.until(lambda seen: seen.state == "pending")
+            assert "waits for" in seen.problem
+        await second.want(stopped=True)
+        assert (await second.task).state == "stopped"
+        held = await first.until(lambda seen: "CPU" in seen.problem)
+        assert held.problem == "waits for room on the cluster: the job reserves 2.1 CPUs, it has 0 free"
+        ray.kill(holder)
+        assert (await first.task).state == "done"
+
+
+class _Holder:
+    """Keeps the CPUs it reserves."""
+
+    def ready(self) -> None:
+        """Answer once it has them."""

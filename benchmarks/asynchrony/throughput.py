@@ -1,0 +1,81 @@
+"""Samples per second of one job with allowed lag 0, 1 and 2: what overlapping the stages gives.
+
+    python -m benchmarks.asynchrony.throughput [--rounds 3] [--steps 60] [--folder demo/quick]
+
+Lag 0 is the synchronous mode: generate, score, learn, send, one after the other. The modes take turns on one stack,
+so that what else the machine does falls on all. The first ten steps of a run are not counted. The job is the
+countdown example's; the model is that of a short warm-up, made once under ``--folder``.
+"""
+
+import argparse
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.countdown.demo import QUICK, job_of, make_inputs, run_one
+from services.display import Display
+from services.foreground import run_in_foreground
+from services.needs import needs_of
+from services.stack import Stack, local_stack
+from volley.job import RLJob
+
+LAGS = (0, 1, 2)
+WARM = 10  # steps
+STAGES = ("seconds_wait", "seconds_learn", "seconds_publish", "seconds_broadcast")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--folder", type=Path, default=Path("demo/quick"))
+    args = parser.parse_args()
+    display = Display()
+    make_inputs(args.folder.resolve(), display, heldout=50)
+    report(run_in_foreground(measure(args.folder.resolve(), args.rounds, args.steps, display)))
+
+
+async def measure(folder: Path, rounds: int, steps: int, display: Display) -> dict[int, list[dict[str, float]]]:
+    """For each lag, one row of means a round."""
+    results: dict[int, list[dict[str, float]]] = {lag: [] for lag in LAGS}
+    async with local_stack(needs_of(job_of(folder, "mean", {})), folder / "stack") as stack:
+        if not (folder / "warm-up" / "model").exists():
+            await run_one(stack, folder, "warm-up", job_of(folder, "warm-up", QUICK["warm-up"]), display)
+        for _ in range(rounds):
+            for lag in LAGS:
+                results[lag].append(await one(stack, folder, lag, steps))
+                display.say(f"lag {lag}: {results[lag][-1]['samples_per_second']:.0f} samples/s")
+    return results
+
+
+async def one(stack: Stack, folder: Path, lag: int, steps: int) -> dict[str, float]:
+    """Means over the counted steps of one run."""
+    changes: dict[str, Any] = {"max_lag": lag, "steps": steps, "evaluation": None, "samples_kept": 0}
+    job = job_of(folder, "mean", {})
+    job = RLJob.model_validate({**job.model_dump(), **changes})
+    name = f"lag-{lag}"
+    run = await run_one(stack, folder, name, job, Display(quiet=True))
+    rows = run.read("metrics")[WARM:]
+    shutil.rmtree(run.path)
+    samples = len(rows) * job.prompts_per_step * job.sampling.n
+    means = {stage: float(np.mean([row[stage] for row in rows])) for stage in STAGES}
+    return {**means, "samples_per_second": samples / sum(row["seconds_step"] for row in rows)}
+
+
+def report(results: dict[int, list[dict[str, float]]]) -> None:
+    """Medians, and the ratios to lag 0 round by round."""
+    print(f"{'lag':>4} {'samples/s':>10} {'ratio to lag 0':>24}   wait   learn  publish  broadcast (s)")
+    base = [row["samples_per_second"] for row in results[0]]
+    for lag, rows in results.items():
+        speeds = [row["samples_per_second"] for row in rows]
+        ratios = [ours / theirs for ours, theirs in zip(speeds, base, strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        stages = "  ".join(f"{statistics.median(row[stage] for row in rows):6.3f}" for stage in STAGES)
+        print(f"{lag:>4} {statistics.median(speeds):>10.0f} {spread:>24}   {stages}")
+
+
+if __name__ == "__main__":
+    main()
