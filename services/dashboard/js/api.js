@@ -1,0 +1,89 @@
+// Requests to the API beside this page. The token, where one is needed, is kept for the tab's session.
+
+import { askToken } from "./dialogs.js";
+
+const TOKEN = "volley-token";
+
+/** What the API answered when it did not do as asked: an RFC 9457 problem, or no answer at all. */
+export class ApiError extends Error {
+  constructor(status, title, detail, errors = []) {
+    super(detail || title);
+    this.status = status;
+    this.title = title;
+    this.errors = errors;
+  }
+}
+
+export function authorization() {
+  const token = sessionStorage.getItem(TOKEN);
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+let asking = null;
+
+/** Ask for a token, once for all who wait for it. False where the user would not give one. */
+export function login(message) {
+  asking ??= askToken(message)
+    .then((token) => {
+      if (token) sessionStorage.setItem(TOKEN, token);
+      return Boolean(token);
+    })
+    .finally(() => (asking = null));
+  return asking;
+}
+
+async function problem(response) {
+  let body = {};
+  try {
+    body = await response.json();
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error; // a proxy's page in place of a problem document
+  }
+  return new ApiError(response.status, body.title || `HTTP ${response.status}`, body.detail, body.errors);
+}
+
+/** One request; the decoded answer. Throws `ApiError`, or an AbortError when `signal` says so. */
+export async function request(method, path, { body, headers = {}, signal, text = false } = {}) {
+  let patience = 3; // with a server that asks to come back later
+  for (;;) {
+    let response;
+    try {
+      response = await fetch(path, {
+        method,
+        signal,
+        cache: "no-store",
+        headers: {
+          ...authorization(),
+          ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+          ...headers,
+        },
+        body: body === undefined ? undefined : JSON.stringify(body),
+      });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError(0, "No answer", "The API does not answer. Is `volley up` running, and this machine connected?");
+    }
+    if (response.status === 429 && method === "GET" && patience > 0) {
+      patience -= 1;
+      await new Promise((resolve) => setTimeout(resolve, 1000 * (Number(response.headers.get("Retry-After")) || 1)));
+      continue;
+    }
+    if (response.status === 401 && (await login((await problem(response)).message))) continue;
+    if (!response.ok) throw await problem(response);
+    if (response.status === 204) return null;
+    return text ? response.text() : response.json();
+  }
+}
+
+export const get = (path, options) => request("GET", path, options);
+export const post = (path, body) => request("POST", path, { body });
+export const patch = (path, body, headers) => request("PATCH", path, { body, headers });
+
+/** A path of a run, its id made safe. */
+export const runPath = (id, rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;
+
+/** `?a=1&b=2` of the values that are set. */
+export function query(values) {
+  const set = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return set.length ? `?${new URLSearchParams(set)}` : "";
+}

@@ -1,0 +1,68 @@
+// Starts the page: theme, routes by the address after #, and the state of the live connection.
+
+import { fill, h, setText } from "./dom.js";
+import { ClusterPage } from "./pages/cluster.js";
+import { ComparePage } from "./pages/compare.js";
+import { RunPage } from "./pages/run.js";
+import { RunsPage } from "./pages/runs.js";
+import { empty } from "./states.js";
+import { startTheme } from "./theme.js";
+
+// A page: {element, title, close()}; it may have update(parts, query) to follow its own address without a new start.
+const PAGES = { runs: RunsPage, run: RunPage, compare: ComparePage, cluster: ClusterPage };
+
+let current = null;
+let currentKey = null;
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch (error) {
+    if (error instanceof URIError) return part; // an address typed by hand
+    throw error;
+  }
+}
+
+/** `#/runs/ID/samples?step=3` -> name, parts, query. */
+export function route(hash) {
+  const [path, search = ""] = hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map(decoded);
+  const name = parts[0] ?? "runs";
+  return { name: name === "runs" && parts.length > 1 ? "run" : name, parts, query: new URLSearchParams(search) };
+}
+
+function showLink(state, seconds) {
+  const element = document.getElementById("link-state");
+  element.dataset.state = state;
+  setText(element, { live: "Live", waiting: `Reconnecting${seconds > 2 ? ` in ${Math.round(seconds)} s` : ""}`, off: "" }[state]);
+}
+
+function navigate() {
+  const { name, parts, query } = route(location.hash);
+  const key = name === "run" ? `run ${parts[1]}` : name;
+  for (const link of document.querySelectorAll(".nav a")) {
+    if (link.dataset.page === name || (name === "run" && link.dataset.page === "runs")) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (key === currentKey && current?.update) {
+    current.update(parts, query);
+    return;
+  }
+  current?.close();
+  currentKey = key;
+  showLink("off");
+  const main = document.getElementById("main");
+  const Page = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
+  current = Page ? new Page(parts, query, showLink) : null;
+  document.title = current ? `${current.title} · Volley` : "Volley";
+  fill(main, current ? current.element : empty("There is no such page", h("a", { href: "#/runs" }, "All runs")));
+  scrollTo(0, 0);
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address belongs to the routes
+  document.getElementById("main").focus();
+});
+startTheme();
+addEventListener("hashchange", navigate);
+navigate();

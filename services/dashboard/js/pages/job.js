@@ -1,0 +1,54 @@
+// The job as it runs: every field of it, and what was changed since.
+
+import { h } from "../dom.js";
+import { plain } from "../format.js";
+
+/** A tree as rows: "update.kl.coefficient" -> value. */
+export function flattened(tree, path = "", rows = new Map()) {
+  for (const [key, value] of Object.entries(tree)) {
+    const name = path ? `${path}.${key}` : key;
+    const branch = value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length > 0;
+    if (branch) flattened(value, name, rows);
+    else rows.set(name, value);
+  }
+  return rows;
+}
+
+export class JobTab {
+  constructor(model) {
+    this.body = h("tbody");
+    this.search = h("input", { type: "search", placeholder: "Find a field", "aria-label": "Find a field" });
+    this.search.addEventListener("input", () => this.draw(model));
+    const head = h("tr", {}, ["Field", "Value", "Changed to"].map((each) => h("th", { scope: "col" }, each)));
+    const table = h("div", { class: "table-wrap" }, h("table", { class: "diff" }, h("thead", {}, head), this.body));
+    const folder = h("span", { class: "soft small mono" }, model.view.record.folder);
+    this.element = h("div", { class: "page" }, h("div", { class: "filters" }, this.search, folder), h("div", { class: "card" }, table));
+    this.draw(model);
+  }
+
+  close() {}
+
+  draw({ view }) {
+    const { job } = view.record;
+    const changes = changed(view.desired);
+    const key = JSON.stringify([changes, this.search.value]);
+    if (key === this.shown) return;
+    this.shown = key;
+    const wanted = this.search.value.trim().toLowerCase();
+    const rows = [...flattened(job)].filter(([name]) => name.toLowerCase().includes(wanted));
+    this.body.replaceChildren(
+      ...rows.map(([name, value]) => {
+        const now = changes[name];
+        const differs = now !== undefined && plain(now) !== plain(value);
+        return h("tr", { data: { differs } }, h("td", {}, name), h("td", {}, plain(value)), h("td", {}, differs ? plain(now) : ""));
+      }),
+    );
+  }
+}
+
+/** Desired state under the names of the job's fields. */
+function changed({ actors, reward_workers: workers, learning_rate: rate, max_lag: lag, objective }) {
+  const all = { "actors.count": actors, "reward_workers.count": workers, "optimizer.lr": rate, max_lag: lag };
+  for (const [key, value] of Object.entries(objective ?? {})) all[`objective.${key}`] = value;
+  return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== null && value !== undefined));
+}

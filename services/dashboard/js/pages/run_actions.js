@@ -1,0 +1,160 @@
+// What users do to a run: pause, resume, stop, another k, more or fewer workers. Each is confirmed first.
+
+import { patch, post, runPath } from "../api.js";
+import { confirmed, toast } from "../dialogs.js";
+import { h, setText } from "../dom.js";
+import { ENDED } from "../palette.js";
+
+/** The buttons at the top of a run. `onView` takes the view that the API answers with. */
+export class Actions {
+  constructor(id, onView) {
+    this.id = id;
+    this.onView = onView;
+    const button = (label, act, kind = "") => h("button", { class: `button ${kind}`, type: "button", onclick: act }, label);
+    this.pause = button("Pause", () => this.askPause());
+    this.resume = button("Resume", () => this.askResume());
+    this.change = button("Change k", () => this.askK());
+    this.stop = button("Stop", () => this.askStop(), "danger");
+    this.element = h("div", { class: "end" }, this.change, this.pause, this.resume, this.stop);
+  }
+
+  update(view) {
+    this.view = view;
+    const { desired, state, record } = view;
+    const ended = ENDED.has(state);
+    const sampled = record.kind === "rl" || record.kind === "rft";
+    const canResume = desired.paused || ["stopped", "failed"].includes(state);
+    this.pause.classList.toggle("hidden", ended || desired.paused || desired.stopped || !sampled);
+    this.resume.classList.toggle("hidden", !canResume || state === "done");
+    this.stop.classList.toggle("hidden", ended);
+    this.stop.disabled = desired.stopped;
+    setText(this.stop, desired.stopped ? "Stopping…" : "Stop");
+    this.change.classList.toggle("hidden", ended || currentK(view) === null);
+  }
+
+  name() {
+    return `“${this.view.record.name}”`;
+  }
+
+  askPause() {
+    return this.ask({
+      title: "Pause this run?",
+      text: `${this.name()} admits no more groups. Those under way are finished and trained on.`,
+      button: "Pause",
+      act: () => patch(runPath(this.id), { paused: true }),
+    });
+  }
+
+  askResume() {
+    const ended = ENDED.has(this.view.state);
+    return this.ask({
+      title: "Resume this run?",
+      text: ended ? `${this.name()} goes on from its newest checkpoint.` : `${this.name()} admits groups again.`,
+      button: "Resume",
+      act: () => post(runPath(this.id, "/resume"), {}),
+    });
+  }
+
+  askStop() {
+    return this.ask({
+      title: "Stop this run?",
+      text: `${this.name()} writes a checkpoint, gives its workers back and ends. It can be resumed from there.`,
+      button: "Stop",
+      danger: true,
+      act: () => post(runPath(this.id, "/stop"), {}),
+    });
+  }
+
+  askK() {
+    const n = this.view.record.job.sampling?.n ?? 1;
+    const input = h("input", { type: "number", min: 1, max: n, step: 1, required: true, value: String(currentK(this.view)) });
+    return this.ask({
+      title: "Change k",
+      text: `The objective counts the best or most voted of k samples, of ${n} drawn. The next step trains for the new k.`,
+      button: "Change",
+      fields: [h("label", { class: "field" }, h("span", {}, `k, from 1 to ${n}`), input)],
+      act: () => patch(runPath(this.id), { objective: { k: input.valueAsNumber } }),
+    });
+  }
+
+  async ask(question) {
+    const done = await confirmed({ ...question, act: async () => this.onView(await question.act()) });
+    if (done) toast(`${question.button}: asked for. The run takes it up within seconds.`);
+  }
+}
+
+/** k as it is wanted; null where the objective has none. */
+export function currentK({ record, desired }) {
+  return desired.objective?.k ?? record.job.objective?.k ?? null;
+}
+
+/** "Actors − 2 +": a press of + or − is a proposal; Apply sends it. */
+export class Stepper {
+  constructor(id, field, label, least, onView) {
+    this.field = field;
+    this.least = least;
+    this.proposed = null;
+    const step = (by, sign, verb) =>
+      h("button", { class: "step-button", type: "button", "aria-label": `${verb} ${label.toLowerCase()}`, onclick: () => this.propose(by) }, sign);
+    this.less = step(-1, "−", "Fewer");
+    this.more = step(1, "+", "More");
+    this.now = h("span", {});
+    this.wanted = h("small", {});
+    this.output = h("output", { "aria-live": "polite" }, this.now, " ", this.wanted);
+    this.apply = h("button", { class: "button small primary", type: "button" }, "Apply");
+    const undo = h("button", { class: "button small", type: "button", onclick: () => this.drop() }, "Cancel");
+    this.element = h(
+      "div",
+      { class: "stepper", role: "group", "aria-label": label, data: { field } },
+      h("span", { class: "label" }, label),
+      this.less,
+      this.output,
+      this.more,
+      h("span", { class: "confirm" }, this.apply, undo),
+    );
+    this.apply.addEventListener("click", () => this.send(id, onView));
+  }
+
+  update(serving, wanted, ended) {
+    this.serving = serving;
+    this.target = wanted;
+    this.ended = ended;
+    this.render();
+  }
+
+  propose(by) {
+    const next = Math.max(this.least, (this.proposed ?? this.target) + by);
+    this.proposed = next === this.target ? null : next;
+    this.render();
+  }
+
+  drop() {
+    this.proposed = null;
+    this.render();
+  }
+
+  async send(id, onView) {
+    const value = this.proposed;
+    if (value === null) return;
+    this.apply.disabled = true;
+    try {
+      onView(await patch(runPath(id), { [this.field]: value }));
+      this.proposed = null;
+    } catch (error) {
+      toast(error.message, "bad");
+    } finally {
+      this.apply.disabled = false;
+      this.render();
+    }
+  }
+
+  render() {
+    const changed = this.proposed !== null;
+    this.element.dataset.changed = changed;
+    this.less.disabled = this.ended || (this.proposed ?? this.target) <= this.least;
+    this.more.disabled = this.ended;
+    setText(this.now, changed ? `${this.target} → ${this.proposed}` : this.target);
+    const waits = !changed && !this.ended && this.serving !== this.target;
+    setText(this.wanted, waits ? `${this.serving} serving` : "");
+  }
+}

@@ -1,0 +1,94 @@
+// The first tab of a run: numbers, controls, charts, processes, events.
+
+import { Timeline } from "../charts/timeline.js";
+import { fill, h, setText } from "../dom.js";
+import { ENDED } from "../palette.js";
+import { failed } from "../states.js";
+import { Stepper } from "./run_actions.js";
+import { anyMetric, chartsOf } from "./run_charts.js";
+import { Events, LedgerCounts, Tiles, Workers } from "./run_panels.js";
+
+const SMOOTHING = 40; // a smoothed point is a mean over this part of the curve
+
+export class OverviewTab {
+  constructor(model) {
+    const { kind } = model.view.record;
+    this.charts = chartsOf(kind);
+    this.tiles = new Tiles(kind);
+    this.timeline = kind === "rl" ? new Timeline() : null;
+    this.panels = [new Workers(), new Events(), ...(kind === "rl" ? [new LedgerCounts()] : [])];
+    this.others = new Map();
+    this.problem = h("div", {});
+    this.element = h(
+      "div",
+      { class: "page" },
+      this.tiles.element,
+      kind === "sft" ? null : this.makeControls(model),
+      this.problem,
+      h("div", { class: "grid" }, this.charts.map(({ chart }) => chart.element), this.timeline?.element, this.panels.map(({ element }) => element)),
+      this.makeOthers(model),
+    );
+    this.model = model;
+  }
+
+  close() {
+    for (const { chart } of [...this.charts, ...this.others.values()]) chart.close();
+    this.timeline?.close();
+  }
+
+  makeControls(model) {
+    const onView = (view) => {
+      Object.assign(model.view, view);
+      this.drawControls(model);
+    };
+    this.actors = new Stepper(model.id, "actors", "Actors", 0, onView);
+    this.rewards = new Stepper(model.id, "reward_workers", "Reward workers", 1, onView);
+    this.smooth = h("input", { type: "checkbox", checked: true });
+    this.smooth.addEventListener("change", () => this.draw(this.model));
+    this.smoothText = h("span", {}, "Smooth curves");
+    const smooth = model.view.record.kind === "eval" ? null : h("label", { class: "check" }, this.smooth, this.smoothText);
+    return h("div", { class: "card controls" }, this.actors.element, this.rewards.element, smooth);
+  }
+
+  makeOthers(model) {
+    const grid = h("div", { class: "grid three" });
+    const details = h("details", {}, h("summary", {}, "Every metric"), grid);
+    details.addEventListener("toggle", () => this.drawOthers(model));
+    this.details = details;
+    this.othersGrid = grid;
+    return model.view.record.kind === "eval" ? null : details;
+  }
+
+  drawControls({ view }) {
+    if (!this.actors) return;
+    const { desired, observed, record, state } = view;
+    const ended = ENDED.has(state);
+    this.actors.update(observed.actors, desired.actors ?? record.job.actors?.count ?? 0, ended);
+    this.rewards.update(observed.reward_workers, desired.reward_workers ?? record.job.reward_workers?.count ?? 0, ended);
+  }
+
+  drawOthers(model) {
+    if (!this.details.open) return;
+    const names = model.metrics.names().filter((name) => name !== "time");
+    for (const name of names) {
+      if (this.others.has(name)) continue;
+      const one = anyMetric(name, this.others.size);
+      this.others.set(name, one);
+      this.othersGrid.append(one.chart.element);
+    }
+    for (const one of this.others.values()) one.draw(model);
+  }
+
+  draw(model, again) {
+    const window = Math.max(1, Math.round(model.metrics.steps.length / SMOOTHING));
+    model.window = this.smooth?.checked ? window : 1;
+    if (this.smooth) setText(this.smoothText, model.window > 1 ? `Smooth curves (mean of ${model.window} points)` : "Smooth curves");
+    fill(this.problem, model.problem && failed(model.problem, again));
+    this.tiles.draw(model);
+    this.drawControls(model);
+    for (const chart of this.charts) chart.draw(model);
+    if (this.timeline && this.timeline.items !== model.timeline) this.timeline.draw(model.timeline);
+    for (const panel of this.panels) panel.draw(model);
+    this.drawOthers(model);
+  }
+}
