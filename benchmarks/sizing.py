@@ -1,0 +1,206 @@
+"""Does a job fit its GPUs? The arithmetic of docs/sizing.md, from the job file and the model's shape.
+
+    python -m benchmarks.sizing deploy/jobs/gpu-8.yaml [--gpu-gib 80] [--nic-gbit 100] [--prompt-tokens 512]
+
+Nothing is measured here: each line is a product of what the job says and of the constants below. The model's shape is
+read from its ``config.json``, or from ``deploy/jobs/models/<name>.json`` where the model is not on this machine.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from volley.job import JOB, RLJob
+
+GIB = 1 << 30
+SHAPES = Path("deploy/jobs/models")
+
+BF16, FP32 = 2, 4
+# ZeRO-3 under bf16, bytes a parameter, all sharded: weight 2, gradient 4, master copy 4, two moments 8.
+STATE_BYTES = BF16 + FP32 + FP32 + 2 * FP32
+RANK_OVERHEAD = 5 * GIB  # CUDA context, NCCL buffers, layers that ZeRO-3 has gathered (1e9 parameters at most)
+ENGINE_OVERHEAD = 5 * GIB  # of each GPU of an engine: activations, CUDA graphs
+DEFAULT_UTILIZATION = 0.9  # vLLM's gpu_memory_utilization
+PCIE = 20e9  # bytes a second between host and GPU
+NIC_SHARE = 0.7  # of the line rate that object transfer reaches; an assumption
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder of the Llama family; names as in ``config.json``."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+
+    @classmethod
+    def of(cls, model: Path) -> "Shape":
+        """Raises FileNotFoundError where neither the model nor its shape is here."""
+        own = model / "config.json"
+        config = json.loads((own if own.exists() else SHAPES / f"{model.name}.json").read_text())
+        return cls(**{name: config.get(name, False) for name in cls.__dataclass_fields__})
+
+    @property
+    def kv_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads * self.num_key_value_heads
+
+    @property
+    def parameters(self) -> int:
+        """Embeddings, attention, gated feed-forward, norms."""
+        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
+        layer = 2 * h * h + 2 * h * kv + 3 * h * m + 2 * h + (h + 2 * kv if self.attention_bias else 0)
+        return (1 if self.tie_word_embeddings else 2) * self.vocab_size * h + self.num_hidden_layers * layer + h
+
+    @property
+    def kv_bytes(self) -> int:
+        """Key-value cache of one token."""
+        return 2 * self.num_hidden_layers * self.kv_size * BF16
+
+    @property
+    def activation_bytes(self) -> int:
+        """Kept for the backward pass of one token, every layer stored: inputs of norms and matrix products."""
+        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
+        return self.num_hidden_layers * (6 * h + 2 * kv + 4 * m) * BF16
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What a job takes. Memory in bytes, of one GPU where it says so."""
+
+    parameters: int
+    state: float
+    reference: float
+    activations: float
+    rank: float
+    rank_room: float
+    weights: float
+    cache: float
+    cache_tokens: int
+    cache_sequences: int
+    row_tokens: int
+    slots: int
+    samples_in_flight: int
+    running: int
+    tokens_in_flight: int
+    published: int
+    broadcast_rounds: int
+    broadcast_seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Has a rank its memory, and an engine a cache for a whole sample?"""
+        return self.rank <= self.rank_room and self.cache_tokens >= self.row_tokens
+
+
+def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_tokens: int) -> Sizing:
+    """The arithmetic.
+
+    Args:
+        gpu_bytes: memory of one GPU.
+        nic_gbit: line rate between two nodes, gigabits a second.
+        prompt_tokens: a prompt's length.
+    """
+    row = prompt_tokens + job.sampling.max_tokens
+    state = shape.parameters * STATE_BYTES / job.learner.ranks
+    reference = float(shape.parameters * BF16) if job.update.kl.wanted else 0.0  # whole on every rank
+    activations = float(max(row, job.learner.tokens_per_micro_batch) * shape.activation_bytes)
+
+    gpus = max(1, math.ceil(job.actors.gpus))
+    utilization = float(job.actors.engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION))
+    shared = job.actors.gpus % 1 > 0  # the learner has the rest of the same GPU
+    weights = shape.parameters * BF16 / gpus
+    cache = max(0.0, utilization * gpu_bytes - weights - ENGINE_OVERHEAD) * gpus
+    samples = job.slots * job.sampling.n
+    rounds = math.ceil(math.log2(job.actors.count + 1))
+    published = shape.parameters * BF16
+    sending = 0.0 if shared else rounds * published / (nic_gbit / 8 * 1e9 * NIC_SHARE)
+    return Sizing(
+        parameters=shape.parameters,
+        state=state,
+        reference=reference,
+        activations=activations,
+        rank=state + reference + activations + RANK_OVERHEAD,
+        rank_room=gpu_bytes * (1 - utilization) if shared else gpu_bytes,
+        weights=weights,
+        cache=cache,
+        cache_tokens=int(cache / shape.kv_bytes),
+        cache_sequences=int(cache / shape.kv_bytes / row),
+        row_tokens=row,
+        slots=job.slots,
+        samples_in_flight=samples,
+        running=min(samples, job.actors.count * job.actors.max_num_seqs),
+        tokens_in_flight=samples * job.sampling.max_tokens,
+        published=published,
+        broadcast_rounds=rounds,
+        broadcast_seconds=published / PCIE + sending + published / gpus / PCIE,
+    )
+
+
+def page(job: RLJob, made: Sizing, gpu_gib: float, nic_gbit: float) -> str:
+    """The sizing as Markdown."""
+    ranks, actors = job.learner.ranks, job.actors
+    rows = [
+        ("parameters", f"{made.parameters / 1e9:.2f} billion"),
+        ("learner: states, a rank", f"{made.state / GIB:.1f} GiB = {STATE_BYTES} B x parameters / {ranks}"),
+        ("learner: starting policy, a rank", f"{made.reference / GIB:.1f} GiB"),
+        (
+            "learner: activations, a rank",
+            f"{made.activations / GIB:.1f} GiB for {max(made.row_tokens, job.learner.tokens_per_micro_batch)} tokens",
+        ),
+        (
+            "learner: a rank in all",
+            f"{made.rank / GIB:.1f} of {made.rank_room / GIB:.1f} GiB, {RANK_OVERHEAD / GIB:.0f} of them overhead",
+        ),
+        ("actor: weights, a GPU", f"{made.weights / GIB:.1f} GiB"),
+        ("actor: key-value cache", f"{made.cache / GIB:.1f} GiB = {made.cache_tokens:,} tokens"),
+        (
+            "actor: samples the cache holds at full length",
+            f"{made.cache_sequences} of {actors.max_num_seqs} that may run, {made.row_tokens} tokens each",
+        ),
+        ("samples in flight", f"{made.samples_in_flight} = {made.slots} slots x {job.sampling.n}"),
+        ("of these, running at once", f"{made.running} at most on {actors.count} actor(s)"),
+        ("tokens in flight", f"{made.tokens_in_flight:,} at most"),
+        ("weights published a step", f"{made.published / GIB:.1f} GiB"),
+        (
+            "broadcast",
+            f"{made.broadcast_seconds:.1f} s expected, {made.broadcast_rounds} round(s) at {nic_gbit:g} Gbit/s",
+        ),
+    ]
+    verdict = "fits" if made.fits else "does not fit"
+    title = f"### {job.name}: {verdict} GPUs of {gpu_gib:g} GiB"
+    return "\n".join([title, "", "| what | how much |", "|---|---|", *(f"| {what} | {much} |" for what, much in rows)])
+
+
+def main() -> None:
+    """Print the sizing of one job file; exit code 1 where it does not fit."""
+    parser = argparse.ArgumentParser(description="Does a job fit its GPUs?")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--gpu-gib", type=float, default=80)
+    parser.add_argument("--nic-gbit", type=float, default=100)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    options = parser.parse_args()
+    job = JOB.validate_python(yaml.safe_load(options.job.read_text()))
+    if not isinstance(job, RLJob):
+        parser.error(f"{options.job} is a job of kind {job.kind}; only rl jobs have actors and a learner")
+    made = size(
+        job,
+        Shape.of(job.model.path),
+        gpu_bytes=options.gpu_gib * GIB,
+        nic_gbit=options.nic_gbit,
+        prompt_tokens=options.prompt_tokens,
+    )
+    print(page(job, made, options.gpu_gib, options.nic_gbit))
+    raise SystemExit(0 if made.fits else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+#!/bin/sh
+# Is what runs in this container well? A server at VOLLEY_HEALTH_URL, or else this node's part of Ray.
+if [ -n "${VOLLEY_HEALTH_URL:-}" ]; then
+    exec wget -q -T 5 -O /dev/null "$VOLLEY_HEALTH_URL"
+fi
+wget -q -T 5 -O - http://127.0.0.1:52365/api/local_raylet_healthz | grep -q success
