@@ -9,10 +9,14 @@ take    a batch (earliest deadline first) only if the groups left behind still f
 Both are the same test, `_fits`: with P groups to a batch, at most ``(d - v + 1) * P`` open groups may be due by
 ``d`` when the learner is at version ``v``. Groups that finish late therefore hold nobody back until their own
 deadline makes the learner wait for them.
+
+A run asks both questions at every group, so neither looks at the groups: open groups are counted by deadline, of which
+there are about L + 1 however many groups are open.
 """
 
+import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,6 +42,8 @@ class SlotBuffer(Generic[T]):
     def __init__(self, batch: int, max_lag: int) -> None:
         self.batch, self.max_lag = batch, max_lag
         self._open: dict[int, _Slot[T]] = {}
+        self._due: Counter[int] = Counter()  # open groups by deadline
+        self._due_ready: Counter[int] = Counter()  # those of them that are ready
         self._held = 0  # slots of groups that are trained, until the actors serve the weights they made
 
     @property
@@ -52,7 +58,7 @@ class SlotBuffer(Generic[T]):
     @property
     def ready(self) -> int:
         """Open groups that are generated and scored."""
-        return sum(slot.ready is not None for slot in self._open.values())
+        return self._due_ready.total()
 
     @property
     def held(self) -> int:
@@ -63,18 +69,22 @@ class SlotBuffer(Generic[T]):
         """May one more group start, with actors serving ``started_at`` and the learner at ``version``?"""
         if len(self._open) + self._held >= self.slots:
             return False
-        deadlines = [slot.deadline for slot in self._open.values()]
-        return self._fits([*deadlines, started_at + self.max_lag], version)
+        due = self._due.copy()
+        due[started_at + self.max_lag] += 1
+        return self._fits(due, version)
 
     def admit(self, group_id: int, *, started_at: int, lag: int | None = None) -> None:
         """Give the group a slot; its tokens will be of version ``started_at`` or newer, under ``lag`` or `max_lag`."""
         lag = self.max_lag if lag is None else lag
-        self._open[group_id] = _Slot(started_at + lag, lag)
+        self._open[group_id] = slot = _Slot[T](started_at + lag, lag)
+        self._count(slot, 1)
 
     def put(self, group_id: int, item: T, *, oldest_version: int) -> None:
         """The group is ready; its oldest token is of ``oldest_version``."""
         slot = self._open[group_id]
+        self._count(slot, -1)
         slot.ready, slot.deadline = item, max(slot.deadline, oldest_version + slot.lag)
+        self._count(slot, 1)
 
     def ready_items(self) -> list[T]:
         """What is ready and not taken, in order of admission."""
@@ -82,7 +92,7 @@ class SlotBuffer(Generic[T]):
 
     def drop(self, group_id: int) -> None:
         """The group will not be trained; its slot is free at once."""
-        del self._open[group_id]
+        self._close(group_id)
 
     def lag_of(self, group_id: int) -> int:
         """The bound the open group was admitted under."""
@@ -93,14 +103,11 @@ class SlotBuffer(Generic[T]):
 
         Its slots stay held until `release`.
         """
-        ready = sorted((slot.deadline, gid) for gid, slot in self._open.items() if slot.ready is not None)
-        chosen = {gid for _, gid in ready[: self.batch]}
-        if len(chosen) < self.batch:
+        if self.ready < self.batch or not self._fits(self._left_behind(), version + 1):
             return None
-        left = [slot.deadline for gid, slot in self._open.items() if gid not in chosen]
-        if not self._fits(left, version + 1):
-            return None
-        taken = [(gid, item) for gid in sorted(chosen) if (item := self._open.pop(gid).ready) is not None]
+        ready = ((slot.deadline, gid) for gid, slot in self._open.items() if slot.ready is not None)
+        chosen = sorted(gid for _, gid in heapq.nsmallest(self.batch, ready))  # once a batch, not once a group
+        taken = [(gid, item) for gid in chosen if (item := self._close(gid)) is not None]
         self._held += len(taken)
         return taken
 
@@ -112,10 +119,29 @@ class SlotBuffer(Generic[T]):
         """Ids of the groups that are due at ``version`` and not ready: whom the learner waits for."""
         return sorted(gid for gid, slot in self._open.items() if slot.ready is None and slot.deadline <= version)
 
-    def _fits(self, deadlines: Iterable[int], version: int) -> bool:
+    def _left_behind(self) -> Counter[int]:
+        """Open groups by deadline without those that the next batch takes."""
+        left, room = self._due.copy(), self.batch
+        for deadline, count in sorted(self._due_ready.items()):
+            left[deadline] -= min(room, count)
+            room -= min(room, count)
+        return left
+
+    def _fits(self, due_by: Mapping[int, int], version: int) -> bool:
         due = 0
-        for deadline, count in sorted(Counter(deadlines).items()):
+        for deadline, count in sorted(due_by.items()):
             due += count
-            if due > (deadline - version + 1) * self.batch:
+            if count and due > (deadline - version + 1) * self.batch:
                 return False
         return True
+
+    def _close(self, group_id: int) -> T | None:
+        slot = self._open.pop(group_id)
+        self._count(slot, -1)
+        return slot.ready
+
+    def _count(self, slot: _Slot[T], by: int) -> None:
+        for counts in (self._due, self._due_ready) if slot.ready is not None else (self._due,):
+            counts[slot.deadline] += by
+            if not counts[slot.deadline]:
+                del counts[slot.deadline]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.buffer import SlotBuffer
+from tests.plain_buffer import PlainSlotBuffer
 
 
 def admit_all(buffer: SlotBuffer[int], next_id: int, version: int) -> list[int]:
@@ -98,3 +99,48 @@ def test_newer_tokens_than_promised_extend_the_deadline() -> None:
 def test_an_unknown_group_is_an_error(gid: int) -> None:
     with pytest.raises(KeyError):
         SlotBuffer(batch=1, max_lag=1).drop(gid)
+
+
+OPERATIONS = {"admit": 8, "put": 8, "take": 4, "step": 2, "drop": 1, "lag": 1}  # and how often each is drawn
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch=st.integers(1, 4), lag=st.integers(0, 3), seed=st.integers(0, 10**6))
+def test_it_answers_as_the_rules_written_plainly(batch: int, lag: int, seed: int) -> None:
+    """Whatever is done to both, forced admissions and late versions included, both say the same of everything."""
+    rng = random.Random(seed)
+    fast: SlotBuffer[int] = SlotBuffer(batch, lag)
+    plain: PlainSlotBuffer[int] = PlainSlotBuffer(batch, lag)
+    started: dict[int, int] = {}
+    version = 2
+    for number, name in enumerate(rng.choices(list(OPERATIONS), weights=list(OPERATIONS.values()), k=100)):
+        since, own_lag = version - rng.randrange(3), rng.choice([None, None, 0, 1, 3])
+        some = rng.choice(sorted(started)) if started else None
+        later = rng.randrange(2)
+        if name == "admit" and len(started) < 5 * batch:
+            started[number] = since
+        for buffer in (fast, plain):
+            if name == "admit" and number in started:
+                buffer.admit(number, started_at=since, lag=own_lag)
+            elif name == "put" and some is not None:
+                buffer.put(some, some, oldest_version=started[some] + later)
+            elif name == "drop" and some is not None:
+                buffer.drop(some)
+            elif name == "lag":
+                buffer.max_lag = later + 1
+            elif name == "step":
+                buffer.release(buffer.held)
+        version += name == "step"
+        gone = [some] if name == "drop" and some is not None else []
+        if name == "take":
+            taken = fast.take(version)
+            assert taken == plain.take(version)
+            gone = [gid for gid, _ in taken or ()]
+        for gid in gone:
+            del started[gid]
+        assert (len(fast), fast.ready, fast.held, fast.slots) == (len(plain), plain.ready, plain.held, plain.slots)
+        assert fast.ready_items() == plain.ready_items()
+        assert fast.waiting_for(version) == plain.waiting_for(version)
+        for at in (version, version - 1):
+            asked = {"started_at": at, "version": version}
+            assert fast.can_admit(**asked) == plain.can_admit(**asked)
