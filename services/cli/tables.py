@@ -115,12 +115,10 @@ def age(seconds: float) -> str:
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("worker", "state", "version", "busy", "node", "pid", "")
+    table = _table("worker", "state", "version", "busy", "pid")
     for each in workers:
         version = "" if each["version"] is None else str(each["version"])
-        table.add_row(
-            each["name"], each["state"], version, str(each["busy"]), each["node"][:12], str(each["pid"]), each["detail"]
-        )
+        table.add_row(each["name"], each["state"], version, str(each["busy"]), str(each["pid"]))
     return table
 
 

@@ -1,0 +1,332 @@
+"""Commands against a server on a real socket: tables, JSON, exit codes, which server and which token."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.cli import main
+from services.cli.steer import desired_changes
+from services.desired import read_desired
+from services.job_file import load_job
+from services.remote import Remote, read_events
+from services.run_folder import RunFolder
+from services.stack_state import StackFolder, StackState
+from tests.unit.fake_api import FakeApi, served, sse
+from volley.errors import JobError
+
+Volley = Callable[..., tuple[int, str, str]]
+JOB = {
+    "kind": "rl",
+    "name": "sevens",
+    "steps": 4,
+    "model": {"path": "model"},
+    "data": {"path": "train.jsonl"},
+    "scorer": {"kind": "countdown"},
+    "objective": {"kind": "max_at_k", "k": 8},
+}
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeApi]:
+    fake = FakeApi()
+    for name in ("VOLLEY_TOKEN", "VOLLEY_SERVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("VOLLEY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    with served(fake.app) as url:
+        monkeypatch.setenv("VOLLEY_SERVER", url)
+        yield fake
+
+
+@pytest.fixture
+def volley(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Volley:
+    """Exit code, output and errors of one command."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["volley", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(JOB))
+    return file
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_submit_sends_the_resolved_job_with_absolute_paths(api: FakeApi, volley: Volley, job_file: Path) -> None:
+    code, out, _ = volley("submit", str(job_file), "--set", "steps=7", "--tag", "who=me", "--key", "k1", "--json")
+    assert code == 0
+    assert json.loads(out)["record"]["id"] == "sevens-1"
+    method, path, headers, body = api.seen[-1]
+    assert (method, path, headers["idempotency-key"]) == ("POST", "/v1/runs", "k1")
+    assert body["tags"] == {"who": "me"}
+    assert body["job"]["steps"] == 7
+    assert body["job"]["data"]["path"] == str(job_file.parent / "train.jsonl")
+
+
+def test_a_refused_job_is_told_line_by_line(api: FakeApi, volley: Volley, job_file: Path) -> None:
+    code, _, errors = volley("submit", str(job_file), "--set", "name=bad")
+    assert code == 1
+    assert errors.strip().splitlines() == ["volley: the job can not be used", "  /job/steps: too many"]
+
+
+def test_ls_reads_page_after_page(api: FakeApi, volley: Volley) -> None:
+    for number in range(5):
+        api.add(f"run-{number}", state="running", step=3, steps=9)
+    code, out, _ = volley("ls", "--json")
+    assert code == 0
+    assert [each["id"] for each in json.loads(out)] == [f"run-{number}" for number in (4, 3, 2, 1, 0)]
+    _, out, _ = volley("ls", "--limit", "3")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["run-4", "run-3", "run-2"]
+    assert "3/9" in out
+    assert "max_at_k k=8" in out
+    assert "0.400" in out
+
+
+def test_show_tells_state_workers_waits_and_figures(api: FakeApi, volley: Volley) -> None:
+    worker = {"name": "actor-0", "role": "actor", "state": "serving", "version": 3}
+    api.add("a", state="running", step=3, steps=9, waiting=("learner has waited 9 s for group 4",), workers=(worker,))
+    code, out, _ = volley("show", "a")
+    assert code == 0
+    for told in ("step 3/9", "actor-0", "learner has waited 9 s for group 4", "reward_mean 0.25", "trained 8", "0.500"):
+        assert told in out
+    _, out, _ = volley("show", "a", "--json")
+    view = json.loads(out)
+    assert view["observed"]["step"] == 3
+    assert view["ledger"] == {"admitted": 8, "trained": 8}
+
+
+def test_logs_of_one_process(api: FakeApi, volley: Volley) -> None:
+    api.add("a", state="running")
+    assert "driver" in volley("logs", "a")[1]
+    assert volley("logs", "a", "driver", "--tail", "5") == (0, "there", "")
+    assert volley("logs", "a", "nobody")[0] == 3
+
+
+def test_rm_only_what_has_ended(api: FakeApi, volley: Volley) -> None:
+    api.add("a", state="running")
+    api.add("b", state="done")
+    assert volley("rm", "a", "--yes")[0] == 4
+    assert volley("rm", "b", "--yes")[0] == 0
+    assert list(api.runs) == ["a"]
+
+
+def test_what_is_not_there_is_3(api: FakeApi, volley: Volley) -> None:
+    for command in (
+        ("show", "x"),
+        ("stop", "x"),
+        ("pause", "x"),
+        ("logs", "x"),
+        ("rm", "x", "-y"),
+        ("token", "rm", "x"),
+    ):
+        code, _, errors = volley(*command)
+        assert code == 3, command
+        assert errors.startswith("volley: there is no")
+        assert len(errors.splitlines()) == 1
+
+
+def test_what_is_not_called_properly_is_2(api: FakeApi, volley: Volley) -> None:
+    assert volley("show")[0] == 2
+    assert volley("ls", "--limit", "0")[0] == 2
+    assert volley("nonsense")[0] == 2
+
+
+# ---- steering ------------------------------------------------------------------------------------------------------
+
+
+def test_steering_by_id_patches_what_is_desired(api: FakeApi, volley: Volley) -> None:
+    api.add("a", state="running")
+    assert volley("scale", "a", "--actors", "3")[0] == 0
+    assert api.seen[-1][3] == {"actors": 3}
+    assert volley("set", "a", "k=4", "max_lag=2", "objective.center=true")[0] == 0
+    assert api.seen[-1][3] == {"objective": {"k": 4, "center": True}, "max_lag": 2}
+    assert volley("pause", "a")[0] == 0
+    assert api.seen[-1][3] == {"paused": True}
+    assert volley("stop", "a")[0] == 0
+    assert api.runs["a"]["desired"]["stopped"]
+    code, out, _ = volley("resume", "a", "--json")
+    assert code == 0
+    assert json.loads(out)["desired"]["stopped"] is False
+
+
+def test_steering_what_has_ended_is_a_conflict(api: FakeApi, volley: Volley) -> None:
+    api.add("a", state="done")
+    code, _, errors = volley("pause", "a")
+    assert code == 4
+    assert errors == "volley: run a has ended: resume it first\n"
+
+
+def test_scale_says_what_is_missing(api: FakeApi, volley: Volley) -> None:
+    assert "--actors" in volley("scale", "a")[2]
+
+
+def test_a_run_folder_is_steered_by_its_file(volley: Volley, tmp_path: Path, job_file: Path) -> None:
+    folder = RunFolder.at(tmp_path / "run", load_job(job_file))
+    assert volley("scale", str(folder.path), "--actors", "2", "--reward-workers", "3")[0] == 0
+    assert volley("set", str(folder.path), "k=4")[0] == 0
+    code, out, _ = volley("stop", str(folder.path), "--json")
+    assert code == 0
+    assert json.loads(out)["desired"]["stopped"]
+    desired = read_desired(folder)
+    assert (desired.actors, desired.reward_workers, desired.stopped, desired.objective) == (2, 3, True, {"k": 4})
+    assert desired.revision == 3
+    code, _, errors = volley("set", str(folder.path), "k=99")
+    assert code == 1
+    assert "k" in errors
+    assert read_desired(folder).revision == 3
+
+
+def test_only_the_objective_has_fields_below_it() -> None:
+    assert desired_changes({"actors": 2, "k": 4}) == {"actors": 2, "objective": {"k": 4}}
+    assert desired_changes({"objective.k": 4}) == {"objective": {"k": 4}}
+    with pytest.raises(JobError, match=r"actors\.count: only objective has fields"):
+        desired_changes({"actors.count": 2})
+
+
+# ---- live ----------------------------------------------------------------------------------------------------------
+
+
+def live(api: FakeApi, run_id: str, end: str) -> None:
+    """A run that does two steps and ends; the connection is cut in the middle."""
+    view = api.add(run_id, state="running", steps=2)
+    done = {**view["observed"], "state": end, "step": 2, "problem": "" if end == "done" else "the end of it"}
+    api.stream = [
+        sse("observed", desired=view["desired"], observed=view["observed"], state="running"),
+        sse("metrics", rows=[{"step": 0, "reward_mean": 0.5}]),
+        None,
+        sse("events", items=[{"id": "1-0", "kind": "actor_died", "time": 1.0, "problem": "killed"}]),
+        sse("metrics", rows=[{"step": 1, "reward_mean": 0.75}]),
+        sse("observed", desired=view["desired"], observed=done, state=end),
+    ]
+
+
+@pytest.mark.parametrize(("end", "expected"), [("done", 0), ("failed", 1), ("stopped", 1)])
+def test_follow_lasts_through_a_cut_until_the_end_and_exits_by_it(
+    api: FakeApi, volley: Volley, end: str, expected: int
+) -> None:
+    live(api, "a", end)
+    code, out, _ = volley("show", "a", "--follow", "--json")
+    assert code == expected
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["event"] for event in events] == ["observed", "metrics", "events", "metrics", "observed"]
+    resumed = [headers.get("last-event-id") for _, path, headers, _ in api.seen if path.endswith("/live")]
+    assert resumed == [None, "2"]
+
+
+def test_follow_where_nobody_watches_prints_lines(api: FakeApi, volley: Volley) -> None:
+    live(api, "a", "failed")
+    code, out, _ = volley("show", "a", "--follow")
+    assert code == 1
+    assert out.splitlines()[0] == "a: running"
+    assert "reward_mean 0.5" in out
+    assert "actor_died problem=killed" in out
+    assert out.splitlines()[-1] == "a: failed the end of it"
+
+
+def test_events_of_several_lines_comments_and_ids() -> None:
+    lines = [": ping", "", "id: 7", "event: metrics", 'data: {"rows":', "data: []}", "", "data: {}", ""]
+    assert [(name, event.kind, event.data) for name, event in read_events(iter(lines))] == [
+        ("7", "metrics", {"rows": []}),
+        ("7", "message", {}),
+    ]
+
+
+# ---- which server, which token -------------------------------------------------------------------------------------
+
+
+def test_a_token_is_printed_once_and_listed_without_it(api: FakeApi, volley: Volley) -> None:
+    assert volley("token", "create", "ci", "--scope", "operate") == (0, "very-secret\n", "")
+    code, out, _ = volley("token", "ls")
+    assert code == 0
+    assert "operate" in out
+    assert "very-secret" not in out
+    assert volley("token", "create", "ci")[0] == 4
+    assert volley("token", "rm", "ci")[0] == 0
+
+
+def test_the_token_of_the_environment_is_sent_and_its_absence_told(
+    api: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.token = "s3cret"
+    code, _, errors = volley("ls")
+    assert code == 1
+    assert "token" in errors
+    monkeypatch.setenv("VOLLEY_TOKEN", "s3cret")
+    assert volley("ls")[0] == 0
+
+
+def configure(tmp_path: Path, text: str, mode: int = 0o600) -> None:
+    file = tmp_path / "config" / "volley" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    file.chmod(mode)
+
+
+def test_a_token_of_the_configuration_goes_to_its_own_server_only(
+    api: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with served(FakeApi().app) as other:
+        configure(tmp_path, f'server = "{other}"\ntoken = "s3cret"\n')
+        assert volley("ls")[0] == 0
+        assert "authorization" not in api.seen[-1][2]
+    url = Remote.find().server
+    monkeypatch.delenv("VOLLEY_SERVER")
+    (tmp_path / "config" / "volley" / "config.toml").write_text(f'server = "{url}"\ntoken = "s3cret"\n')
+    assert volley("ls")[0] == 0
+    assert api.seen[-1][2]["authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        ('token = "s3cret"', 0o644, "chmod 600"),
+        ('tokken = "x"', 0o600, "unknown key tokken"),
+        ("server = 3", 0o600, "are texts"),
+        ("server", 0o600, "config.toml"),
+    ],
+)
+def test_a_configuration_that_can_not_be_used(
+    api: FakeApi, volley: Volley, tmp_path: Path, text: str, mode: int, told: str
+) -> None:
+    configure(tmp_path, text, mode)
+    code, _, errors = volley("ls")
+    assert code == 1
+    assert told in errors
+    assert "s3cret" not in errors
+
+
+def test_the_stack_of_volley_up_is_found_by_its_folder(
+    api: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = Remote.find().server
+    monkeypatch.delenv("VOLLEY_SERVER")
+    code, _, errors = volley("ls")
+    assert code == 1
+    assert "`volley up` starts one" in errors
+    folder = StackFolder.at()
+    folder.path.mkdir()
+    folder.write_state(StackState(1, url, "unix:///x", "http://x", "/tmp/x", guarded=False, ready=True))
+    assert volley("ls")[0] == 0
+
+
+def test_a_server_that_is_not_there_is_one_line(volley: Volley) -> None:
+    code, _, errors = volley("ls", "--server", "http://127.0.0.1:1")
+    assert code == 1
+    assert errors.startswith("volley: http://127.0.0.1:1 does not answer")
+    assert len(errors.splitlines()) == 1
