@@ -29,6 +29,7 @@ class Server:
         answers: raises `HostError` unless it answers; bounded.
         start_seconds: until it first answers.
         stop_seconds: between SIGTERM and SIGKILL.
+        told: its standard input, for what others must not read in a list of processes.
         probed: is it killed when it hangs? Not where a restart costs more than a wait.
     """
 
@@ -39,6 +40,7 @@ class Server:
     answers: Callable[[], Awaitable[None]]
     start_seconds: float
     stop_seconds: float
+    told: bytes = b""
     probed: bool = True
 
 
@@ -87,7 +89,7 @@ async def _start(server: Server) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *server.command,
             env=dict(server.environment),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=out,
             stderr=out,
             start_new_session=True,
@@ -95,6 +97,7 @@ async def _start(server: Server) -> asyncio.subprocess.Process:
         )
     deadline = time.monotonic() + server.start_seconds
     try:
+        await _tell(process, server.told)
         while time.monotonic() < deadline and process.returncode is None:
             with contextlib.suppress(HostError):
                 await server.answers()
@@ -107,6 +110,14 @@ async def _start(server: Server) -> asyncio.subprocess.Process:
     await _stop(server, process)
     why = f"ended with code {ended}" if ended is not None else f"did not answer within {server.start_seconds:g} s"
     raise HostError(f"{server.name} {why}; {server.log} ends with: {_tail(server.log)}")
+
+
+async def _tell(process: asyncio.subprocess.Process, told: bytes) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(ConnectionError):  # it died at once, as its log says
+            process.stdin.write(told)
+            await process.stdin.drain()
+        process.stdin.close()
 
 
 async def _until_over(server: Server, process: asyncio.subprocess.Process) -> None:

@@ -190,11 +190,12 @@ def _api(
     return Server(
         "API server",
         [sys.executable, "-m", "services.api.serve"],
-        {**environment, "VOLLEY_API": json.dumps(told)},  # it may hold a token, and arguments are for all to see
+        environment,
         folder.logs / "api.log",
         answers=lambda: _answers(f"{state.server}/healthz"),
         start_seconds=90,
         stop_seconds=20,
+        told=json.dumps(told).encode(),
     )
 
 
