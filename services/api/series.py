@@ -186,7 +186,8 @@ def _means(column: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.
     there = np.isfinite(column)
     counts = np.add.reduceat(there, starts, dtype=np.int64)
     sums = np.add.reduceat(np.where(there, column, 0.0), starts)
-    return np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
+    means: NDArray[np.float64] = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
+    return means
 
 
 def _with_nulls(column: NDArray[np.float64]) -> list[float | None]:

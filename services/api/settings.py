@@ -28,6 +28,9 @@ class ApiSettings(Spec):
     allow_code: tuple[str, ...] = Field(
         (), description="modules and packages that jobs may name code from, such as my_scorers; * allows everything"
     )
+    scorer_env: tuple[str, ...] = Field(
+        ("VOLLEY_SCORER_",), description="beginnings of environment variables whose value a job's scorer may send away"
+    )
     check_jobs: bool = Field(True, description="read a job's data, tokenizer and scorer before it is accepted")
     check_seconds: float = Field(90.0, gt=0, description="longest such check")
     max_body: int = Field(1 << 20, ge=1024, description="bytes of one request's body")

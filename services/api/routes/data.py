@@ -1,0 +1,174 @@
+"""What runs leave behind as they go: metrics, events, ledger, samples, evaluations, timeline, logs."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi import Path as PathParameter
+from fastapi.responses import PlainTextResponse
+
+from services.api.auth import READ
+from services.api.context import Ctx, RunPath
+from services.api.index import cursor_of, place_of
+from services.api.logs import DRIVER, NAME, log_files, tail
+from services.api.openapi import problems
+from services.api.problems import Problem
+from services.api.routes.answers import as_json, raw_json
+from services.api.samples import Card, entry_order
+from services.api.schemas import (
+    EntryId,
+    EventPage,
+    LedgerView,
+    LogFile,
+    LogList,
+    Rows,
+    SamplePage,
+    Series,
+)
+
+read = APIRouter(prefix="/v1/runs/{run_id}", tags=["data"], dependencies=[READ], responses=problems(404))
+
+Step = Annotated[int, Query(ge=0, le=1 << 53)]
+SCANNED = 5000  # events looked at for one page
+
+
+@read.get("/metrics", response_model=Series)
+async def get_metrics(
+    run_id: RunPath,
+    context: Ctx,
+    names: Annotated[str | None, Query(max_length=10_000, description="with commas between; all if left out")] = None,
+    from_: Annotated[Step | None, Query(alias="from", description="first step")] = None,
+    to: Annotated[Step | None, Query(description="last step")] = None,
+    points: Annotated[int, Query(ge=1, le=5000, description="more rows than these are put into buckets")] = 1000,
+) -> Response:
+    """Metrics by step, as columns. docs/metrics.md says what each one means."""
+    await context.exists(run_id)
+    chosen = None if names is None else list(dict.fromkeys(filter(None, names.split(","))))
+    return as_json(await context.series.answer(run_id, chosen, from_, to, points))
+
+
+@read.get("/events", response_model=EventPage)
+async def list_events(
+    run_id: RunPath,
+    context: Ctx,
+    after: Annotated[EntryId | None, Query(description="id of the last event that is known")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    kind: Annotated[str | None, Query(max_length=64)] = None,
+    newest: Annotated[bool, Query(description="the last `limit` events instead of the first")] = False,
+) -> Response:
+    """Events, oldest first. A page may hold fewer than `limit` though `next` is not null."""
+    await context.exists(run_id)
+    count = limit if kind is None else SCANNED
+    if newest:
+        entries = await context.store.newest(run_id, "events", count)
+    else:
+        entries = await context.store.entries(run_id, "events", after=after, count=count)
+    items = [{**row, "id": name} for name, row in entries if kind is None or row.get("kind") == kind]
+    more = entries[-1][0] if len(entries) == count and not newest else None
+    if len(items) > limit:
+        items = items[-limit:] if newest else items[:limit]
+        more = None if newest else items[-1]["id"]
+    return raw_json({"items": items, "next": more})
+
+
+@read.get("/ledger", response_model=LedgerView)
+async def get_ledger(run_id: RunPath, context: Ctx) -> Response:
+    """How many groups were admitted, trained on, dropped for which reason, and are in flight."""
+    await context.exists(run_id)
+    return as_json(LedgerView(counts=await context.store.ledger(run_id)))
+
+
+@read.get("/samples", response_model=SamplePage)
+async def list_samples(
+    run_id: RunPath,
+    context: Ctx,
+    step: Step | None = None,
+    group: Annotated[int | None, Query(ge=-(1 << 53), le=1 << 53)] = None,
+    status: Annotated[str | None, Query(max_length=64, description="of the verdict, such as passed")] = None,
+    prompt_id: Annotated[str | None, Query(max_length=1000)] = None,
+    min_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=400, description="`next` of the page before")] = None,
+) -> Response:
+    """The excerpt of samples, newest step first; within a step group by group, best reward first."""
+    await context.exists(run_id)
+
+    def wanted(card: Card) -> bool:
+        return (
+            (step is None or card.step == step)
+            and (group is None or card.group == group)
+            and (status is None or card.status == status)
+            and (prompt_id is None or card.prompt_id == prompt_id)
+            and (min_reward is None or (card.reward is not None and card.reward >= min_reward))
+        )
+
+    entries, more = await context.samples.page(run_id, wanted, limit=limit, after=_place(cursor))
+    items = [{**row, "id": name} for name, row in entries]
+    return raw_json({"items": items, "next": None if more is None else cursor_of(more)})
+
+
+@read.get("/evaluations", response_model=Rows)
+async def list_evaluations(run_id: RunPath, context: Ctx) -> Response:
+    """Evaluations on held-out prompts, by version. Of two of one version the later one holds."""
+    await context.exists(run_id)
+    entries = await context.store.entries(run_id, "evaluations")
+    return raw_json({"items": latest([row for _, row in entries], "version")})
+
+
+@read.get("/timeline", response_model=Rows)
+async def get_timeline(
+    run_id: RunPath, context: Ctx, steps: Annotated[int, Query(ge=1, le=500, description="newest steps")] = 20
+) -> Response:
+    """Who did what when: spans of (process, stage, start, end) for each step, newest last."""
+    await context.exists(run_id)
+    entries = await context.store.newest(run_id, "timeline", steps)
+    return raw_json({"items": latest([row for _, row in entries], "step")})
+
+
+@read.get("/logs", response_model=LogList)
+async def list_logs(run_id: RunPath, context: Ctx) -> Response:
+    """Processes that left a log."""
+    record, _, _ = await context.look(run_id)
+    files = await asyncio.to_thread(log_files, Path(record.folder))
+    if context.launcher is not None and all(file.process != DRIVER for file in files):
+        files = [LogFile(process=DRIVER, bytes=None), *files]
+    return as_json(LogList(items=files))
+
+
+@read.get("/logs/{process}", response_class=PlainTextResponse)
+async def get_log(
+    run_id: RunPath,
+    process: Annotated[str, PathParameter(pattern=NAME)],
+    context: Ctx,
+    tail_: Annotated[int, Query(alias="tail", ge=1, le=1 << 20, description="bytes from the end")] = 65536,
+) -> Response:
+    """The end of a process's log."""
+    record, _, _ = await context.look(run_id)
+    text = await asyncio.to_thread(tail, Path(record.folder), process, tail_)
+    if text is None and process == DRIVER and context.launcher is not None:
+        text = await context.launcher.logs(run_id, tail_)
+    if text is None:
+        raise Problem(404, "no-such-log", f"no process {process} left a log that this server can see")
+    return PlainTextResponse(text)
+
+
+def latest(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """``rows`` without those that a resumed run wrote again: where ``key`` does not rise, what it falls back over."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        while kept and kept[-1].get(key, 0) >= row.get(key, 0):
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def _place(cursor: str | None) -> tuple[int, str] | None:
+    if cursor is None:
+        return None
+    step, name = place_of(cursor)
+    try:
+        entry_order(name)
+        return int(step), name
+    except (ValueError, OverflowError) as error:
+        raise Problem(422, "invalid-request", "query/cursor: give `next` of the page before, as it was") from error

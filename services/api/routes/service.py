@@ -1,0 +1,112 @@
+"""The service itself: cluster, tokens, the job's schema, health, readiness, Prometheus."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from services.api.auth import ADMIN, READ
+from services.api.cluster import holders
+from services.api.context import Context, Ctx
+from services.api.openapi import problems
+from services.api.problems import FieldProblem, Problem
+from services.api.routes.answers import as_json
+from services.api.schemas import ClusterView, Health, MadeToken, NewToken, Readiness, TokenList, TokenName
+from volley.errors import HostError
+from volley.job import JOB
+
+public = APIRouter(tags=["service"])
+read = APIRouter(tags=["service"], dependencies=[READ])
+admin = APIRouter(prefix="/v1/tokens", tags=["tokens"], dependencies=[ADMIN])
+
+READY_SECONDS = 5.0
+RUNS_AT_ONCE = 100
+TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"}
+}
+SCHEMA = JOB.json_schema()
+
+
+@public.get("/healthz", response_model=Health)
+async def get_health() -> Response:
+    """The process answers."""
+    return as_json(Health())
+
+
+@public.get("/readyz", response_model=Readiness, responses=problems(503))
+async def get_readiness(context: Ctx) -> Response:
+    """Redis and Ray answer; 503 says which does not."""
+    redis, ray = await asyncio.gather(_away("redis", _ping(context)), _away("ray", _nodes(context)))
+    if errors := [each for each in (redis, ray) if each is not None]:
+        detail = "; ".join(f"{each.pointer} is away: {each.detail}" for each in errors)
+        raise Problem(503, "not-ready", detail, errors=errors, headers={"Retry-After": "5"})
+    return as_json(Readiness())
+
+
+@read.get("/metrics", response_class=Response, status_code=200, responses=TEXT)
+async def get_prometheus_metrics(context: Ctx) -> Response:
+    """Metrics of this server, and gauges of the runs, for Prometheus."""
+    cards = await context.index.cards()
+    runs = []
+    for start in range(0, len(cards), RUNS_AT_ONCE):
+        for card, desired, observed in await context.index.look(cards[start : start + RUNS_AT_ONCE]):
+            summary = await context.index.summary(card, desired, observed)
+            runs.append((card, observed, summary.spark[-1] if summary.spark else None))
+    text = context.metrics.text(context.live.clients, runs)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@read.get("/v1/cluster", response_model=ClusterView)
+async def get_cluster(context: Ctx) -> Response:
+    """The machines, what they have and have left, and which run holds what."""
+    nodes = await context.cluster.nodes()
+    looked = [(record, observed) for record, _, observed in await context.store.look(await context.store.run_ids())]
+    return as_json(ClusterView(nodes=nodes, holders=holders(looked)))
+
+
+@read.get("/v1/schema/job", response_model=dict[str, object])
+async def get_job_schema() -> Response:
+    """JSON Schema of a job."""
+    return JSONResponse(SCHEMA)
+
+
+@admin.get("", response_model=TokenList)
+async def list_tokens(context: Ctx) -> Response:
+    """Names and scopes; the tokens themselves are not kept."""
+    return as_json(TokenList(items=await context.tokens.all()))
+
+
+@admin.post("", status_code=201, response_model=MadeToken, responses=problems(409))
+async def create_token(wanted: NewToken, context: Ctx) -> Response:
+    """Make a token. It is shown in this answer only."""
+    return as_json(await context.tokens.make(wanted.name, wanted.scope), 201)
+
+
+@admin.delete("/{name}", status_code=204, responses=problems(404))
+async def delete_token(name: TokenName, context: Ctx) -> Response:
+    """Revoke a token: at this server at once, at others within two seconds."""
+    await context.tokens.delete(name)
+    return Response(status_code=204)
+
+
+async def _ping(context: Context) -> None:
+    await context.store.ping()
+
+
+async def _nodes(context: Context) -> None:
+    nodes = await context.cluster.nodes()
+    if nodes and not any(node.alive for node in nodes):
+        raise HostError("no node of the cluster is alive")
+
+
+async def _away(name: str, look: Awaitable[None]) -> FieldProblem | None:
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await look
+    except HostError as error:
+        return FieldProblem(pointer=name, detail=str(error))
+    except TimeoutError:
+        return FieldProblem(pointer=name, detail=f"no answer within {READY_SECONDS:g} s")
+    return None

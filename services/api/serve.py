@@ -1,0 +1,187 @@
+"""The API server as a process: ``python -m services.api.serve < SETTINGS``, with `ApiSettings` as JSON.
+
+They come on standard input because they may hold a token: arguments and environment are for others to see.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.api.app import Background, create_app
+from services.api.cluster import Cluster, RayCluster
+from services.api.jobs import ProcessChecker
+from services.api.settings import ApiSettings
+from services.launcher import Launcher, RayJobLauncher
+from services.store import Store
+from services.supervisor import Supervisor
+from volley.errors import HostError, VolleyError
+
+GRACE_SECONDS = 2
+KEEP_ALIVE_SECONDS = 30
+MAX_HEAD = 64 << 10
+CONNECTIONS_BESIDE_LIVE = 500
+
+
+async def serve(
+    settings: ApiSettings,
+    *,
+    launcher: Launcher | None = None,
+    cluster: Cluster | None = None,
+    background: Sequence[Background] = (),
+) -> None:
+    """Serve until SIGTERM or SIGINT; live views are closed within two seconds of it.
+
+    Raises:
+        HostError: the port is taken, the server would be open to other machines, or Redis does not answer.
+        Exception: what a background loop died of.
+    """
+    checker = ProcessChecker(settings.check_seconds) if settings.check_jobs else None
+    app = create_app(settings, launcher=launcher, cluster=cluster, checker=checker, background=background)
+    server = GracefulServer(app, settings)
+    with _listening(settings) as listener:
+        await server.serve(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
+    if not server.started:
+        raise HostError("the API server did not start; its log says why")
+
+
+async def serve_stack(settings: ApiSettings) -> None:
+    """`serve` with Ray's job server for the runs and the supervisor that looks after them."""
+    if settings.ray_address is None:
+        raise HostError("the server needs ray_address: http://host:port of Ray's job server")
+    address, url = settings.ray_address, settings.redis_url
+    async with (
+        Store(url, retries=settings.redis_retries) as store,
+        RayJobLauncher(address, url) as launcher,
+        RayCluster(address) as cluster,
+        Supervisor(store, launcher, url) as supervisor,
+    ):
+        await serve(settings, launcher=launcher, cluster=cluster, background=[supervisor.run])
+
+
+class GracefulServer(uvicorn.Server):
+    """Closes the live views when it is told to end, and ends when a part of the application has died."""
+
+    def __init__(self, app: FastAPI, settings: ApiSettings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Impatient.within(settings.head_seconds),
+                ws="none",
+                lifespan="on",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_level="warning",
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+                limit_concurrency=settings.live_clients + CONNECTIONS_BESIDE_LIVE,
+            )
+        )
+        self.failure: BaseException | None = None
+        self._app = app
+        app.state.give_up = self._give_up
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.context.live.close()
+        await super().shutdown(sockets)
+
+    def _give_up(self, failure: BaseException) -> None:
+        self.failure = self.failure or failure
+        self.should_exit = True
+
+
+class Impatient(HttpToolsProtocol):
+    """Cuts off a client that sends a request's head slowly, or without end."""
+
+    head_seconds = 10.0
+
+    @classmethod
+    def within(cls, seconds: float) -> type["Impatient"]:
+        """The protocol with another bound."""
+        return type("Impatient", (cls,), {"head_seconds": seconds})
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._alarm: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self._cut_off)
+
+    def data_received(self, data: bytes) -> None:
+        if self._alarm is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._alarm is not None and self._head_bytes > MAX_HEAD:
+            self._cut_off()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._alarm is None:
+            self._head_bytes = 0
+            self._alarm = self.loop.call_later(self.head_seconds, self._cut_off)
+
+    def on_headers_complete(self) -> None:
+        self._calm()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._calm()
+        super().connection_lost(exc)
+
+    def _calm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _cut_off(self) -> None:
+        self._calm()
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+@contextlib.contextmanager
+def _listening(settings: ApiSettings) -> Iterator[socket.socket]:
+    """A socket on the host and port; raises `HostError` where that is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise HostError(f"{settings.host} is no address of this machine: {error}") from error
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise HostError(
+                f"port {settings.port} on {settings.host} can not be had: {error.strerror}; choose another"
+            ) from error
+        yield listener
+
+
+def main() -> int:
+    """Serve until SIGTERM or SIGINT, with what standard input says."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        asyncio.run(serve_stack(ApiSettings.model_validate_json(sys.stdin.buffer.read())))
+    except ValidationError as error:
+        sys.stderr.write(f"volley: the API server's settings\n{error.errors(include_url=False, include_input=False)}\n")
+        return 2
+    except VolleyError as error:
+        sys.stderr.write(f"volley: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

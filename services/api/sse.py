@@ -1,0 +1,59 @@
+"""Server-sent events: the format, and a response that notices when its client has gone or stopped reading."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+SEND_SECONDS = 30.0  # a client that takes nothing for so long is given up
+PING = b": ping\n\n"
+
+
+def one_line(tree: Any) -> str:
+    """JSON on one line; NaN and infinities, which JSON lacks, are null."""
+    return to_json(tree, inf_nan_mode="null").decode()
+
+
+def message(kind: str, data: str, event_id: str | None = None) -> bytes:
+    """One event; ``data`` is a single line."""
+    ident = "" if event_id is None else f"id: {event_id}\n"
+    return f"event: {kind}\n{ident}data: {data}\n\n".encode()
+
+
+class EventStream(Response):
+    """Sends what ``events`` yields until it ends, or the client does."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        sending = asyncio.create_task(self._send_all(send))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError):
+                    await task
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        async for data in self._events:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
