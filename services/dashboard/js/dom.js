@@ -89,7 +89,7 @@ export class KeyedList {
 /** Call `work` at most once in `milliseconds`, and once after the last request. */
 export function throttle(work, milliseconds) {
   let timer = null;
-  let last = 0;
+  let last = -Infinity;
   const run = () => {
     timer = null;
     last = performance.now();

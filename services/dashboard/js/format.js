@@ -22,13 +22,18 @@ function trim(value) {
   return value.toFixed(digits);
 }
 
+/** Without the zeros at the end of a fraction: an axis says 0.2, not 0.200. */
+export function short(text) {
+  return text.replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
+}
+
 export function count(value) {
   return value === null || value === undefined ? NONE : Math.round(value).toLocaleString("en-US");
 }
 
 export function percent(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return NONE;
-  return `${(100 * value).toFixed(Math.abs(value) < 0.1 ? 1 : 0)}%`;
+  return `${(100 * value).toFixed(value !== 0 && Math.abs(value) < 0.1 ? 1 : 0)}%`;
 }
 
 export function bytes(value) {
@@ -44,6 +49,7 @@ export function bytes(value) {
 /** A length of time, the two largest units: 2 h 5 min. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
+  if (seconds === 0) return "0 s";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;

@@ -2,7 +2,7 @@
 
 import uPlot from "../../vendor/uplot.min.js";
 import { h, setText } from "../dom.js";
-import { number } from "../format.js";
+import { number, short } from "../format.js";
 import { color, faded } from "../palette.js";
 
 /**
@@ -11,7 +11,7 @@ import { color, faded } from "../palette.js";
  *   size            "", "tall" or "small"
  *   range           [least, most] of y, either null to follow the data
  *   format          value -> text
- *   xFormat, xLabel of the values on the x axis
+ *   xFormat, xName  of the values on the x axis
  *   sync            charts with one key share their cursor
  *   stacked         series are shares or parts that add up
  *   log2            x is the exponent of a power of two
@@ -21,16 +21,16 @@ import { color, faded } from "../palette.js";
  */
 export class Chart {
   constructor(options) {
-    this.options = { format: number, xFormat: (x) => number(x), range: [null, null], ...options };
+    this.options = { format: number, xFormat: number, xName: "step", range: [null, null], ...options };
     this.legend = h("div", { class: "legend" });
     this.none = h("div", { class: "none" }, "No values yet");
     this.plot = h("div", { class: "plot", role: "img" }, this.none);
     const { title, note, size } = this.options;
-    this.note = h("span", { class: "soft" }, note ?? "");
+    this.at = h("span", { class: "at" });
     this.element = h(
       "section",
       { class: `card chart ${size ?? ""}` },
-      h("header", {}, h("h3", {}, title), this.note),
+      h("header", {}, h("h3", {}, title), h("span", { class: "soft clip" }, note ?? ""), this.at),
       this.legend,
       this.plot,
     );
@@ -107,7 +107,7 @@ export class Chart {
   settings() {
     const { sync, xFormat, format } = this.options;
     const axis = { stroke: color("faint"), font: "11px Inter, sans-serif", grid: { stroke: color("grid"), width: 1 }, ticks: { show: false } };
-    const splits = (formatter) => (_, values) => values.map((value) => (value === null ? "" : formatter(value)));
+    const splits = (formatter) => (_, values) => values.map((value) => (value === null ? "" : short(formatter(value))));
     return {
       legend: { show: false },
       padding: [10, 14, 0, 0],
@@ -201,8 +201,10 @@ export class Chart {
 
   /** The values under the cursor, or the newest. */
   showValues(index) {
-    const { format, title } = this.options;
+    const { format, title, xName, xFormat } = this.options;
     if (!this.values) return;
+    const x = this.drawn.xs[index ?? -1];
+    setText(this.at, x === undefined ? "" : `${xName} ${xFormat(x)}`.trim());
     const series = this.spoken();
     const shown = series.map(({ values }) => (index === null || index === undefined ? values.findLast((v) => v !== null) : nearest(values, index)));
     shown.forEach((value, i) => setText(this.values[i].value, value === null || value === undefined ? "" : format(value)));

@@ -1,7 +1,7 @@
 // Who did what when: a lane for each process, a bar for each span of work. The bottleneck is the lane without gaps.
 
 import { h, setText } from "../dom.js";
-import { duration } from "../format.js";
+import { duration, short } from "../format.js";
 import { color } from "../palette.js";
 
 const STAGES = {
@@ -107,7 +107,7 @@ export class Timeline {
     for (let at = 0; at <= this.right - this.left; at += seconds) {
       const x = this.x(this.left + at, width);
       context.fillRect(x, height - AXIS + 2, 1, 4);
-      context.fillText(at === 0 ? "0" : duration(at), Math.min(x, width - 20), height - AXIS / 2 + 3);
+      context.fillText(at === 0 ? "0" : short(duration(at)), Math.min(x, width - 20), height - AXIS / 2 + 3);
     }
   }
 

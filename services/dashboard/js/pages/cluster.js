@@ -66,7 +66,7 @@ function resource(name, whole, free) {
   const used = Math.max(0, whole - free);
   const share = whole ? used / whole : 0;
   const text = MEMORY.has(name) ? bytes : number;
-  const tone = share > 0.95 ? "bad" : share > 0.8 ? "warn" : "";
+  const tone = MEMORY.has(name) && share > 0.9 ? "warn" : ""; // processors are there to be used up
   const bar = h("div", { class: "bar", data: { tone }, role: "meter", "aria-label": name, "aria-valuemin": 0, "aria-valuemax": whole, "aria-valuenow": used }, h("span", { style: { width: `${100 * share}%` } }));
   return h("div", { class: "resource" }, h("div", { class: "line" }, h("span", {}, name.replaceAll("_", " ")), h("span", { class: "soft num" }, `${text(used)} of ${text(whole)}`)), bar);
 }

@@ -33,7 +33,7 @@ export class ComparePage {
     this.all = h("input", { type: "checkbox" });
     this.all.addEventListener("change", () => this.drawDiff());
     this.chart = new Chart({ title: "Curves", size: "tall", wholeX: true });
-    this.passes = new Chart({ title: "pass@k, newest evaluation", size: "tall", range: [0, null], log2: true, dots: true, xFormat: (x) => `k=${Math.round(2 ** x)}` });
+    this.passes = new Chart({ title: "pass@k, newest evaluation", size: "tall", range: [0, null], log2: true, dots: true, xName: "", xFormat: (x) => `k=${Math.round(2 ** x)}` });
     this.table = h("div", { class: "table-wrap" });
     this.message = h("div", {});
     this.content = h("div", { class: "page" }, this.makeContent());

@@ -84,6 +84,7 @@ class BeforeAfter {
       range: [0, null],
       log2: true,
       dots: true,
+      xName: "",
       xFormat: (x) => `k=${Math.round(2 ** x)}`,
     });
   }
@@ -112,6 +113,7 @@ class AgainstKl {
     this.chart = new Chart({
       title: "pass@k against KL",
       note: "what each nat of distance from the start buys",
+      xName: "KL",
       size: "tall",
       range: [0, null],
     });
@@ -174,7 +176,7 @@ class Lines {
     const there = this.parts.filter(([name]) => metrics.has(name));
     this.chart.draw(
       metrics.steps,
-      there.map(([name, label, color]) => ({ label, color, values: this.chart.options.stacked ? metrics.values(name) : smoothed(metrics.values(name), window) })),
+      there.map(([name, label, color]) => ({ label, color, values: smoothed(metrics.values(name), window) })),
     );
   }
 }
@@ -184,11 +186,11 @@ class Verdicts {
     this.chart = new Chart({ title: "Verdicts", note: "share of samples", sync: SYNC, wholeX: true, stacked: true, range: [0, 1], format: percent });
   }
 
-  draw({ metrics }) {
+  draw({ metrics, window }) {
     const there = STATUSES.filter((status) => metrics.has(`verdict_${status}`));
     this.chart.draw(
       metrics.steps,
-      there.map((status) => ({ label: words(status), color: verdictColor(status), values: metrics.values(`verdict_${status}`).map((v) => v ?? 0) })),
+      there.map((status) => ({ label: words(status), color: verdictColor(status), values: smoothed(metrics.values(`verdict_${status}`).map((v) => v ?? 0), window) })),
     );
   }
 }
@@ -198,13 +200,13 @@ class Lags {
     this.chart = new Chart({ title: "Lag", note: "share of trained tokens, by versions behind", sync: SYNC, wholeX: true, stacked: true, range: [0, 1], format: percent });
   }
 
-  draw({ metrics }) {
+  draw({ metrics, window }) {
     const bins = metrics.family(/^lag_histogram\.(\d+)$/);
     const columns = bins.map(({ name }) => metrics.values(name));
     const sums = metrics.steps.map((_, i) => columns.reduce((sum, column) => sum + (column[i] ?? 0), 0));
     this.chart.draw(
       metrics.steps,
-      bins.map(({ number: lag }, i) => ({ label: `lag ${lag}`, color: ramp(i, bins.length), values: columns[i].map((v, j) => (sums[j] ? (v ?? 0) / sums[j] : 0)) })),
+      bins.map(({ number: lag }, i) => ({ label: `lag ${lag}`, color: ramp(i, bins.length), values: smoothed(columns[i].map((v, j) => (sums[j] ? (v ?? 0) / sums[j] : 0)), window) })),
     );
   }
 }

@@ -25,10 +25,16 @@ export class OverviewTab {
       this.tiles.element,
       kind === "sft" ? null : this.makeControls(model),
       this.problem,
-      h("div", { class: "grid" }, this.charts.map(({ chart }) => chart.element), this.timeline?.element, this.panels.map(({ element }) => element)),
+      h("div", { class: "grid" }, this.ordered()),
       this.makeOthers(model),
     );
     this.model = model;
+  }
+
+  /** The timeline comes after the curves that say what was learned, before those that say how. */
+  ordered() {
+    const charts = this.charts.map(({ chart }) => chart.element);
+    return [charts.slice(0, 4), this.timeline?.element, charts.slice(4), this.panels.map(({ element }) => element)];
   }
 
   close() {

@@ -66,13 +66,13 @@ class RunRow {
   }
 
   updateSub(run) {
-    const key = JSON.stringify([run.problem, run.tags]);
+    const key = JSON.stringify([run.problem, run.tags, run.state]);
     if (key === this.subKey) return;
     this.subKey = key;
     const tags = Object.entries(run.tags ?? {}).slice(0, 3);
     fill(
       this.sub,
-      h("span", { class: run.problem ? "problem" : "mono" }, run.problem || run.id),
+      h("span", { class: run.problem ? "problem" : "mono", data: { tone: tone(run.state) } }, run.problem || run.id),
       tags.map(([name, value]) => h("span", { class: "tag" }, `${name}=${value}`)),
     );
     this.sub.title = run.problem ?? "";
