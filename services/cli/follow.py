@@ -153,6 +153,9 @@ def _events(events: list[dict[str, Any]]) -> Table:
 
 
 def _event_words(event: dict[str, Any]) -> str:
+    if event["kind"] == "evaluation":
+        estimates = "  ".join(f"@{each['k']} {each['mean']:.3f}" for each in event["estimates"])
+        return f"version {event['version']}, held out: pass{estimates}"
     details = [f"{key}={value}" for key, value in event.items() if key not in ("id", "kind", "time")]
     return " ".join([event["kind"], *details])[:200]
 

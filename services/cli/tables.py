@@ -133,6 +133,6 @@ def evaluations(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table

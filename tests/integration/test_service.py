@@ -1,0 +1,208 @@
+"""The service as its users meet it: ``volley up``, a job through the API, everything killed once, ``volley down``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.processes import descendants, wait_until_gone
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+STEPS = 500
+VOLLEY = str(Path(sys.executable).parent / "volley")
+
+
+class Service:
+    """A stack in a folder of its own, used by the command line alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.environment = {**os.environ, "VOLLEY_HOME": str(self.home), "XDG_CONFIG_HOME": str(folder)}
+        for name in ("VOLLEY_SERVER", "VOLLEY_TOKEN", "RAY_ADDRESS"):
+            self.environment.pop(name, None)
+        self.environment["PYTHONPATH"] = str(Path.cwd())
+        self.seen: set[int] = set()
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """What the command prints; fails if it exits otherwise than with ``code``."""
+        done = subprocess.run(
+            [VOLLEY, *arguments], env=self.environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json"))
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [VOLLEY, *arguments], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def up(self) -> None:
+        told = self.json(
+            *("up", "--port", "0", "--object-store-mb", "400"),
+            *("--import-from", str(Path.cwd()), "--allow-code", "tests"),
+        )
+        assert told["started"]
+        self.keeper = int(told["keeper"])
+
+    def look(self) -> None:
+        """Remember the processes there are."""
+        self.seen |= descendants(self.keeper) | {self.keeper}
+
+    def observed(self, run: str) -> dict[str, Any]:
+        view = self.json("show", run)
+        return {**view["observed"], "state": view["state"]}
+
+    def wait(self, run: str, until: Callable[[dict[str, Any]], bool], seconds: float = 240) -> dict[str, Any]:
+        """How the run stands once ``until`` holds of it."""
+        deadline = time.monotonic() + seconds
+        while not until(observed := self.observed(run)):
+            assert observed["state"] not in ("failed", "stopped"), observed
+            assert time.monotonic() < deadline, observed
+            time.sleep(0.5)
+        self.look()
+        return observed
+
+    def child(self, word: str) -> int:
+        """The keeper's one child whose command line has ``word`` in it."""
+        self.look()
+        found = [pid for pid in descendants(self.keeper) if word in command(pid)]
+        assert len(found) == 1, [command(pid) for pid in found]
+        return found[0]
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path)
+    service.up()
+    try:
+        yield service
+    finally:
+        service.run("down")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    write_inputs(inputs)
+    tree = rl_job(inputs, steps=STEPS, max_lag=1, optimizer={"lr": 1e-6}, checkpoint={"every": 10})
+    file = inputs / "job.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+def test_a_run_outlives_its_driver_the_api_redis_and_is_exact(service: Service, job: Path, tmp_path: Path) -> None:
+    run = service.json("submit", str(job), "--key", "once")["record"]["id"]
+    assert service.json("submit", str(job), "--key", "once")["record"]["id"] == run
+    follower = service.start("show", run, "--follow", "--json")
+    service.wait(run, lambda now: now["step"] >= 12)
+    service.run("scale", run, "--actors", "2")
+    before = service.wait(run, lambda now: now["actors"] == 2)
+
+    os.kill(int(before["driver"].rpartition(":")[2]), signal.SIGKILL)
+    after = service.wait(run, lambda now: now["life"] == 2 and now["state"] == "running")
+    assert after["driver"] != before["driver"]
+    service.wait(run, lambda now: now["actors"] == 2)  # what was desired of it still is
+
+    os.kill(service.child("services.api.serve"), signal.SIGKILL)
+    os.kill(service.child("redis-server"), signal.SIGKILL)
+    eventually(lambda: service.run("ls"))
+    service.wait(run, lambda now: now["state"] == "done")
+
+    out, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 0, out
+    told = [json.loads(line) for line in out.splitlines()]
+    assert {"observed", "metrics", "events"} <= {event["event"] for event in told}
+    check_exact(Path(service.json("show", run)["record"]["folder"]), service.json("show", run))
+    check_export(service, run, tmp_path)
+    assert "Traceback" not in service.run("logs", run, "driver")
+    assert service.run("pause", run, code=4) == ""
+    service.run("rm", run, "--yes")
+    service.run("show", run, code=3)
+
+
+def test_down_leaves_no_process_and_up_goes_on(service: Service, job: Path) -> None:
+    run = service.json("submit", str(job))["record"]["id"]
+    before = service.wait(run, lambda now: now["step"] >= 20)
+    assert not service.json("up")["started"]
+    service.run("down")
+    wait_until_gone(service.seen, 30)
+    assert "nothing is up" in service.run("down")
+
+    service.up()
+    after = service.wait(run, lambda now: now["life"] == 2 and now["state"] == "running")
+    assert after["step"] >= before["step"] // 10 * 10
+    service.run("stop", run)
+    deadline = time.monotonic() + 60
+    while service.observed(run)["state"] != "stopped":
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    stopped = service.observed(run)["step"]
+    assert (Path(service.json("show", run)["record"]["folder"]) / "checkpoints" / f"step-{stopped}").is_dir()
+    service.run("down")
+    wait_until_gone(service.seen, 30)
+    service.up()
+
+
+def eventually(act: Callable[[], object], seconds: float = 60) -> None:
+    """Until it does not fail."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            act()
+        except AssertionError:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        else:
+            return
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def check_exact(folder: Path, view: dict[str, Any]) -> None:
+    """Every step once, every group one end, the same in the folder and in Redis."""
+    assert [row["step"] for row in rows(folder / "metrics.jsonl")] == list(range(STEPS))
+    ledger = rows(folder / "ledger.jsonl")
+    assert max(Counter(row["group"] for row in ledger).values()) == 1
+    trained = [row for row in ledger if row["end"] == "trained"]
+    dropped = [row for row in ledger if row["end"] != "trained"]
+    counts = view["ledger"]
+    assert (counts["trained"], counts["dropped"], counts["in_flight"]) == (len(trained), len(dropped), 0)
+    assert counts["admitted"] == len(ledger)
+    assert len(trained) == STEPS * 8
+
+
+def check_export(service: Service, run: str, tmp_path: Path) -> None:
+    """The model out of the last checkpoint is the model the learner exported."""
+    folder = Path(service.json("show", run)["record"]["folder"])
+    told = service.json("export", run, "--out", str(tmp_path / "exported"))
+    assert told["checkpoint"] == STEPS
+    ours, learners = (load_file(where / "model.safetensors") for where in (tmp_path / "exported", folder / "model"))
+    assert ours.keys() == learners.keys()
+    assert all(ours[name].equal(learners[name]) for name in ours)
+    assert (tmp_path / "exported" / "tokenizer.json").exists()
+    service.run("export", run, "--out", str(tmp_path / "exported"), code=1)
