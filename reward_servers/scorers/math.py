@@ -5,12 +5,13 @@ extract -> equal text -> exact rationals -> shape rules -> cost gate -> math-ver
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from reward_servers.sandbox.health import Sandbox, SandboxReport
-from reward_servers.sandbox.judge import Case
+from reward_servers.sandbox.judge import Case, ProgramResult
 from reward_servers.scorers.base import one_line, passed_or, row_error
 from reward_servers.scorers.math_text import final_answer, normal, rational, too_costly
 from volley.records import Prompt, Verdict, VerdictStatus
@@ -39,6 +40,14 @@ class _Expected(NamedTuple):
     raw: str
     text: str
     value: Fraction | None
+
+
+class _Finding(NamedTuple):
+    """What a comparison came to; ``run`` where it ran in the sandbox."""
+
+    status: VerdictStatus
+    detail: str
+    run: ProgramResult | None = None
 
 
 class Math:
@@ -85,35 +94,41 @@ class Math:
             return passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="no final answer")
         text = normal(answer)
         value = rational(text)
-        status, detail = self._compare(answer, text, value, gold)
-        if not status.bears_reward:
-            return Verdict(status, None, detail=one_line(detail))
-        canonical = gold if status is VerdictStatus.PASSED else _Expected(answer, text, value)
+        found = self._compare(answer, text, value, gold)
+        if not found.status.bears_reward:
+            return Verdict(found.status, None, detail=one_line(found.detail))
+        canonical = gold if found.status is VerdictStatus.PASSED else _Expected(answer, text, value)
         name = str(canonical.value) if canonical.value is not None else canonical.text
-        return passed_or(status, self._spec.values, answer=name, detail=one_line(detail))
+        verdict = passed_or(found.status, self._spec.values, answer=name, detail=one_line(found.detail))
+        if found.run is None:
+            return verdict
+        run = found.run
+        return replace(
+            verdict, cpu_ms=round(run.cpu_ms, 1), wall_ms=round(run.wall_ms, 1), peak_mb=round(run.peak_mb, 1)
+        )
 
-    def _compare(self, answer: str, text: str, value: Fraction | None, gold: _Expected) -> tuple[VerdictStatus, str]:
+    def _compare(self, answer: str, text: str, value: Fraction | None, gold: _Expected) -> _Finding:
+        passed, wrong = VerdictStatus.PASSED, VerdictStatus.WRONG_ANSWER
         if text == gold.text:
-            return VerdictStatus.PASSED, "equal text"
+            return _Finding(passed, "equal text")
         if value is not None and gold.value is not None:
-            same = value == gold.value
-            return (VerdictStatus.PASSED if same else VerdictStatus.WRONG_ANSWER), "exact numbers"
+            return _Finding(passed if value == gold.value else wrong, "exact numbers")
         said = text if "=" in gold.text else _right_hand_side(text)
         if said is None or (_opening(said) != _opening(gold.text) and not _RELATIONS.intersection(said)):
-            return VerdictStatus.WRONG_ANSWER, "another kind of answer"
+            return _Finding(wrong, "another kind of answer")
         if said == gold.text or (gold.value is not None and rational(said) == gold.value):
-            return VerdictStatus.PASSED, "equal after its variable"
+            return _Finding(passed, "equal after its variable")
         costly = too_costly(text)
         if costly is not None:
-            return VerdictStatus.WRONG_ANSWER, f"not evaluated: {costly}"
+            return _Finding(wrong, f"not evaluated: {costly}")
         return self._symbolic(answer, gold.raw)
 
-    def _symbolic(self, answer: str, gold: str) -> tuple[VerdictStatus, str]:
+    def _symbolic(self, answer: str, gold: str) -> _Finding:
         request = json.dumps({"gold": gold.strip("$"), "answer": answer.strip("$")}).encode()
         result = self._sandbox.judge(CHECK, [Case(request, _said_equal)], self._limits)
         if result.status is VerdictStatus.RUNTIME_ERROR:
-            return VerdictStatus.WRONG_ANSWER, f"not comparable: {result.detail}"
-        return result.status, result.detail or "symbolic"
+            return _Finding(VerdictStatus.WRONG_ANSWER, f"not comparable: {result.detail}", result)
+        return _Finding(result.status, result.detail or "symbolic", result)
 
     def close(self) -> None:
         if self._owned:
