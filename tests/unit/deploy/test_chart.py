@@ -91,6 +91,8 @@ def test_names_that_manifests_refer_to_exist() -> None:
         for volume in spec.get("volumes", []):
             if "persistentVolumeClaim" in volume:
                 assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in made
+            if "secret" in volume:
+                assert ("Secret", volume["secret"]["secretName"]) in made
             if "configMap" in volume:
                 assert ("ConfigMap", volume["configMap"]["name"]) in made
         names = {volume["name"] for volume in spec.get("volumes", [])} | {"data"}
@@ -150,7 +152,7 @@ def test_every_pod_meets_the_restricted_standard_but_for_what_the_sandbox_needs(
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
         kinds = {next(iter(set(volume) - {"name"})) for volume in spec.get("volumes", [])}
-        assert kinds <= {"emptyDir", "configMap", "persistentVolumeClaim"}
+        assert kinds <= {"emptyDir", "configMap", "persistentVolumeClaim", "secret"}
         for container in spec["containers"]:
             context = dict(container["securityContext"])
             context.pop("readOnlyRootFilesystem", None)
@@ -224,7 +226,7 @@ def test_secrets_are_made_or_named_and_never_written_in_clear() -> None:
     assert first != second
     assert [each for each in render(**VARIANTS["least"]) if each["kind"] == "Secret"] == []
     plain = json.dumps(pod_templates(render(**VARIANTS["least"])))
-    assert "redis://:$(REDIS_PASSWORD)@redis.example.com:6380/1" in plain
+    assert "redis://:${REDIS_PASSWORD}@redis.example.com:6380/1" in plain
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""Dashboards and alerts name metrics that are exported, with labels that they have."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from reward_servers.http import metric_lines
+from reward_servers.sandbox.health import SandboxReport
+from services.api.index import Card
+from services.api.prometheus import ServiceMetrics
+from services.state import Observed
+
+HERE = Path("deploy/monitoring")
+DASHBOARD = json.loads((HERE / "grafana.json").read_text())
+RULES = [rule for group in yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in RULES]
+
+
+class _Slots:
+    """What the HTTP front exports metrics of."""
+
+    def __init__(self) -> None:
+        self.ready, self.waiting = True, 0
+        self.reports = [SandboxReport("A", (), 40, 40)]
+        self.counts = {"passed": 1}
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, set[str]]:
+    """Each sample's labels, by its name."""
+    card = Card("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"})
+    service = ServiceMetrics()
+    service.observe("GET", "/v1/runs", 200, 0.01)
+    text = service.text(1, [(card, Observed(state="running"), 0.5)]).decode()
+    text += "\n".join(metric_lines(_Slots())) + "\n"  # type: ignore[arg-type]
+    families = text_string_to_metric_families(text)
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """The metrics of an expression and the labels that they are picked by."""
+    for name, picked in re.findall(r"\b(volley_\w+|up)\b(?:\{([^}]*)\})?", expression):
+        yield name, set(re.findall(r"(\w+)\s*(?:=|!=|=~|!~)", picked))
+
+
+def test_every_metric_named_is_exported_with_its_labels(exported: dict[str, set[str]]) -> None:
+    brought = {"job", "instance"}  # Prometheus adds these
+    for expression in EXPRESSIONS:
+        named = list(selectors(expression))
+        assert named, expression
+        for name, labels in named:
+            if name != "up":
+                assert name in exported, expression
+                assert labels <= exported[name] | brought, expression
+    (variable,) = [each for each in DASHBOARD["templating"]["list"] if each["name"] == "run"]
+    assert re.fullmatch(r"label_values\((\w+), run\)", variable["query"]["query"])
+
+
+def test_groupings_are_by_labels_that_are_there(exported: dict[str, set[str]]) -> None:
+    for expression in EXPRESSIONS:
+        there = {"instance", "job"}.union(*(exported.get(name, set()) for name, _ in selectors(expression)))
+        for grouping in re.findall(r"by \(([^)]*)\)", expression):
+            assert {label.strip() for label in grouping.split(",")} <= there, expression
+
+
+def test_alerts_say_what_it_means_and_what_to_do() -> None:
+    names = [rule["alert"] for rule in RULES]
+    assert len(names) == len(set(names))
+    for rule in RULES:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "action"}
+    guide = Path("docs/operations.md").read_text()
+    assert [name for name in names if f"`{name}`" not in guide] == []
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    every: list[dict[str, Any]] = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    cells: set[tuple[int, int]] = set()
+    for panel in every:
+        at = panel["gridPos"]
+        own = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
+        assert not own & cells, panel["title"]
+        cells |= own
+
+
+def test_prometheus_reads_the_alerts_and_the_right_jobs() -> None:
+    config = yaml.safe_load((HERE / "prometheus.yaml").read_text())
+    assert config["rule_files"] == ["alerts.yaml"]
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    for expression in EXPRESSIONS:
+        for name in re.findall(r'job="([^"]+)"', expression):
+            assert name in jobs

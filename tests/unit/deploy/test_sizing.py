@@ -1,0 +1,102 @@
+"""The sizing page says what the calculator says of the shipped jobs, and the calculator counts as models do."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.sizing import GIB, SHAPES, Shape, Sizing, page, size
+from volley.job import JOB, RLJob
+
+JOBS = sorted(Path("deploy/jobs").glob("*.yaml"))
+GPUS = {"gpu-1": 1, "gpu-8": 8, "gpu-64": 64}
+
+
+def load(path: Path, **changes: Any) -> RLJob:
+    job = JOB.validate_python({**yaml.safe_load(path.read_text()), **changes})
+    assert isinstance(job, RLJob)
+    return job
+
+
+def sized(job: RLJob, **changes: Any) -> Sizing:
+    options = {"gpu_bytes": 80 * GIB, "nic_gbit": 100, "prompt_tokens": 512, **changes}
+    return size(job, Shape.of(job.model.path), **options)
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_a_shipped_job_fits_and_uses_the_gpus_it_is_named_for(path: Path) -> None:
+    job = load(path)
+    assert sized(job).fits
+    used = job.actors.count * job.actors.gpus + job.learner.ranks * job.learner.gpus_per_rank
+    assert used == pytest.approx(GPUS[path.stem])
+    assert job.actors.gpus == job.actors.engine.get("tensor_parallel_size", job.actors.gpus)
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_the_page_holds_what_the_calculator_prints(path: Path) -> None:
+    job = load(path)
+    printed = subprocess.run(
+        [sys.executable, "-m", "benchmarks.sizing", str(path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == page(job, sized(job), 80, 100) + "\n"
+    assert printed.strip() in Path("docs/sizing.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("qwen2.5-1.5b", 1.543714304), ("qwen2.5-7b", 7.615616512), ("qwen2.5-32b", 32.763876352)]
+)
+def test_parameters_of_published_models(name: str, billions: float) -> None:
+    assert Shape.of(Path(name)).parameters == round(billions * 1e9)
+    assert (SHAPES / f"{name}.json").exists()
+
+
+def test_parameters_are_those_of_the_model_itself(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        attention_bias=False,
+    )
+    config.save_pretrained(tmp_path)
+    model = LlamaForCausalLM(config)
+    shape = Shape.of(tmp_path)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.kv_bytes == 2 * 3 * 2 * (32 // 4) * 2
+
+
+def test_the_arithmetic_of_one_job() -> None:
+    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), Shape.of(Path("qwen2.5-7b"))
+    made = sized(job)
+    assert made.state == shape.parameters * 18 / 4
+    assert made.activations == 4096 * shape.activation_bytes
+    assert made.rank == made.state + made.activations + 5 * GIB
+    assert made.cache == pytest.approx(0.9 * 80 * GIB - 2 * shape.parameters - 5 * GIB)
+    assert (made.slots, made.samples_in_flight) == (128, 2048)
+    assert made.broadcast_rounds == 3  # to 4 actors: 1, 2, 4 holders after each
+    assert made.broadcast_seconds == pytest.approx(2 * shape.parameters * (2 / 20e9 + 3 / 8.75e9))
+
+
+def test_what_does_not_fit_is_told() -> None:
+    job = load(Path("deploy/jobs/gpu-8.yaml"))
+    assert not sized(job, gpu_bytes=40 * GIB).fits
+    assert not sized(job.model_copy(update={"learner": job.learner.model_copy(update={"ranks": 1})})).fits
+    reference = load(Path("deploy/jobs/gpu-64.yaml"), update={"kl": {"logged": True}})
+    assert sized(reference).reference == pytest.approx(61.0 * GIB, rel=0.01)
+    assert not sized(reference).fits
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.sizing", "deploy/jobs/gpu-64.yaml", "--gpu-gib", "40"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "does not fit" in run.stdout
