@@ -42,13 +42,15 @@ read = APIRouter(prefix="/v1", tags=["runs"], dependencies=[READ])
 operate = APIRouter(prefix="/v1", tags=["runs"], dependencies=[OPERATE])
 admin = APIRouter(prefix="/v1", tags=["runs"], dependencies=[ADMIN])
 
-IdempotencyKey = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$"), Header(alias="Idempotency-Key")]
-IfMatch = Annotated[str, StringConstraints(pattern=r'^(\*|"?[0-9]{1,15}"?)$'), Header(alias="If-Match")]
+_Key = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
+_Revision = Annotated[str, StringConstraints(pattern=r'^(\*|"?[0-9]{1,15}"?)$')]
+IdempotencyKey = Annotated[_Key | None, Header(alias="Idempotency-Key")]
+IfMatch = Annotated[_Revision | None, Header(alias="If-Match")]
 TAG = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}=[^\x00]{0,200}$"
 
 
 @operate.post("/runs", status_code=201, response_model=RunView, responses={200: {"model": RunView}, **problems(409)})
-async def create_run(wanted: NewRun, context: Ctx, idempotency_key: IdempotencyKey | None = None) -> Response:
+async def create_run(wanted: NewRun, context: Ctx, idempotency_key: IdempotencyKey = None) -> Response:
     """Make a run. It starts as soon as the cluster has room.
 
     With an `Idempotency-Key` the same request may be sent again: it is answered with the run it made (200).
@@ -90,7 +92,7 @@ async def get_run(run_id: RunPath, context: Ctx) -> Response:
 
 
 @operate.patch("/runs/{run_id}", response_model=RunView, responses=problems(404, 409, 412))
-async def change_run(run_id: RunPath, wanted: Changes, context: Ctx, if_match: IfMatch | None = None) -> Response:
+async def change_run(run_id: RunPath, wanted: Changes, context: Ctx, if_match: IfMatch = None) -> Response:
     """Change a live run. Its driver takes the change up within seconds; `observed.revision` says when.
 
     `If-Match` with the revision in an earlier answer's `ETag` refuses the change where somebody was quicker.
