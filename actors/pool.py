@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ray import ObjectRef
 
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, BroadcastReport, GenerateRequest
+from actors.dealing import LeastLaden
 from actors.member import Member
 from volley.errors import DeadlineExceeded, JobError, VolleyError, WorkerDied
 from volley.records import GroupMeta, WeightUpdate, WorkerInfo
@@ -32,6 +33,8 @@ class ActorPool:
         self._config = config
         self._indices = itertools.count()
         self._serving: list[Member] = []
+        self._dealing: LeastLaden[Member] = LeastLaden()
+        self._oldest: int | None = None  # version of those that serve; asked at every group, so it is kept
         self._aside: set[Member] = set()  # starting or draining
         self._newest: WeightUpdate | None = None
         self._deaths: list[VolleyError] = []
@@ -67,8 +70,10 @@ class ActorPool:
     @property
     def version(self) -> int:
         """The oldest version any serving actor serves; with none, the newest one received."""
-        newest = self._newest.version if self._newest is not None else 0
-        return min((member.version for member in self._serving), default=newest)
+        if self._oldest is None:
+            newest = self._newest.version if self._newest is not None else 0
+            self._oldest = min((member.version for member in self._serving), default=newest)
+        return self._oldest
 
     @property
     def infos(self) -> tuple[ActorInfo, ...]:
@@ -103,6 +108,8 @@ class ActorPool:
                 return await member.generate(request)
             except (WorkerDied, DeadlineExceeded) as end:
                 self._lost(member, end)
+            finally:
+                self._dealing.lighter(member)
 
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
         """Pass ``update`` to every actor while they generate; each takes it as soon as it has it, whatever others do.
@@ -111,7 +118,7 @@ class ActorPool:
             WorkerDied, DeadlineExceeded: an actor ended, or took too long, and may not be replaced.
         """
         started = time.perf_counter()
-        self._newest = update
+        self._newest, self._oldest = update, None
         updates = await _all(self._update(member, update) for member in self._serving)
         received = tuple(done for done in updates if done is not None)
         return BroadcastReport(update.version, received, time.perf_counter() - started)
@@ -140,7 +147,8 @@ class ActorPool:
         for task in self._replacing | self._watching:
             task.cancel()
         members = [*self._serving, *self._aside]
-        self._serving.clear()
+        for member in [*self._serving]:
+            self._leave(member)
         await asyncio.gather(*(member.stop() for member in members))
 
     async def _least_loaded(self) -> Member:
@@ -148,7 +156,7 @@ class ActorPool:
             await self._changed.wait_for(lambda: self._serving or self._failure)
             if self._failure is not None:
                 raise self._failure
-            return min(self._serving, key=lambda member: member.samples)
+            return self._dealing.first()
 
     async def _update(self, member: Member, update: WeightUpdate) -> ActorUpdate | None:
         try:
@@ -156,6 +164,8 @@ class ActorPool:
         except (WorkerDied, DeadlineExceeded) as end:
             self._lost(member, end)
             return None
+        finally:
+            self._oldest = None
 
     async def _enlist(self) -> None:
         member = Member(self._config, next(self._indices))
@@ -166,6 +176,8 @@ class ActorPool:
                 await member.update(self._newest)
             self._serving.append(member)
             self._serving.sort(key=lambda member: member.index)
+            self._dealing.add(member)
+            self._oldest = None
         except BaseException:
             member.kill()
             raise
@@ -183,8 +195,13 @@ class ActorPool:
                 self._bury(member, end)
             await asyncio.sleep(PING_EVERY)
 
-    async def _retire(self, member: Member) -> None:
+    def _leave(self, member: Member) -> None:
         self._serving.remove(member)
+        self._dealing.remove(member)
+        self._oldest = None
+
+    async def _retire(self, member: Member) -> None:
+        self._leave(member)
         self._aside.add(member)
         await member.idle.wait()  # every group in flight has its own deadline
         await member.stop()
@@ -199,7 +216,7 @@ class ActorPool:
     def _bury(self, member: Member, end: VolleyError) -> None:
         if member not in self._serving:
             return
-        self._serving.remove(member)
+        self._leave(member)
         member.kill()
         if self._count_death(end):
             _spawn(self._replace(), self._replacing)

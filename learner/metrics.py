@@ -15,8 +15,10 @@ def batch_metrics(batch: Sequence[ScoredGroup], ks: Sequence[int]) -> dict[str, 
     """
     rewards = [scored.rewards_n[scored.valid_n] for scored in batch]
     metrics = {"reward_mean": float(np.mean(np.concatenate(rewards)))}
+    sizes = sorted({len(reward_n) for reward_n in rewards})
+    tables = [np.stack([reward_n for reward_n in rewards if len(reward_n) == size]) for size in sizes]
     for k in ks:
-        values = [max_at_k(reward_n, k) for reward_n in rewards if len(reward_n) >= k]
+        values = [np.atleast_1d(max_at_k(rewards_gn, k)) for rewards_gn in tables if rewards_gn.shape[1] >= k]
         if values:
-            metrics[f"pass_at_{k}"] = float(np.mean(values))
+            metrics[f"pass_at_{k}"] = float(np.mean(np.concatenate(values)))
     return metrics

@@ -10,8 +10,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from actors.pool import ActorPool
 from learner.group import LearnerGroup
@@ -26,6 +25,7 @@ from services.state import Desired, WorkerView
 from services.store import Store
 from volley.errors import HostError, JobError, VolleyError
 from volley.job import RLJob
+from volley.records import WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -141,9 +141,9 @@ class Steering:
     def _workers(self) -> tuple[WorkerView, ...]:
         ranks = self._learner.workers() if self._learner else ()
         return (
-            *(WorkerView(role="actor", **asdict(each)) for each in self._actors.workers()),
-            *(WorkerView(role="reward_worker", **asdict(each)) for each in self._rewards.workers()),
-            *(WorkerView(role="learner_rank", **asdict(each)) for each in ranks),
+            *(_view("actor", each) for each in self._actors.workers()),
+            *(_view("reward_worker", each) for each in self._rewards.workers()),
+            *(_view("learner_rank", each) for each in ranks),
         )
 
     async def _look(self) -> None:
@@ -218,3 +218,7 @@ class Steering:
         if self._troubles.get(key) != text:
             self._troubles[key] = text
             await self._recorder.event("trouble", problem=text)
+
+
+def _view(role: Literal["actor", "reward_worker", "learner_rank"], of: WorkerInfo) -> WorkerView:
+    return WorkerView(role=role, name=of.name, state=of.state, pid=of.pid, version=of.version, busy=of.busy)

@@ -1,0 +1,67 @@
+"""One workload with Volley's whole stack: seconds of each step, as JSON.
+
+    python -m benchmarks.versus_trl.volley_side WORKLOAD FOLDER OUT.json [JUDGE_URL]
+
+One actor and one learner rank of one thread each; the same prompts, samples, lengths and optimiser steps as the other
+side, lag 1, token-level correction as a job has it by default.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.versus_trl.workloads import PROMPTS, SAMPLES, WORKLOADS, Workload
+from services.display import Display
+from services.foreground import run_in_foreground
+from services.job_file import load_job
+from services.run import prepare, run_alone
+from services.run_folder import RunFolder
+
+
+def job_of(workload: Workload, folder: Path, url: str) -> dict[str, Any]:
+    """The job, as a user would write it."""
+    scorers: dict[str, dict[str, Any]] = {
+        "free": {"kind": "python", "target": "benchmarks.versus_trl.volley_side:free"},
+        "code": {"kind": "code", "extract": "raw"},
+        "judge": {"kind": "http", "url": url},
+    }
+    return {
+        "kind": "rl",
+        "name": workload.name,
+        "model": {"path": str(folder / "model")},
+        "data": {"path": str(folder / "prompts.jsonl")},
+        "scorer": scorers[workload.reward],
+        "objective": {"kind": "mean", "center": True, "normalize": "std"},
+        "steps": workload.steps,
+        "prompts_per_step": PROMPTS,
+        "sampling": {"n": SAMPLES, "max_tokens": workload.max_tokens},
+        "optimizer": {"lr": 1e-6},
+        "actors": {"max_num_seqs": 2 * PROMPTS * SAMPLES, "kv_cache_gb": 0.5},
+        "reward_workers": {"count": PROMPTS if workload.reward == "judge" else 1},
+        "max_dead_batches": 10**6,
+        "samples_kept": 0,
+    }
+
+
+def free(sample: str, row: dict[str, Any]) -> float:
+    """The reward that costs nothing."""
+    from benchmarks.versus_trl.workloads import share_of_letters
+
+    return share_of_letters(sample)
+
+
+def main() -> None:
+    workload, folder, out = WORKLOADS[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3])
+    with tempfile.TemporaryDirectory() as runs:
+        file = Path(runs) / "job.yaml"
+        file.write_text(json.dumps(job_of(workload, folder, sys.argv[4] if len(sys.argv) > 4 else "")))
+        job = load_job(file)
+        run = RunFolder.create(Path(runs), job)
+        run_in_foreground(run_alone(job, run, Display(quiet=True), prepared=prepare(job)))
+        out.write_text(json.dumps([row["seconds_step"] for row in run.read("metrics")]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The four workloads, as both sides see them: model, prompts, reward.
+
+short    answers of at most 16 tokens, nearly all of that length; the reward is free
+long     lengths with a long tail, median about 40 tokens, at most 256; the reward is free
+code     each answer is a small Python program, judged by what it prints
+judge    as short, but the reward comes from a server that takes a second for each request
+
+The models are untrained: what is measured is speed. Their vocabulary decides how long answers are (the end of text is
+as likely as any other token) and, for ``code``, that nearly every answer is a program that runs.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234"
+LINES = tuple(f"{line}\n" for line in ("print(1)", "print(2)", "x = 1", "x = 2", "pass", "1 + 1", "y = 3", "y = 4"))
+PROMPTS, SAMPLES = 8, 16  # a step
+JUDGE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One of the four."""
+
+    name: str
+    tokens: tuple[str, ...]
+    max_tokens: int
+    steps: int
+    reward: str  # free, code or judge
+
+
+WORKLOADS = {
+    each.name: each
+    for each in (
+        Workload("short", tuple(CHARACTERS), 16, 24, "free"),
+        Workload("long", tuple(CHARACTERS), 256, 10, "free"),
+        Workload("code", LINES, 12, 10, "code"),
+        Workload("judge", tuple(CHARACTERS), 16, 12, "judge"),
+    )
+}
+
+
+def share_of_letters(sample: str) -> float:
+    """The free reward: how much of the sample is small letters."""
+    return sum(character.islower() for character in sample) / max(1, len(sample))
+
+
+def write_inputs(workload: Workload, folder: Path, *, layers: int = 4, width: int = 256) -> None:
+    """An untrained model of about 3M parameters and its prompts under ``folder``, unless they are there."""
+    if (folder / "prompts.jsonl").exists():
+        return
+    _write_model(workload, folder / "model", layers, width)
+    rows = []
+    for number in range(64):
+        text = "".join(workload.tokens[(number * 7 + i) % len(workload.tokens)] for i in range(6))
+        rows.append({"prompt": text, "tests": [{"stdin": "", "expected": "1"}]})
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _write_model(workload: Workload, folder: Path, layers: int, width: int) -> None:
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = [*SPECIAL.values(), *workload.tokens]
+    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token=SPECIAL["unk_token"]))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]*\n|."), "isolated")
+    core.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **SPECIAL)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def judge() -> Iterator[str]:
+    """A reward server that takes a second for each request; yields its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            request: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            time.sleep(JUDGE_SECONDS)
+            body = json.dumps({"rewards": [share_of_letters(sample) for sample in request["samples"]]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/score"
+    finally:
+        server.shutdown()

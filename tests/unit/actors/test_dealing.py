@@ -1,0 +1,61 @@
+"""Who is dealt the next group, against looking at everybody."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.dealing import SPARE, LeastLaden
+
+
+@dataclass(eq=False)
+class Item:
+    index: int
+    samples: int = 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_the_least_laden_is_found_whatever_comes_goes_and_ends(seed: int) -> None:
+    rng = random.Random(seed)
+    dealing: LeastLaden[Item] = LeastLaden()
+    present: list[Item] = []
+    gone: list[Item] = []
+    for number in range(300):
+        event = rng.random()
+        if event < 0.05 or not present:
+            present.append(Item(number))
+            dealing.add(present[-1])
+        elif event < 0.08:
+            gone.append(present.pop(rng.randrange(len(present))))
+            dealing.remove(gone[-1])
+        elif event < 0.5:
+            dealing.first().samples += rng.randint(1, 4)
+        else:
+            item = rng.choice(present + gone)
+            item.samples -= rng.randint(0, item.samples)
+            dealing.lighter(item)
+        if present:
+            assert dealing.first() is min(present, key=lambda item: (item.samples, item.index))
+
+
+def test_entries_do_not_pile_up() -> None:
+    dealing: LeastLaden[Item] = LeastLaden()
+    items = [Item(index) for index in range(4)]
+    for item in items:
+        dealing.add(item)
+    for _ in range(10_000):
+        item = dealing.first()
+        item.samples += 2
+        if item.samples > 6:
+            item.samples = 0
+            dealing.lighter(item)
+    assert len(dealing._heap) <= 2 * len(items) + SPARE + 1
+
+
+def test_nobody_is_an_error() -> None:
+    dealing: LeastLaden[Item] = LeastLaden()
+    with pytest.raises(IndexError):
+        dealing.first()
