@@ -1,5 +1,7 @@
 """Commands about the models that runs make: take one out of a run, ask one for many answers."""
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +26,9 @@ def export(
     from services.checkpoints import steps_of
     from services.export import export_checkpoint
 
-    used = export_checkpoint(_folder(run, server), checkpoint, out.absolute())
+    folder = _folder(run, server)
+    with contextlib.redirect_stdout(sys.stderr):  # libraries greet; the output is ours
+        used = export_checkpoint(folder, checkpoint, out.absolute())
     if as_json:
         print_json({"model": str(out.absolute()), "checkpoint": steps_of(used)})
     else:
@@ -67,12 +71,13 @@ def eval_(
         "ks": _ks(ks, n),
         "prompts": prompts,
     }
-    job = eval_job(_model_path(Path(model), folder, checkpoint), folder, given, parse_overrides(set_))
-    importable_from(Path.cwd())
     display = Display(quiet=quiet or as_json)
-    prepared = prepare(job)
-    made = RunFolder.create(out, job)
-    run_in_foreground(run_alone(job, made, display, prepared=prepared, redis_url=redis, ray_address=ray))
+    with contextlib.redirect_stdout(sys.stderr):
+        job = eval_job(_model_path(Path(model), folder, checkpoint), folder, given, parse_overrides(set_))
+        importable_from(Path.cwd())
+        prepared = prepare(job)
+        made = RunFolder.create(out, job)
+        run_in_foreground(run_alone(job, made, display, prepared=prepared, redis_url=redis, ray_address=ray))
     row = made.read("evaluations")[-1]
     if as_json:
         print_json({**row, "folder": str(made.path)})
