@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from services.state import Desired, Observed, RunRecord, WorkerView
+from volley.job import JOB
 
 KS = (1, 2, 4, 8, 16)
 EVAL_KS = (1, 2, 4, 8, 16, 32)
@@ -23,7 +24,7 @@ STATUSES = ("passed", "wrong_answer", "no_answer", "runtime_error", "timeout")
 
 @dataclass
 class FakeRun:
-    """One run and all that was written of it."""
+    """One run and all that was written of it. One that does not move writes no more steps."""
 
     record: RunRecord
     desired: Desired
@@ -33,33 +34,24 @@ class FakeRun:
     samples: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     timeline: list[dict[str, Any]] = field(default_factory=list)
+    moves: bool = True
 
 
 def job(name: str, *, kind: str = "rl", steps: int = 400, k: int = 8, lr: float = 3e-4) -> dict[str, Any]:
-    objective = {"kind": "max_at_k", "k": k, "baseline": "loo"} if k > 1 else {"kind": "mean"}
-    common: dict[str, Any] = {
+    """A job in full, as a run's record holds it."""
+    given: dict[str, Any] = {
         "name": name,
         "kind": kind,
-        "steps": steps,
-        "seed": 1,
-        "model": {"path": "/models/tiny", "dtype": "float32"},
-        "optimizer": {"lr": lr, "betas": [0.9, 0.999], "warmup_steps": 0},
+        "model": {"path": "/m/tiny"},
+        "data": {"path": "/d/train.jsonl"},
     }
-    if kind == "sft":
-        return common
-    if kind == "eval":
-        return {**common, "sampling": {"n": 64}, "actors": {"count": 2}, "reward_workers": {"count": 2}}
-    return {
-        **common,
-        "prompts_per_step": 32,
-        "max_lag": 1,
-        "sampling": {"n": 16, "temperature": 1.0, "max_tokens": 256},
-        "objective": objective,
-        "actors": {"count": 2, "cpus": 1.0},
-        "reward_workers": {"count": 2, "cpus": 0.1},
-        "update": {"clip_low": 0.2, "kl": {"coefficient": 0.0, "logged": True}},
-        "scorer": {"kind": "code", "isolation": "bubblewrap"},
-    }
+    if kind != "eval":
+        given |= {"steps": steps, "optimizer": {"lr": lr}}
+    if kind != "sft":
+        given |= {"scorer": {"kind": "math"}, "actors": {"count": 2}, "reward_workers": {"count": 2}}
+    if kind == "rl":
+        given["objective"] = {"kind": "max_at_k", "k": k, "baseline": "loo"} if k > 1 else {"kind": "mean"}
+    return JOB.validate_python(given).model_dump(mode="json")
 
 
 def metrics_row(step: int, steps: int, start: float, chance: random.Random, *, strength: float = 1.0) -> dict[str, Any]:
@@ -111,19 +103,23 @@ def evaluation(version: int, single: float) -> dict[str, Any]:
     return {"version": version, "prompts": 200, "n": 64, "distinct_answers": 9.3, "estimates": estimates}
 
 
-def timeline_item(step: int, end: float, chance: random.Random, actors: int = 2) -> dict[str, Any]:
-    """A step of two seconds that ended at ``end``."""
+def timeline_item(
+    step: int, end: float, chance: random.Random, seconds: float = 2.0, actors: int = 2
+) -> dict[str, Any]:
+    """A step of so many seconds that ended at ``end``."""
     spans: list[list[Any]] = []
-    begin = end - 2
+    part = seconds / 100
+    begin = end - seconds
     for actor in range(actors):
-        at = begin + 0.1 * chance.random()
-        while at < end - 0.35:
-            length = 0.28 + 0.25 * chance.random()
+        at = begin + 5 * part * chance.random()
+        while at < end - 18 * part:
+            length = (14 + 12 * chance.random()) * part
             spans.append([f"actor-{actor}", "generate", at, at + length])
-            spans.append([f"reward-{chance.randrange(2)}", "score", at + length, at + length + 0.09])
+            spans.append([f"reward-{chance.randrange(2)}", "score", at + length, at + length + 4 * part])
             at += length
-        spans.append([f"actor-{actor}", "update", end - 0.14, end - 0.02])
-    spans += [["learner", "learn", begin + 0.8, begin + 1.75], ["learner", "publish", begin + 1.75, begin + 1.84]]
+        spans.append([f"actor-{actor}", "update", end - 7 * part, end - part])
+    learned = begin + 88 * part
+    spans += [["learner", "learn", begin + 40 * part, learned], ["learner", "publish", learned, learned + 4 * part]]
     return {"step": step, "time": end, "spans": spans}
 
 
@@ -245,12 +241,13 @@ def _history(run: FakeRun, done: int, chance: random.Random, *, strength: float)
     run.events.sort(key=lambda each: float(each["time"]))
     for step in range(0, done, 10):
         for place in range(4):
-            run.samples = sample_rows(step, 32 * step + place, chance) + run.samples
+            run.samples += sample_rows(step, 32 * step + place + 1, chance)
 
 
 def big_run(points: int, samples: int) -> FakeRun:
     """As much as a dashboard must bear. Few of the names, so that it is made in a second."""
     run = make_run("big", "running", steps=points, done=0, seed=9)
+    run.moves = False
     chance = np.random.default_rng(0)
     noise = chance.normal(0, 0.02, points)
     curve = 0.16 + 0.3 * (1 - np.exp(-4 * np.arange(points) / points)) + noise
@@ -265,7 +262,7 @@ def big_run(points: int, samples: int) -> FakeRun:
         }
         for step, each in enumerate(curve.tolist())
     ]
-    run.observed = run.observed.model_copy(update={"step": points - 500})
+    run.observed = run.observed.model_copy(update={"step": points})
     rng = random.Random(1)
     for group in range(samples // 16):
         run.samples += sample_rows(10 * (group // 4), group + 1, rng)
@@ -279,7 +276,7 @@ def all_runs() -> list[FakeRun]:
         make_run("countdown-max8", "running", done=230, seed=1, tags={"team": "maths", "sweep": "k"}),
         make_run("countdown-mean", "done", done=400, seed=2, k=1, tags={"team": "maths", "sweep": "k"}),
         make_run("countdown-max4", "paused", done=120, seed=3, k=4, lr=1e-4, problem="paused by a user"),
-        make_run("apps-code-max16", "failed", done=64, seed=4, k=16, problem=gone),
+        make_run("apps-code-max12", "failed", done=64, seed=4, k=12, problem=gone),
         make_run("warm-up", "done", kind="sft", steps=250, done=250, seed=5),
         make_run("heldout", "queued", kind="eval", steps=0, seed=6),
     ]

@@ -176,6 +176,7 @@ export class Chart {
         { class: "key", type: "button", "aria-pressed": String(!this.hiddenLabels.has(label)) },
         h("span", { class: "swatch", style: { background: `var(--${name})` } }),
         label,
+        " ",
         value,
       );
       key.addEventListener("click", () => this.toggle(label, key));

@@ -15,6 +15,7 @@ const ORDER = ["actor", "reward", "learner"];
 const LANE = 26;
 const AXIS = 24;
 const MOST_LANES = 40;
+const LONG_GAP = 8; // times as long as a step usually takes
 
 export class Timeline {
   constructor() {
@@ -50,7 +51,7 @@ export class Timeline {
   /** `items` of `/timeline`, newest last. */
   draw(items) {
     this.items = items;
-    const spans = items.flatMap((item) => item.spans.map((span) => [...span, item.step]));
+    const spans = sinceGap(items).flatMap((item) => item.spans.map((span) => [...span, item.step]));
     this.none.hidden = spans.length > 0;
     this.canvas.hidden = spans.length === 0;
     const names = [...new Set(spans.map(([process]) => process))].sort(byRole);
@@ -135,6 +136,13 @@ export class Timeline {
     this.tip.style.top = `${offsetY + 16}px`;
     this.tip.style.left = `${Math.max(0, Math.min(offsetX + 12, width - this.tip.offsetWidth))}px`;
   }
+}
+
+/** The steps after the last long pause: what lies before it would press them together. */
+function sinceGap(items) {
+  const gaps = items.slice(1).map((item, i) => item.time - items[i].time);
+  const usual = gaps.toSorted((a, b) => a - b)[gaps.length >> 1];
+  return items.slice(gaps.findLastIndex((gap) => gap > LONG_GAP * usual) + 1);
 }
 
 function byRole(a, b) {

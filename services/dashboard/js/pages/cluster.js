@@ -58,17 +58,20 @@ function nodeCard(node) {
     "section",
     { class: "card" },
     h("header", {}, h("h3", {}, node.address), h("span", { class: "badge end", data: { tone: node.alive ? "good" : "bad" } }, node.alive ? "alive" : "dead")),
-    h("div", { class: "card-body stack" }, h("span", { class: "mono small faint clip" }, node.id), names.map((name) => resource(name, node.resources[name], node.available[name] ?? 0))),
+    h("div", { class: "card-body stack" }, h("span", { class: "mono small faint clip" }, node.id), names.map((name) => resource(name, node.resources[name], node.available[name]))),
   );
 }
 
+/** `free` is undefined where the node does not report it. */
 function resource(name, whole, free) {
+  const line = (text) => h("div", { class: "line" }, h("span", {}, name.replaceAll("_", " ")), h("span", { class: "soft num" }, text));
+  if (free === undefined) return h("div", { class: "resource" }, line((MEMORY.has(name) ? bytes : number)(whole)));
   const used = Math.max(0, whole - free);
   const share = whole ? used / whole : 0;
   const text = MEMORY.has(name) ? bytes : number;
   const tone = MEMORY.has(name) && share > 0.9 ? "warn" : ""; // processors are there to be used up
   const bar = h("div", { class: "bar", data: { tone }, role: "meter", "aria-label": name, "aria-valuemin": 0, "aria-valuemax": whole, "aria-valuenow": used }, h("span", { style: { width: `${100 * share}%` } }));
-  return h("div", { class: "resource" }, h("div", { class: "line" }, h("span", {}, name.replaceAll("_", " ")), h("span", { class: "soft num" }, `${text(used)} of ${text(whole)}`)), bar);
+  return h("div", { class: "resource" }, line(`${text(used)} of ${text(whole)}`), bar);
 }
 
 function holderTable(holders) {

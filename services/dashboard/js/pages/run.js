@@ -17,8 +17,6 @@ import { JobTab } from "./job.js";
 const TABS = { overview: ["Overview", OverviewTab], samples: ["Samples", SamplesTab], job: ["Job", JobTab], logs: ["Logs", LogsTab] };
 const POINTS = 1500; // of each curve asked for at the start
 const EVENTS_KEPT = 500;
-const EVENTS_ENOUGH = 50;
-const EVENT_PAGES = 20;
 const DRAW_MS = 400;
 const SLOW_MS = 3000; // between looks at the timeline and the ledger
 
@@ -83,11 +81,11 @@ export class RunPage {
     try {
       const [metrics, events, evaluations] = await Promise.all([
         get(runPath(this.id, `/metrics${query({ points: POINTS })}`)),
-        this.newestEvents(),
+        get(runPath(this.id, `/events${query({ limit: EVENTS_KEPT, newest: true })}`)),
         get(runPath(this.id, "/evaluations")),
       ]);
       this.model.metrics.load(metrics);
-      this.model.events = events;
+      this.model.events = events.items;
       this.model.evaluations = evaluations.items;
       this.problem = null;
     } catch (error) {
@@ -101,30 +99,6 @@ export class RunPage {
       this.draw();
       this.slow();
     }
-  }
-
-  /** The events of the last minutes, or of longer where those are few: their ids begin with milliseconds since 1970. */
-  async newestEvents() {
-    const { record, observed } = this.model.view;
-    const now = Math.max(observed.updated, record.created);
-    for (const seconds of [600, 10_800, 172_800, Infinity]) {
-      const since = now - seconds;
-      const whole = since <= record.created;
-      const items = await this.eventsAfter(whole ? null : `${Math.floor(1000 * since)}-0`);
-      if (whole || items.length >= EVENTS_ENOUGH) return items;
-    }
-    return [];
-  }
-
-  async eventsAfter(after) {
-    let kept = [];
-    for (let page = 0; page < EVENT_PAGES; page += 1) {
-      const { items, next } = await get(runPath(this.id, `/events${query({ limit: EVENTS_KEPT, after })}`));
-      kept = [...kept, ...items].slice(-EVENTS_KEPT);
-      if (next === null) break;
-      after = next;
-    }
-    return kept;
   }
 
   async loadSlow() {

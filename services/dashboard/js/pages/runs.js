@@ -11,6 +11,7 @@ import { LiveStream } from "../stream.js";
 const STATES = ["queued", "pending", "starting", "running", "paused", "stopping", "stopped", "done", "failed", "lost"];
 const KINDS = ["rl", "sft", "rft", "eval"];
 const PAGE = 50;
+const LIVE_FULL = 200; // runs the live list has at most
 const LIVE_STATES = new Set(["running", "starting", "stopping"]);
 
 export function badge(state) {
@@ -131,7 +132,7 @@ export class RunsPage {
   makeFilters(params) {
     const choice = (label, values) =>
       h("select", { "aria-label": label }, h("option", { value: "" }, label), values.map((each) => h("option", { value: each }, words(each))));
-    this.search = h("input", { type: "search", placeholder: "Search by name", "aria-label": "Search by name", value: params.get("name") ?? "" });
+    this.search = h("input", { type: "search", placeholder: "Search by name", "aria-label": "Search by name", maxlength: 64, value: params.get("name") ?? "" });
     this.state = choice("Any state", STATES);
     this.kind = choice("Any kind", KINDS);
     this.tag = h("input", { type: "text", placeholder: "tag=value", "aria-label": "Tag", size: 12, value: params.get("tag") ?? "" });
@@ -174,6 +175,9 @@ export class RunsPage {
 
   live(items) {
     if (!this.loaded) return;
+    const shown = new Set(items.map(({ id }) => id));
+    // A list that is not full is the whole of it: what is missing was deleted.
+    if (items.length < LIVE_FULL) for (const id of this.runs.keys()) if (!shown.has(id)) this.runs.delete(id);
     for (const run of items) {
       if (this.matches(run)) this.runs.set(run.id, run);
       else this.runs.delete(run.id);

@@ -39,10 +39,10 @@ export class SamplesTab {
   }
 
   makeFilters(params) {
-    const field = (name, label, size) => h("input", { type: "text", name, placeholder: label, "aria-label": label, size, value: params.get(name) ?? "" });
+    const field = (name, label, type) => h("input", { type, name, step: "any", placeholder: label, "aria-label": label, value: params.get(name) ?? "" });
     const status = h("select", { name: "status", "aria-label": "Verdict" }, h("option", { value: "" }, "Any verdict"), STATUSES.map((each) => h("option", { value: each }, words(each))));
     status.value = params.get("status") ?? "";
-    this.fields = [status, field("step", "Step", 6), field("group", "Group", 8), field("prompt_id", "Prompt id", 14), field("min_reward", "Reward from", 10)];
+    this.fields = [status, field("step", "Step", "number"), field("group", "Group", "number"), field("prompt_id", "Prompt id", "text"), field("min_reward", "Reward from", "number")];
     this.ask = throttle(() => this.restart(), 300);
     for (const each of this.fields) each.addEventListener("input", () => this.ask());
     this.filters = h("form", { class: "filters", "aria-label": "Filters" }, this.fields);

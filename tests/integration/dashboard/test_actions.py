@@ -1,0 +1,125 @@
+"""What a user does by clicking arrives as desired state, after a confirmation and only then."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.dashboard_data import FakeRun, make_run
+from tests.dashboard_server import Stage
+from tests.integration.dashboard.conftest import Open
+
+
+@pytest.fixture
+async def run(stage: Stage) -> AsyncIterator[FakeRun]:
+    """A live run of this test's own."""
+    made = make_run("steered", "running", done=20, steps=5000, seed=200 + len(stage.runs))
+    await stage.add(made)
+    yield made
+    stage.runs.pop(made.record.id)
+    await stage.store.delete(made.record.id)
+
+
+async def opened(visit: Open, run: FakeRun, **options: object) -> Page:
+    page = await visit(f"#/runs/{run.record.id}", **options)
+    await expect(page.locator(".tile .value").first).not_to_have_text("–")
+    return page
+
+
+async def test_scaling_by_clicks(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run)
+    actors = page.get_by_role("group", name="Actors")
+    await actors.get_by_role("button", name="More actors").click()
+    await actors.get_by_role("button", name="More actors").click()
+    await expect(actors.locator("output")).to_have_text("2 → 4 ")
+    assert (await stage.store.desired(run.record.id)).actors is None, "nothing is sent before Apply"
+    await actors.get_by_role("button", name="Apply").click()
+    await expect(actors.locator("output")).to_contain_text("4")
+    await expect(page.locator(".workers tbody tr", has_text="actor-")).to_have_count(4)
+    desired = await stage.store.desired(run.record.id)
+    assert (desired.actors, desired.revision) == (4, 1)
+
+    rewards = page.get_by_role("group", name="Reward workers")
+    await rewards.get_by_role("button", name="Fewer reward workers").click()
+    await expect(rewards.get_by_role("button", name="Fewer reward workers")).to_be_disabled()
+    await rewards.get_by_role("button", name="Apply").click()
+    await expect(page.locator(".workers tbody tr", has_text="reward-")).to_have_count(1)
+    assert (await stage.store.desired(run.record.id)).reward_workers == 1
+
+
+async def test_a_proposal_is_taken_back(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run)
+    actors = page.get_by_role("group", name="Actors")
+    await actors.get_by_role("button", name="Fewer actors").click()
+    await actors.get_by_role("button", name="Cancel").click()
+    await expect(actors.locator("output")).to_have_text("2 ")
+    assert (await stage.store.desired(run.record.id)).revision == 0
+
+
+async def test_pause_and_resume_are_confirmed(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run)
+    state = page.locator("h1 + .badge")
+    dialog = page.get_by_role("dialog")
+    await page.get_by_role("button", name="Pause").click()
+    await dialog.get_by_role("button", name="Cancel").click()
+    await expect(dialog).to_have_count(0)
+    assert not (await stage.store.desired(run.record.id)).paused
+
+    await page.get_by_role("button", name="Pause").click()
+    await dialog.get_by_role("button", name="Pause").click()
+    await expect(state).to_have_text("paused")
+    await expect(page.locator(".banner")).to_contain_text("paused by a user")
+    assert (await stage.store.desired(run.record.id)).paused
+
+    await page.get_by_role("button", name="Resume").click()
+    await dialog.get_by_role("button", name="Resume").click()
+    await expect(state).to_have_text("running")
+    assert not (await stage.store.desired(run.record.id)).paused
+
+
+async def test_stop_is_confirmed_and_a_stopped_run_is_resumed(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run)
+    dialog = page.get_by_role("dialog")
+    await page.get_by_role("button", name="Stop").click()
+    await expect(dialog).to_contain_text("writes a checkpoint")
+    await expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    assert not (await stage.store.desired(run.record.id)).stopped
+
+    await page.get_by_role("button", name="Stop").click()
+    await dialog.get_by_role("button", name="Stop").click()
+    await expect(page.locator("h1 + .badge")).to_have_text("stopped")
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    await expect(page.get_by_role("button", name="More actors")).to_be_disabled()
+    assert (await stage.store.desired(run.record.id)).stopped
+
+    await page.get_by_role("button", name="Resume").click()
+    await dialog.get_by_role("button", name="Resume").click()
+    await expect(page.locator("h1 + .badge")).to_have_text("running")
+
+
+async def test_k_is_changed_and_a_wrong_one_is_refused_in_words(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run, faultless=False)  # the browser logs each refusal
+    dialog = page.get_by_role("dialog")
+    await page.get_by_role("button", name="Change k").click()
+    await expect(dialog.get_by_role("spinbutton")).to_have_value("8")
+    await dialog.get_by_role("spinbutton").fill("16")
+    await dialog.get_by_role("button", name="Change").click()
+    await expect(dialog.get_by_role("alert")).to_contain_text("baseline: loo")
+    await dialog.get_by_role("spinbutton").fill("4")
+    await dialog.get_by_role("button", name="Change").click()
+    await expect(dialog).to_have_count(0)
+    await expect(page.locator(".run-title")).to_contain_text("k = 4")
+    assert (await stage.store.desired(run.record.id)).objective == {"k": 4}
+    await page.get_by_role("link", name="Job").click()
+    await expect(page.get_by_role("row", name="objective.k 8 4")).to_be_visible()
+
+
+async def test_actions_fit_on_a_phone(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run, viewport={"width": 360, "height": 740}, has_touch=True)
+    actors = page.get_by_role("group", name="Actors")
+    await actors.get_by_role("button", name="More actors").tap()
+    await actors.get_by_role("button", name="Apply").tap()
+    await expect(page.locator(".workers tbody tr", has_text="actor-")).to_have_count(3)
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -1,0 +1,215 @@
+"""Every page in a real browser: what it shows, by mouse and by keyboard, wide and narrow, light and dark."""
+
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.dashboard_server import Stage
+from tests.integration.dashboard.conftest import NARROW, Open
+
+RUNNING = "#/runs/countdown-max8-0001"
+DONE = "#/runs/countdown-mean-0002"
+BOTH = "#/compare?runs=countdown-max8-0001,countdown-mean-0002"
+
+ROLE_OF_COLOURS = """() => {
+    const style = getComputedStyle(document.body);
+    const light = (rgb) => rgb.match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765;
+    return {page: light(style.backgroundColor), text: light(style.color)};
+}"""
+PAINTED = """(canvas) => {
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const colours = new Set();
+    for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200) colours.add(data.slice(i, i + 3).join());
+    return colours.size;
+}"""
+
+
+async def test_all_runs_are_listed_with_state_and_progress(visit: Open) -> None:
+    page = await visit("")
+    rows = page.locator(".run-row")
+    await expect(rows).to_have_count(6)
+    await expect(rows.nth(0)).to_contain_text("heldout")
+    failed = rows.filter(has_text="apps-code-max12")
+    await expect(failed).to_contain_text("failed")
+    await expect(failed).to_contain_text("20 batches in a row")
+    await expect(failed.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "16")
+    assert await failed.locator("canvas").evaluate(PAINTED) > 1
+    await expect(page.locator("#link-state")).to_have_text("Live")
+
+
+async def test_filters_are_the_servers_and_stay_in_the_address(visit: Open) -> None:
+    page = await visit("#/runs")
+    rows = page.locator(".run-row")
+    await expect(rows).to_have_count(6)
+    await page.get_by_label("Search by name").fill("COUNTDOWN")
+    await expect(rows).to_have_count(3)
+    await page.get_by_label("Any state").select_option("done")
+    await expect(rows).to_have_count(1)
+    await page.wait_for_url("**/#/runs?name=COUNTDOWN&state=done")
+    await page.reload()
+    await expect(rows).to_have_count(1)
+    await page.get_by_label("Search by name").fill("nothing is called so")
+    await expect(page.get_by_text("No run is like this")).to_be_visible()
+    await page.get_by_label("Search by name").fill("")
+    await page.get_by_label("Any state").select_option("")
+    await page.get_by_label("Tag").fill("team=maths")
+    await expect(rows).to_have_count(2)
+
+
+async def test_a_run_shows_its_curves_workers_events_and_ledger(visit: Open) -> None:
+    page = await visit(DONE)
+    await expect(page.get_by_role("heading", name="countdown-mean")).to_be_visible()
+    for title in ("pass@k", "pass@k before and after", "Reward", "pass@k against KL", "Verdicts", "Lag", "Live groups"):
+        card = page.locator(".chart").filter(has=page.get_by_role("heading", name=title, exact=True))
+        canvas = card.locator("canvas")
+        await expect(canvas, title).to_be_visible()
+        assert await canvas.evaluate(PAINTED) > 3, title
+    passes = page.locator(".chart").first
+    for k in (1, 2, 4, 8, 16, 32):
+        await expect(passes.get_by_role("button", name=re.compile(rf"@{k} 0\.\d+"))).to_be_visible()
+    await expect(page.locator(".timeline canvas")).to_be_visible()
+    assert await page.locator(".timeline canvas").evaluate(PAINTED) > 5
+    await expect(page.get_by_text("busiest: actor-")).to_be_visible()
+    await expect(page.get_by_text("its process was killed")).to_be_visible()
+    ledger = page.locator(".ledger")
+    await expect(ledger).to_contain_text("Admitted12,832")
+    await expect(ledger).to_contain_text("Dropped9")
+
+
+async def test_one_workers_row_for_each_process(visit: Open) -> None:
+    page = await visit(RUNNING)
+    rows = page.locator(".workers tbody tr")
+    await expect(rows).to_have_count(5)
+    await expect(rows.nth(0)).to_contain_text("actor-0")
+    await expect(rows.nth(0)).to_contain_text("serving")
+
+
+async def test_a_legend_hides_and_shows_a_series(visit: Open) -> None:
+    page = await visit(DONE)
+    key = page.locator(".chart").first.locator(".key").first
+    await key.click()
+    await expect(key).to_have_attribute("aria-pressed", "false")
+    await key.click()
+    await expect(key).to_have_attribute("aria-pressed", "true")
+
+
+async def test_why_a_run_failed_is_said_on_top(visit: Open) -> None:
+    page = await visit("#/runs/apps-code-max12-0004")
+    await expect(page.locator(".banner")).to_contain_text("20 batches in a row had no group with a signal")
+
+
+async def test_samples_are_browsed_by_mouse_and_keyboard(visit: Open) -> None:
+    page = await visit(f"{DONE}/samples")
+    rows = page.locator(".group-row")
+    await expect(rows.first).to_contain_text("4 of 16 passed")
+    detail = page.locator(".detail")
+    await expect(detail.locator(".sample")).to_have_count(16)
+    await rows.nth(2).click()
+    await expect(page.locator(".group-row[aria-selected=true]")).to_contain_text("group 12483")
+    await expect(detail).to_contain_text("train:13483")
+    await page.keyboard.press("ArrowDown")
+    await expect(detail).to_contain_text("train:13484")
+    await expect(page.locator(".group-row:focus")).to_contain_text("group 12484")
+    first = detail.locator(".sample").first
+    await expect(first).to_contain_text("Passed")
+    await expect(first).to_contain_text("advantage +0.380")
+    await expect(first).to_contain_text("version 390, from token 31 on 391")
+    await expect(detail.locator(".failing").first).to_contain_text("test 3 of 8")
+
+
+async def test_samples_are_filtered_by_verdict(visit: Open) -> None:
+    page = await visit(f"{DONE}/samples")
+    await expect(page.locator(".group-row").first).to_be_visible()
+    await page.get_by_label("Verdict").select_option("passed")
+    await expect(page.locator(".detail .sample")).to_have_count(4)
+    assert set(await page.locator(".detail .sample").evaluate_all("all => all.map(e => e.dataset.status)")) == {
+        "passed"
+    }
+    await page.get_by_label("Verdict").select_option("infra_error")
+    await expect(page.get_by_text("No sample is like this")).to_be_visible()
+
+
+async def test_two_runs_are_compared_from_the_list(visit: Open) -> None:
+    page = await visit("#/runs")
+    await page.get_by_label("Select countdown-max8 to compare").check()
+    await page.get_by_label("Select countdown-mean to compare").check()
+    await page.get_by_role("link", name="Compare 2 runs").click()
+    diff = page.locator(".diff")
+    await expect(diff.get_by_role("row", name="objective.k 8 –")).to_be_visible()
+    await expect(diff.get_by_role("cell", name="objective.kind")).to_be_visible()
+    await expect(diff.get_by_role("cell", name="seed", exact=True)).to_have_count(0)
+    await page.get_by_label("Show what is the same").check()
+    await expect(diff.get_by_role("cell", name="seed", exact=True)).to_be_visible()
+    await page.get_by_label("Metric").select_option("entropy")
+    await page.wait_for_url("**metric=entropy")
+    assert await page.locator(".chart canvas").first.evaluate(PAINTED) > 3
+
+
+async def test_the_cluster_and_who_holds_it(visit: Open) -> None:
+    page = await visit("#/cluster")
+    await expect(page.locator(".nodes .card")).to_have_count(3)
+    await expect(page.locator(".nodes .card").nth(2)).to_contain_text("dead")
+    await expect(page.locator(".nodes .card").first).to_contain_text("11.5 of 16")
+    await expect(page.locator("tbody tr", has_text="countdown-max8").first).to_contain_text("Actors")
+
+
+async def test_the_job_in_full(visit: Open) -> None:
+    page = await visit(f"{RUNNING}/job")
+    await page.get_by_label("Find a field").fill("objective")
+    await expect(page.get_by_role("row", name="objective.k 8")).to_be_visible()
+    await expect(page.get_by_role("cell", name="seed", exact=True)).to_have_count(0)
+
+
+async def test_an_unknown_run_and_an_unknown_page(visit: Open) -> None:
+    page = await visit("#/runs/nobody", faultless=False)
+    await expect(page.get_by_role("alert")).to_contain_text("There is no such thing here")
+    await page.goto(page.url.replace("#/runs/nobody", "#/nowhere"))
+    await expect(page.get_by_text("There is no such page")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "address", ["#/runs", RUNNING, f"{DONE}/samples", f"{RUNNING}/job", f"{RUNNING}/logs", BOTH, "#/cluster"]
+)
+async def test_nothing_scrolls_sideways_on_a_phone(visit: Open, address: str) -> None:
+    page = await visit(address, viewport=NARROW)
+    await expect(page.locator("h1, .empty").first).to_be_visible()
+    await page.wait_for_timeout(800)
+    width = await page.evaluate("document.documentElement.scrollWidth")
+    assert width <= NARROW["width"]
+    for part in await page.locator("main button:visible, main input:visible, main select:visible").all():
+        box = await part.bounding_box()
+        assert box is None or box["x"] + box["width"] <= NARROW["width"], await part.evaluate("e => e.outerHTML")
+
+
+async def colours(page: Page) -> tuple[float, float]:
+    found = await page.evaluate(ROLE_OF_COLOURS)
+    return found["page"], found["text"]
+
+
+async def test_dark_and_light_follow_the_system_until_chosen(visit: Open) -> None:
+    page = await visit(DONE, color_scheme="dark")
+    ground, text = await colours(page)
+    assert ground < 0.15
+    assert text > 0.85
+    await page.get_by_role("button", name="Use the light theme").click()
+    ground, text = await colours(page)
+    assert ground > 0.85
+    assert text < 0.15
+    await page.reload()
+    assert (await colours(page))[0] > 0.85, "the choice is kept"
+
+
+async def test_the_keyboard_reaches_the_content(visit: Open, stage: Stage) -> None:
+    page = await visit("#/runs")
+    await expect(page.locator(".run-row")).to_have_count(len(stage.runs))
+    await page.keyboard.press("Tab")
+    await expect(page.locator(":focus")).to_have_text("Skip to the content")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("main")).to_be_focused()
+    for _ in range(5):
+        await page.keyboard.press("Tab")
+    await expect(page.locator(":focus")).to_have_attribute("type", "checkbox")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="heldout")).to_be_visible()
