@@ -1,0 +1,271 @@
+"""One simulated run in a process of its own, measured from inside."""
+
+import asyncio
+import contextlib
+import cProfile
+import gc
+import io
+import pstats
+import resource
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+
+from actors.config import GenerateRequest
+from actors.pool import ActorPool
+from benchmarks.control_plane.cluster import Latencies, SimulatedActor, SimulatedRewards, SimulatedWorker, stand_in
+from learner.group import LearnerGroup
+from services import coordinator as coordinator_module
+from services.context import beating
+from services.coordinator import Coordinator
+from services.display import Display
+from services.local_redis import embedded_redis
+from services.outbox import Outbox
+from services.recorder import RunRecorder
+from services.run_folder import RunFolder
+from services.state import Desired, Observed
+from services.status import Status
+from services.steering import Steering
+from services.steps import FinishedStep, ReadyGroup
+from services.store import Store
+from services.tokens import EncodedPrompt
+from services.wiring import actor_config, reward_config, rl_learner_config
+from tests.plain_buffer import PlainSlotBuffer
+from volley.job import RLJob
+from volley.records import Prompt
+
+GROUPS_PER_ACTOR = 6  # in flight when all slots are open
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What to simulate.
+
+    Attributes:
+        groups_per_second: real ones, aimed at by the time scale.
+        groups: trained on at least.
+        plain: with the plain slot buffer in place of the real one.
+    """
+
+    actors: int
+    groups_per_second: float = 800.0
+    groups: int = 4000
+    max_lag: int = 2
+    n: int = 16
+    plain: bool = False
+    profile: bool = False
+
+    @property
+    def prompts_per_step(self) -> int:
+        return self.actors * GROUPS_PER_ACTOR // (self.max_lag + 1)
+
+    @property
+    def steps(self) -> int:
+        return max(5, -(-self.groups // self.prompts_per_step))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run cost; per trained group unless named otherwise.
+
+    Attributes:
+        cpu_ms: CPU of the coordinator's process, all its threads.
+        simulation_ms: the part of it that the simulated cluster itself takes, measured by itself.
+        busy: share of one core.
+        redis_calls: by command.
+        rss_mb: highest resident set of the process, and what it was before the run.
+        redis_mb: highest memory of the Redis server.
+        folder_bytes: written to the run folder.
+        lags: share of trained tokens by lag.
+    """
+
+    actors: int
+    prompts_per_step: int
+    groups: int
+    time_scale: float
+    groups_per_second: float
+    cpu_ms: float
+    simulation_ms: float
+    busy: float
+    redis_calls: dict[str, float]
+    rss_mb: float
+    rss_before_mb: float
+    redis_mb: float
+    folder_bytes: float
+    lags: dict[int, float]
+    step_seconds: float
+
+
+class Recorder(RunRecorder):
+    """The real recorder, and a count of what the steps said of lag."""
+
+    lags: Counter[int]
+
+    async def step(self, finished: FinishedStep) -> None:
+        self.lags.update(finished.report.lag_histogram)
+        await super().step(finished)
+
+
+def measure(setting: Setting) -> Measured:
+    """Simulate one run."""
+    if setting.plain:
+        coordinator_module.SlotBuffer = PlainSlotBuffer  # type: ignore[misc,assignment,attr-defined,unused-ignore]
+    # A group is under way for about this long; with all slots open that gives the simulated rate.
+    simulated = Latencies(1.0)
+    rate = setting.actors * GROUPS_PER_ACTOR / (simulated.generate * 1.28 + simulated.learn)
+    latencies = replace(simulated, scale=setting.groups_per_second / rate)
+    stand_in(latencies)
+    with tempfile.TemporaryDirectory() as scratch:
+        return asyncio.run(_measure(setting, latencies, Path(scratch)))
+
+
+async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Measured:
+    job = _job(setting)
+    folder = RunFolder.at(scratch / "run", job)
+    simulation_ms = await _simulation_ms(latencies, setting.n)
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_redis(scratch / "redis", scratch / "redis.log"))
+        outbox = await stack.enter_async_context(Outbox(url, folder.run_id))
+        store = await stack.enter_async_context(Store(url))
+        display = Display(quiet=True)
+        recorder = Recorder(folder, outbox, display, job.samples_kept)
+        recorder.lags = Counter()
+        actors = await ActorPool.start(actor_config(job, 4096, folder))
+        rewards = SimulatedRewards(reward_config(job, folder), latencies)
+        await rewards.scale(job.reward_workers.count)
+        learner = LearnerGroup(rl_learner_config(job, folder))
+        coordinator = Coordinator(
+            job,
+            _prompts(),
+            actors=actors,
+            rewards=rewards,
+            learner=learner,
+            recorder=recorder,
+            evaluate=_never,
+            checkpoint=_no_checkpoint,
+        )
+        steering = Steering(job, folder, store, recorder, actors=actors, rewards=rewards, desired=Desired())
+        steering.steer(coordinator, learner)
+        status = Status(outbox, Observed())
+        status.source = steering.view
+        await stack.enter_async_context(beating(status))
+        await stack.enter_async_context(steering.running())
+        return await _run(setting, latencies, coordinator, recorder, folder, redis.Redis.from_url(url), simulation_ms)
+
+
+async def _run(
+    setting: Setting,
+    latencies: Latencies,
+    coordinator: Coordinator,
+    recorder: Recorder,
+    folder: RunFolder,
+    server: "redis.Redis",
+    simulation_ms: float,
+) -> Measured:
+    gc.collect()
+    rss, calls, cpu, began = _rss_mb(), _calls(server), time.process_time(), time.perf_counter()
+    profile = cProfile.Profile() if setting.profile else contextlib.nullcontext()
+    recorder.start_clock(0)
+    with profile:
+        await coordinator.run()
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    if isinstance(profile, cProfile.Profile):
+        _tell(profile)
+    await asyncio.sleep(1.0)  # what the outbox still has
+    groups = coordinator.ledger.trained
+    if groups != setting.steps * setting.prompts_per_step:
+        raise RuntimeError(f"{groups} groups were trained, planned were {setting.steps * setting.prompts_per_step}")
+    tokens = recorder.lags.total()
+    written = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
+    return Measured(
+        actors=setting.actors,
+        prompts_per_step=setting.prompts_per_step,
+        groups=groups,
+        time_scale=latencies.scale,
+        groups_per_second=groups / seconds,
+        cpu_ms=cpu * 1e3 / groups,
+        simulation_ms=simulation_ms,
+        busy=cpu / seconds,
+        redis_calls={name: (count - calls[name]) / groups for name, count in _calls(server).items()},
+        rss_mb=_rss_mb(),
+        rss_before_mb=rss,
+        redis_mb=float(server.info("memory")["used_memory_peak"]) / 2**20,
+        folder_bytes=written / groups,
+        lags={lag: count / tokens for lag, count in sorted(recorder.lags.items())},
+        step_seconds=seconds / setting.steps,
+    )
+
+
+async def _simulation_ms(latencies: Latencies, n: int) -> float:
+    """CPU of the simulated cluster's part in one group, without coordinator and pools."""
+    actor, worker = SimulatedActor(latencies, 0), SimulatedWorker(latencies, 0)
+    prompt = _prompts(1)[0]
+    request = GenerateRequest(0, "p", prompt.tokens_p, n, 1.0, 1.0, 1)
+
+    async def one() -> None:
+        group, meta = actor.generate.remote(request)
+        await meta
+        await worker.score.remote(group, prompt.prompt)
+
+    await asyncio.gather(*(one() for _ in range(100)))  # the verdicts are made once
+    cpu = time.process_time()
+    await asyncio.gather(*(one() for _ in range(1000)))
+    return time.process_time() - cpu  # of 1000 groups in seconds: of one in milliseconds
+
+
+def _job(setting: Setting) -> RLJob:
+    return RLJob.model_validate(
+        {
+            "name": "simulated",
+            "steps": setting.steps,
+            "prompts_per_step": setting.prompts_per_step,
+            "max_lag": setting.max_lag,
+            "sampling": {"n": setting.n},
+            "model": {"path": "model"},
+            "data": {"path": "data"},
+            "scorer": {"kind": "countdown"},
+            "objective": {"kind": "max_at_k", "k": 4},
+            "actors": {"count": setting.actors, "cpus": 0},
+            "reward_workers": {"count": setting.actors, "cpus": 0},
+        }
+    )
+
+
+def _prompts(count: int = 1000) -> list[EncodedPrompt]:
+    tokens_p = np.arange(64, dtype=np.int32)
+    return [EncodedPrompt(Prompt(f"prompt-{number}", "What is 6 times 7?"), tokens_p) for number in range(count)]
+
+
+async def _never(_version: int) -> None:
+    raise RuntimeError("no evaluation is planned")
+
+
+async def _no_checkpoint(_step: int, _state: dict[str, Any], _ready: list[ReadyGroup]) -> None:
+    """Its cost is the learner's."""
+
+
+def _calls(server: "redis.Redis") -> Counter[str]:
+    stats = server.info("commandstats")
+    counts = {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in stats.items()}
+    return Counter({name: count for name, count in counts.items() if name not in ("info", "ping")})
+
+
+def _rss_mb() -> float:
+    """The highest so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _tell(profile: cProfile.Profile) -> None:
+    out = io.StringIO()
+    pstats.Stats(profile, stream=out).strip_dirs().sort_stats("tottime").print_stats(28)
+    print(out.getvalue())
+
+
+def as_json(measured: Measured) -> dict[str, Any]:
+    return asdict(measured)
