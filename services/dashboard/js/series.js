@@ -1,7 +1,8 @@
 // The metrics of one run in columns, bounded in size however long the run is.
 
-const MOST = 4000; // points kept; beyond it the older ones are merged in pairs
-const FRESH = 1000; // newest points, never merged
+const MOST = 4000; // points kept; beyond it the older ones are put into buckets
+const BUCKETS = 2000; // over the whole run, at most
+const FRESH = 1000; // newest points, left as they are
 
 /** Columns by step. A row whose step is not beyond the last one takes the place of all from its step on. */
 export class MetricStore {
@@ -45,10 +46,19 @@ export class MetricStore {
   }
 
   thin() {
-    const whole = this.steps.length - FRESH;
-    const old = whole - (whole % 2);
-    this.steps = merge(this.steps, old, (a, b) => b);
-    for (const [name, column] of this.columns) this.columns.set(name, merge(column, old, mean));
+    const old = this.steps.length - FRESH;
+    const span = this.steps.at(-1) - this.steps[0] + 1;
+    const width = 2 ** Math.ceil(Math.log2(Math.max(1, span / BUCKETS))); // powers of two: old buckets fit in new ones
+    const ends = []; // the last point of each bucket
+    for (let i = 0; i < old; i += 1) {
+      if (i + 1 === old || Math.floor(this.steps[i] / width) !== Math.floor(this.steps[i + 1] / width)) ends.push(i);
+    }
+    // A point stands for the steps since the one before it: it may itself be a mean.
+    const weights = this.steps.map((step, i) => (i ? step - this.steps[i - 1] : 1));
+    for (const [name, column] of this.columns) {
+      this.columns.set(name, [...means(column, weights, ends), ...column.slice(old)]);
+    }
+    this.steps = [...ends.map((i) => this.steps[i]), ...this.steps.slice(old)];
   }
 
   names() {
@@ -95,14 +105,17 @@ function flat(row) {
   return result;
 }
 
-function mean(a, b) {
-  if (a === null) return b;
-  return b === null ? a : (a + b) / 2;
-}
-
-function merge(values, old, pair) {
-  const result = [];
-  for (let i = 0; i < old; i += 2) result.push(pair(values[i], values[i + 1]));
-  for (let i = old; i < values.length; i += 1) result.push(values[i]);
-  return result;
+/** Of each bucket the mean of its values; null where it has none. */
+function means(column, weights, ends) {
+  let i = 0;
+  return ends.map((end) => {
+    let sum = 0;
+    let weight = 0;
+    for (; i <= end; i += 1) {
+      if (column[i] === null) continue;
+      sum += weights[i] * column[i];
+      weight += weights[i];
+    }
+    return weight ? sum / weight : null;
+  });
 }

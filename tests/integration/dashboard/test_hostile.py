@@ -36,10 +36,10 @@ async def test_samples_stay_text(visit: Open, stage: Stage) -> None:
     page = await visit(f"#/runs/{run.record.id}/samples")
     detail = page.locator(".detail")
     await expect(detail.locator(".sample")).to_have_count(16)
-    texts = await detail.locator(".sample-text").all_inner_texts()
+    texts = await detail.locator(".sample-text").all_text_contents()
     assert set(texts) == set(HOSTILE)
     await expect(detail.locator(".prompt-text")).to_have_text(HOSTILE[0])
-    assert set(await detail.locator(".failing").all_inner_texts()) <= set(HOSTILE)
+    assert set(await detail.locator(".failing").all_text_contents()) <= set(HOSTILE)
     await harmless(page)
 
 

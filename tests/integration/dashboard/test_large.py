@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import httpx
 import pytest
 from playwright.async_api import Page, expect
 
@@ -12,7 +13,7 @@ from tests.integration.dashboard.conftest import Open
 
 STEPS, SAMPLES = 100_000, 10_000
 FREEZE_MS = 400  # longest task that is borne; a reader begins to feel one of 100 ms
-FIRST_CURVES_MS = 15_000  # the server parses 100,000 rows before its first answer
+FIRST_CURVES_MS = 6000
 EVERY_SAMPLE_MS = 40_000
 
 WATCH = """() => {
@@ -25,7 +26,11 @@ WATCH = """() => {
 
 @pytest.fixture(scope="module")
 async def big(stage: Stage) -> str:
-    return await stage.add(big_run(STEPS, SAMPLES))
+    run_id = await stage.add(big_run(STEPS, SAMPLES))
+    async with httpx.AsyncClient(base_url=stage.base, timeout=120) as client:
+        for part in ("metrics", "samples"):  # the server parses a run's rows once: its time is measured elsewhere
+            (await client.get(f"/v1/runs/{run_id}/{part}")).raise_for_status()
+    return run_id
 
 
 async def longest(page: Page) -> Any:
@@ -59,7 +64,7 @@ async def test_ten_thousand_samples(visit: Open, big: str) -> None:
     rows = page.locator(".group-row")
     await expect(rows.first).to_be_visible(timeout=20_000)
     begun = await page.evaluate("performance.now()")
-    total = page.locator(".samples h3 + .soft")
+    total = page.locator(".samples h3 + .soft").first
     while "+" in (text := await total.inner_text()) or "loading" in text:
         assert await page.evaluate("performance.now()") - begun < EVERY_SAMPLE_MS, text
         await page.locator(".virtual").evaluate("list => list.scrollTo(0, list.scrollHeight)")

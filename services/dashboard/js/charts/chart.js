@@ -23,7 +23,7 @@ export class Chart {
   constructor(options) {
     this.options = { format: number, xFormat: number, xName: "step", range: [null, null], ...options };
     this.legend = h("div", { class: "legend" });
-    this.none = h("div", { class: "none" }, "No values yet");
+    this.none = h("div", { class: "none" }, "Loading…");
     this.plot = h("div", { class: "plot", role: "img" }, this.none);
     const { title, note, size } = this.options;
     this.at = h("span", { class: "at" });
@@ -64,6 +64,7 @@ export class Chart {
     const any = xs.length > 0 && series.some(({ values }) => values.some((value) => value !== null));
     this.none.hidden = any;
     if (!any) {
+      setText(this.none, "No values yet");
       this.uplot?.destroy();
       this.uplot = null;
       this.shape = "";
