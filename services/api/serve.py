@@ -46,7 +46,7 @@ async def serve(
     checker = ProcessChecker(settings.check_seconds) if settings.check_jobs else None
     app = create_app(settings, launcher=launcher, cluster=cluster, checker=checker, background=background)
     server = GracefulServer(app, settings)
-    with _listening(settings) as listener:
+    with listening(settings) as listener:
         await server.serve(sockets=[listener])
     if server.failure is not None:
         raise server.failure
@@ -148,7 +148,7 @@ class Impatient(HttpToolsProtocol):
 
 
 @contextlib.contextmanager
-def _listening(settings: ApiSettings) -> Iterator[socket.socket]:
+def listening(settings: ApiSettings) -> Iterator[socket.socket]:
     """A socket on the host and port; raises `HostError` where that is taken."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

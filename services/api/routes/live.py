@@ -18,7 +18,9 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 
 @read.get("/runs/{run_id}/live", status_code=200, response_class=EventStream, responses={**EVENTS, **problems(404)})
 async def watch_run(
-    run_id: RunPath, context: Ctx, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=200)] = None
+    run_id: RunPath,
+    context: Ctx,
+    last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=200)] = None,
 ) -> EventStream:
     """What happens in a run from now on, or from the event `Last-Event-ID` on.
 
