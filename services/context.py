@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.display import Display
 from services.local_ray import lacking_resources
@@ -17,6 +17,9 @@ from services.status import Status
 from services.steering import newest_desired
 from services.store import Store
 from volley.errors import HostError
+
+if TYPE_CHECKING:
+    from services.sinks.sinks import Sinks
 
 LOOK_SECONDS = 1.0
 LEASE_SECONDS = 30.0
@@ -35,6 +38,7 @@ class Context:
     outbox: Outbox
     display: Display
     status: Status
+    sinks: "Sinks"
 
     async def desired(self) -> Desired:
         """What is desired of the run; raises `JobError` where the folder's file does not say it properly."""

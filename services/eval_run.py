@@ -37,7 +37,7 @@ def prepare(job: EvalJob) -> Prepared:
 async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
     """One evaluation of the job's model, which is version 0."""
     folder, display = context.folder, context.display
-    recorder = RunRecorder(folder, context.outbox, display, samples_kept=0)
+    recorder = RunRecorder(folder, context.outbox, display, samples_kept=0, sinks=context.sinks)
     display.say(f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s)")
     async with contextlib.AsyncExitStack() as stack:
         async with its_turn(context, needs_of(job)):

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from services.room import Room
 from services.run_folder import RunFolder
 from services.steps import FinishedStep, ReadyGroup
 from volley.records import STATUSES, Group
+
+if TYPE_CHECKING:
+    from services.sinks.sinks import Sinks
 
 SPOKEN = frozenset(
     {"paused", "trouble", "waiting", "actor_died", "reward_worker_died", "learner_restarted"}
@@ -28,13 +31,20 @@ class RunRecorder:
     Args:
         samples_kept: samples written at each excerpt.
         bar: advanced with every step.
+        sinks: told of every step and evaluation.
     """
 
     def __init__(
-        self, folder: RunFolder, outbox: Outbox, display: Display, samples_kept: int, bar: Bar | None = None
+        self,
+        folder: RunFolder,
+        outbox: Outbox,
+        display: Display,
+        samples_kept: int,
+        bar: Bar | None = None,
+        sinks: "Sinks | None" = None,
     ) -> None:
         self.folder, self.outbox, self.display, self.bar = folder, outbox, display, bar
-        self.samples_kept = samples_kept
+        self.samples_kept, self.sinks = samples_kept, sinks
         self.room = Room(self._disk)
         self._last = time.time()
 
@@ -45,6 +55,8 @@ class RunRecorder:
         await self._append("metrics", [row])
         await self._append("ledger", ledger_rows(finished))
         self.outbox.step(row, finished.ledger)
+        if self.sinks is not None:
+            self.sinks.step(row)
         self.outbox.add("timeline", timeline(finished))
         if finished.step % EXCERPT_EVERY == 0:
             await self._excerpt(finished)
@@ -56,6 +68,8 @@ class RunRecorder:
         self._last = time.time()
         if self.bar is not None:
             self.bar.go_to(step)
+        if self.sinks is not None:
+            self.sinks.begin(step)
 
     async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None:
         """Write down that a group ended untrained."""
@@ -76,6 +90,8 @@ class RunRecorder:
         row = evaluation.row()
         await self._append("evaluations", [row])
         self.outbox.add("evaluations", row)
+        if self.sinks is not None:
+            self.sinks.evaluation(row)
         await self.event("evaluation", **row)
         values = "  ".join(f"@{e.k} {e.mean:.3f}" for e in evaluation.estimates)
         self.display.say(f"  version {evaluation.version}, held out: pass{values}")

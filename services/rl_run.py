@@ -84,7 +84,7 @@ async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path
                 LearnerGroup.start(rl_learner_config(job, folder)),
             )
         with display.bar(f"{job.name} steps", job.steps) as bar:
-            recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar)
+            recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar, context.sinks)
             lives = Lives(job, prepared, context, recorder, stack, actors, rewards, learner, desired)
             finished = await lives.run(checkpoint)
         if not finished:

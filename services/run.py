@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from services.display import Display
 from services.job_file import Job
 from services.needs import check_host, needs_of
 from services.outbox import Outbox
+from services.recorder import RunRecorder
 from services.run_folder import RunFolder
+from services.sinks.sinks import Sinks, check_sinks
 from services.stack import Stack, local_stack
 from services.state import RunRecord, RunState
 from services.status import Status
@@ -43,8 +46,9 @@ def prepare(job: Job) -> Any:
     """Everything of ``job`` that can be checked and read before a process starts.
 
     Raises:
-        JobError: the data, the model or the scorer can not be used.
+        JobError: the data, the model, the scorer or a sink can not be used.
     """
+    check_sinks(job.sinks)
     match job:
         case RLJob():
             return rl_run.prepare(job)
@@ -96,12 +100,14 @@ async def run_on(
     async with Store(stack.redis_url) as store, Outbox(stack.redis_url, folder.run_id) as outbox:
         if await store.record(folder.run_id) is None:
             await store.create(_record(job, folder))
-        context = Context(folder, store, outbox, display, Status(outbox, await store.observed(folder.run_id)))
+        sinks = Sinks(job, folder, partial(_trouble, RunRecorder(folder, outbox, display, samples_kept=0)))
+        status = Status(outbox, await store.observed(folder.run_id))
+        context = Context(folder, store, outbox, display, status, sinks)
         folder.write_summary(_summary(job, folder, "running"))
         state: RunState = "failed"
         problem = "ended by an unexpected error"
         try:
-            async with beating(context.status):
+            async with beating(context.status), sinks:
                 await _run(job, prepared, context, checkpoint)
             state, problem = "done", ""
         except RunStopped:
@@ -128,6 +134,10 @@ async def _run(job: Job, prepared: Any, context: Context, checkpoint: Path | Non
             await ends_when_stopped(context, sft_run.run(job, prepared, context))
         case EvalJob():
             await ends_when_stopped(context, eval_run.run(job, prepared, context))
+
+
+async def _trouble(recorder: RunRecorder, problem: str) -> None:
+    await recorder.event("trouble", problem=problem)
 
 
 def _summary(job: Job, folder: RunFolder, state: str, **more: Any) -> dict[str, Any]:

@@ -61,6 +61,7 @@ async def run(job: SFTJob, prepared: Prepared, context: Context) -> None:
                 row = {"step": step, "time": time.time(), **report.metrics, "seconds_step": time.monotonic() - begun}
                 folder.append("metrics", [row])
                 context.outbox.step(row, {})
+                context.sinks.step(row)
                 context.status.set(step=step + 1)
                 bar.advance(f"loss {row['loss']:.3f}")
                 if step + 1 == job.steps or (job.checkpoint.every and (step + 1) % job.checkpoint.every == 0):

@@ -14,6 +14,7 @@ from volley.base import Resources, Spec
 from volley.data import DataSpec
 from volley.objectives import Objective, Schedule, check_schedule, resolve
 from volley.scoring import ScorerSpec
+from volley.sinks import SinkSpec
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
 
 
@@ -111,6 +112,7 @@ class _Job(Spec):
     seed: int = Field(0, ge=0)
     model: ModelSpec
     data: DataSpec
+    sinks: tuple[SinkSpec, ...] = Field((), description="where metrics go besides metrics.jsonl")
 
 
 class _Sampled(_Job):

@@ -1,0 +1,193 @@
+"""One sink's process, and the rows that wait for it."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from services.sinks.base import SinkRow
+
+log = logging.getLogger(__name__)
+
+BATCH = 100  # rows handed over at once
+MOST = 10_000  # rows that wait; beyond it the oldest are given up, they are in the run folder
+START_SECONDS = 120.0  # for imports, and a server's first answer
+ANSWER_SECONDS = 60.0
+FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0  # before a sink that failed is tried again
+
+Report = Callable[[str], Awaitable[None]]
+
+
+class SinkFailed(Exception):
+    """The sink's process said what is wrong, or ended without a word."""
+
+
+class Feed:
+    """Takes rows at once and hands them over when the sink takes them. Owned by one event loop.
+
+    Args:
+        name: of the sink, such as ``wandb``.
+        opening: what the process is told first; see `services.sinks.child`.
+        log_file: takes what the process prints.
+        report: told once, of the first thing that goes wrong.
+
+    Attributes:
+        lost: rows given up.
+    """
+
+    def __init__(self, name: str, opening: Mapping[str, Any], log_file: Path, report: Report) -> None:
+        self.name, self.lost = name, 0
+        self._opening, self._log, self._report = opening, log_file, report
+        self._waiting: deque[SinkRow | int] = deque()  # rows, and steps to go back to
+        self._step = 0  # the next one that the sink lacks
+        self._wake = asyncio.Event()
+        self._end = ""
+        self._told = False
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, row: SinkRow) -> None:
+        """The row waits for the sink."""
+        self._add(row)
+
+    def rewind(self, step: int) -> None:
+        """Steps from ``step`` on will come again."""
+        if self._task is None:
+            self._step = step
+        else:
+            self._add(step)
+
+    def _add(self, message: SinkRow | int) -> None:
+        self._waiting.append(message)
+        if len(self._waiting) > MOST:
+            self._waiting.popleft()
+            self.lost += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep(), name=f"sink {self.name}")
+        self._wake.set()
+
+    async def close(self, end: str, seconds: float) -> None:
+        """Hand over what waits, close the sink and end its process; all of it within ``seconds``."""
+        if self._task is None:
+            return
+        self._end = end
+        self._wake.set()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._task
+        except TimeoutError:
+            await self._trouble(f"it did not take what was left within {seconds:g} s")
+        self.lost += sum(isinstance(each, SinkRow) for each in self._waiting)
+
+    async def _keep(self) -> None:
+        """Life after life of the process, until the run ends, and one more then."""
+        delay = FIRST_DELAY
+        while True:
+            last = bool(self._end)
+            try:
+                await self._life()
+                return
+            except (SinkFailed, OSError, ValueError, TimeoutError) as error:
+                await self._trouble(str(error) or f"it did not answer within {ANSWER_SECONDS:g} s")
+            if last:
+                return
+            await self._until_end(delay)
+            delay = min(LONGEST_DELAY, 2 * delay)
+
+    async def _until_end(self, seconds: float) -> None:
+        """Wait so long, or until the run ends: rows that come meanwhile only wait, too."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._end:
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    async def _trouble(self, problem: str) -> None:
+        log.warning("sink %s: %s; log: %s", self.name, problem, self._log)
+        if not self._told:
+            self._told = True
+            await self._report(f"sink {self.name}: {problem}. The run goes on without it; log: {self._log.name}")
+
+    async def _life(self) -> None:
+        """One process, from its start to the end of the run."""
+        process = await self._start()
+        try:
+            run = {**self._opening["run"], "step": self._step}
+            await _ask(process, {**self._opening, "run": run}, START_SECONDS)
+            while True:
+                while self._waiting:
+                    await self._hand_over(process)
+                if self._end:
+                    await _ask(process, {"end": self._end}, ANSWER_SECONDS)
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        await process.wait()
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            await _kill(process)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as out:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "services.sinks.child"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=out,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,  # Ctrl-C is for the run; and all of its processes are killed by one signal
+            )
+
+    async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
+        first = self._waiting[0]
+        if isinstance(first, int):
+            await _ask(process, {"rewind": first}, ANSWER_SECONDS)
+            self._taken(first, first)
+            return
+        rows = [each for each in takewhile(_is_row, islice(self._waiting, BATCH)) if isinstance(each, SinkRow)]
+        await _ask(process, {"rows": [asdict(row) for row in rows]}, ANSWER_SECONDS)
+        for row in rows:
+            self._taken(row, row.number + 1 if row.kind == "step" else self._step)
+
+    def _taken(self, message: SinkRow | int, step: int) -> None:
+        """Unless it was given up meanwhile, ``message`` waits no longer."""
+        self._step = step
+        if self._waiting and self._waiting[0] is message:
+            self._waiting.popleft()
+
+
+def _is_row(message: SinkRow | int) -> bool:
+    return isinstance(message, SinkRow)
+
+
+async def _ask(process: asyncio.subprocess.Process, message: Mapping[str, Any], seconds: float) -> None:
+    """Raises `SinkFailed`, OSError or TimeoutError unless the process did what it was asked."""
+    if process.stdin is None or process.stdout is None:
+        raise SinkFailed("its process has no pipes")
+    async with asyncio.timeout(seconds):
+        with contextlib.suppress(ConnectionError):  # it says why before it goes
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            await process.stdin.drain()
+        line = await process.stdout.readline()
+    if not line:
+        raise SinkFailed("its process ended without a word")
+    if problem := json.loads(line).get("problem"):
+        raise SinkFailed(problem)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """End the process and all that it started."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

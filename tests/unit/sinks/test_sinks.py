@@ -1,0 +1,288 @@
+"""Sinks as a run uses them: real processes, and what they wrote is read back by each tool's own reader."""
+
+import asyncio
+import contextlib
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.context import RunStopped
+from services.run_folder import RunFolder
+from services.sinks import feed as feed_module
+from services.sinks import sinks as sinks_module
+from services.sinks.base import evaluation_row, numbers
+from services.sinks.sinks import Sinks, check_sinks
+from volley.errors import JobError
+from volley.job import JOB, RLJob
+from volley.sinks import MLflowSink, TensorBoardSink, WandbSink
+
+
+def job_with(*sinks: dict[str, Any]) -> RLJob:
+    job = JOB.validate_python(
+        {
+            "kind": "rl",
+            "name": "small",
+            "steps": 9,
+            "model": {"path": "/model"},
+            "data": {"path": "/train.jsonl"},
+            "scorer": {"kind": "countdown"},
+            "objective": {"kind": "max_at_k", "k": 8},
+            "sinks": list(sinks),
+        }
+    )
+    assert isinstance(job, RLJob)
+    return job
+
+
+def metrics(step: int, reward: float) -> dict[str, Any]:
+    lags = {"0": 40, "1": 2}
+    return {"step": step, "version": step + 1, "time": 1e9 + step, "reward_mean": reward, "lag_histogram": lags}
+
+
+def evaluation(version: int, solved: float) -> dict[str, Any]:
+    estimates = [{"k": k, "mean": solved * k, "low": 0.0, "high": 1.0} for k in (1, 4)]
+    return {"version": version, "prompts": 3, "n": 4, "distinct_answers": 2.5, "estimates": estimates}
+
+
+class Told:
+    """What the sinks reported."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.first = asyncio.Event()
+
+    async def __call__(self, problem: str) -> None:
+        self.problems.append(problem)
+        self.first.set()
+
+
+async def two_lives(folder: RunFolder, job: RLJob, told: Told) -> None:
+    """Steps 0-4 and two evaluations; then from the checkpoint of step 3 again, with other figures, to step 5."""
+    async with Sinks(job, folder, told) as sinks:
+        sinks.begin(0)
+        sinks.evaluation(evaluation(0, 0.1))
+        for step in range(5):
+            sinks.step(metrics(step, 0.1 * step))
+            if step == 2:
+                sinks.evaluation(evaluation(3, 0.2))
+    async with Sinks(job, folder, told) as sinks:
+        sinks.begin(3)
+        for step in range(3, 6):
+            sinks.step(metrics(step, 10.0 + step))
+        sinks.evaluation(evaluation(6, 0.25))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.at(tmp_path / "small-1", job_with())
+
+
+async def test_tensorboard_shows_the_steps_of_the_last_life(folder: RunFolder) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    told = Told()
+    await two_lives(folder, job_with({"kind": "tensorboard"}), told)
+    assert told.problems == []
+
+    def read(part: str, tag: str) -> list[tuple[int, Any]]:
+        events = EventAccumulator(str(folder.path / "tensorboard" / part))
+        events.Reload()
+        return [(each.step, pytest.approx(each.value, rel=1e-6)) for each in events.Scalars(tag)]
+
+    assert read("train", "reward_mean") == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 13.0), (4, 14.0), (5, 15.0)]
+    assert read("train", "lag_histogram/1") == [(step, 2.0) for step in range(6)]
+    assert read("evaluation", "pass_at_4") == [(0, 0.4), (3, 0.8), (6, 1.0)]
+
+
+async def test_a_run_that_goes_back_while_it_lives_purges_too(folder: RunFolder) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    async with Sinks(job_with({"kind": "tensorboard", "path": str(folder.path / "all")}), folder, Told()) as sinks:
+        sinks.begin(0)
+        for step in range(4):
+            sinks.step(metrics(step, 1.0))
+        sinks.begin(2)
+        for step in range(2, 4):
+            sinks.step(metrics(step, 2.0))
+    events = EventAccumulator(str(folder.path / "all" / "small-1" / "train"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("reward_mean")] == [(0, 1), (1, 1), (2, 2), (3, 2)]
+
+
+async def test_mlflow_has_each_step_once_in_one_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    told = Told()
+    await two_lives(folder, job_with({"kind": "mlflow", "experiment": "countdown"}), told)
+    assert told.problems == []
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient(tracking_uri=(folder.path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("countdown")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status, run.data.tags["volley.run"]) == ("small-1", "FINISHED", "small-1")
+    assert run.data.params["objective.k"] == "8"
+    rewards = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "reward_mean")]
+    assert sorted(rewards) == [(step, pytest.approx(0.1 * step)) for step in range(5)] + [(5, 15.0)]
+    solved = client.get_metric_history(run.info.run_id, "evaluation/pass_at_4")
+    assert sorted((each.step, each.value) for each in solved) == [(0, 0.4), (3, 0.8), (6, 1.0)]
+
+
+async def test_wandb_offline_files_hold_each_step_once(folder: RunFolder) -> None:
+    told = Told()
+    await two_lives(folder, job_with({"kind": "wandb", "project": "demo", "tags": ["a"]}), told)
+    assert told.problems == []
+    lives = [wandb_records(file) for file in sorted(folder.path.glob("wandb/offline-run-*/run-small-1.wandb"))]
+    runs = [record.run for life in lives for record in life if record.WhichOneof("record_type") == "run"]
+    assert {(run.run_id, run.project, run.display_name, tuple(run.tags)) for run in runs} == {
+        ("small-1", "demo", "small-1", ("a",))
+    }
+    history = [
+        {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for life in lives
+        for record in life
+        if record.WhichOneof("record_type") == "history"
+    ]
+    steps = [(row["step"], row["reward_mean"]) for row in history if "reward_mean" in row]
+    assert steps == [(step, pytest.approx(0.1 * step)) for step in range(5)] + [(5, 15.0)]
+    evaluations = [row for row in history if "evaluation/pass_at_4" in row]
+    assert [(row["evaluation/version"], row["evaluation/pass_at_4"]) for row in evaluations] == [
+        (0, 0.4),
+        (3, 0.8),
+        (6, 1.0),
+    ]
+
+
+def wandb_records(file: Path) -> Sequence[Any]:
+    """The records of an offline file, which is a log in LevelDB's format: blocks of pieces of records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    def whole() -> Iterator[bytes]:
+        data, at, parts = file.read_bytes(), 7, b""
+        while at + 7 <= len(data):
+            left = 32768 - at % 32768
+            if left < 7:
+                at += left
+                continue
+            _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+            parts += data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # full, or the last piece
+                yield parts
+                parts = b""
+
+    return [Record.FromString(each) for each in whole()]
+
+
+async def test_a_sink_that_can_not_work_is_told_once_and_costs_the_run_nothing(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "FIRST_DELAY", 0.05)
+    occupied = folder.path / "occupied"
+    occupied.write_text("a file, where a folder is wanted")
+    told = Told()
+    async with Sinks(job_with({"kind": "tensorboard", "path": str(occupied)}, {"kind": "mlflow"}), folder, told) as s:
+        s.begin(0)
+        s.step(metrics(0, 1.0))
+    assert [problem.partition(":")[0] for problem in told.problems] == ["sink tensorboard", "sink tensorboard"]
+    assert "NotADirectoryError" in told.problems[0]
+    assert told.problems[1] == "sink tensorboard: 1 rows did not get there; the run folder has them"
+    assert list((folder.path / "mlruns").glob("*/*/metrics/reward_mean"))  # the other one has it
+
+
+async def test_a_sink_that_was_away_gets_what_waited(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "FIRST_DELAY", 0.05)
+    where = folder.path / "place"
+    where.write_text("not yet")
+    told = Told()
+    async with Sinks(job_with({"kind": "tensorboard", "path": str(where)}), folder, told) as sinks:
+        sinks.begin(0)
+        sinks.step(metrics(0, 1.0))
+        await asyncio.wait_for(told.first.wait(), 60)
+        where.unlink()
+        sinks.step(metrics(1, 2.0))
+    assert len(told.problems) == 1
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(where / "small-1" / "train"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("reward_mean")] == [(0, 1.0), (1, 2.0)]
+
+
+async def test_a_sink_that_hangs_is_killed_at_the_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = folder.path / "fake" / "tensorboard"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(1000)\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(sinks_module, "CLOSE_SECONDS", 3.0)
+    told = Told()
+    began = time.monotonic()
+    with contextlib.suppress(RunStopped):
+        async with Sinks(job_with({"kind": "tensorboard"}), folder, told) as sinks:
+            sinks.step(metrics(0, 1.0))
+            await _until((folder.logs / "sink-tensorboard.log").read_text)
+            raise RunStopped
+    assert time.monotonic() - began < 20
+    assert "did not take what was left within 3 s" in told.problems[0]
+    log = (folder.logs / "sink-tensorboard.log").read_text()
+    assert not Path(f"/proc/{int(log.split()[1])}").exists()
+
+
+async def _until(there: Callable[[], str]) -> None:
+    async with asyncio.timeout(60):
+        for _ in range(1200):
+            with contextlib.suppress(FileNotFoundError):
+                if there():
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_rows_that_nobody_takes_do_not_pile_up_for_ever(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "MOST", 3)
+    monkeypatch.setattr(feed_module, "FIRST_DELAY", 0.01)
+    occupied = folder.path / "occupied"
+    occupied.write_text("")
+    told = Told()
+    async with Sinks(job_with({"kind": "tensorboard", "path": str(occupied)}), folder, told) as sinks:
+        for step in range(8):
+            sinks.step(metrics(step, 1.0))
+    assert told.problems[-1].startswith("sink tensorboard: 8 rows did not get there")
+
+
+async def test_a_run_without_a_step_starts_no_process(folder: RunFolder) -> None:
+    async with Sinks(job_with({"kind": "tensorboard"}), folder, Told()):
+        pass
+    assert not (folder.path / "tensorboard").exists()
+
+
+def test_what_is_a_number() -> None:
+    row = {"step": 1, "loss": 0.5, "bad": float("nan"), "name": "x", "lags": {"0": 2, "1": 1}, "none": None}
+    assert numbers(row) == {"loss": 0.5, "lags/0": 2.0, "lags/1": 1.0}
+    assert evaluation_row(evaluation(2, 0.5), 7.0).values == {
+        "prompts": 3.0,
+        "n": 4.0,
+        "distinct_answers": 2.5,
+        "pass_at_1": 0.5,
+        "pass_at_4": 2.0,
+    }
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_sinks([TensorBoardSink(), WandbSink(), MLflowSink()])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(JobError, match=rf"{kind} needs a package.*volley-rl\[sinks\]"):
+        check_sinks(job_with({"kind": kind}).sinks)
+
+
+def test_a_password_in_the_tracking_uri_is_refused() -> None:
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_USERNAME"):
+        MLflowSink(tracking_uri="https://me:secret@mlflow.example")
+    with pytest.raises(ValueError, match="file:///whole/path"):
+        MLflowSink(tracking_uri="mlruns")
