@@ -36,6 +36,7 @@ class Card:
     tags: Mapping[str, str]
     steps: int
     objective: Mapping[str, Any]
+    max_lag: int | None = None
 
     @classmethod
     def of(cls, record: RunRecord) -> "Card":
@@ -48,6 +49,7 @@ class Card:
             record.tags,
             int(job.get("steps") or 0),
             {key: job["objective"][key] for key in ("kind", "k") if key in job.get("objective", ())},
+            job.get("max_lag"),
         )
 
     @property

@@ -1,7 +1,8 @@
 """Metrics of the service itself and of the runs, for Prometheus."""
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -12,7 +13,7 @@ from services.state import ENDED, Observed
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})
 
-Seen = tuple[Card, Observed, float | None]  # the last one is the newest mean reward
+Seen = tuple[Card, Observed, Mapping[str, Any]]  # the last one is the newest row of metrics, {} before the first
 
 
 class ServiceMetrics:
@@ -72,7 +73,15 @@ class _Runs:
             ),
             "volley_run_reward_mean": (
                 "Mean reward of the newest step.",
-                [(card, reward) for card, _, reward in live if reward is not None],
+                [(card, row["reward_mean"]) for card, _, row in live if "reward_mean" in row],
+            ),
+            "volley_run_lag_mean": (
+                "Mean lag of the newest step's tokens, in versions.",
+                [(card, _mean_lag(row["lag_histogram"])) for card, _, row in live if row.get("lag_histogram")],
+            ),
+            "volley_run_max_lag": (
+                "Versions a token may be old, as the job says.",
+                [(card, card.max_lag) for card, _, _ in live if card.max_lag is not None],
             ),
         }
         for name, (meaning, samples) in values.items():
@@ -80,3 +89,16 @@ class _Runs:
             for card, value in samples:
                 family.add_metric([card.id, card.name], value)
             yield family
+        newest = GaugeMetricFamily(
+            "volley_run_metric", "The newest step's metrics; docs/metrics.md.", labels=["run", "name", "metric"]
+        )
+        for card, _, row in live:
+            for metric, value in row.items():
+                if isinstance(value, int | float):
+                    newest.add_metric([card.id, card.name, metric], value)
+        yield newest
+
+
+def _mean_lag(tokens: Mapping[str, int]) -> float:
+    """Over a histogram of tokens by lag."""
+    return sum(int(lag) * count for lag, count in tokens.items()) / max(1, sum(tokens.values()))

@@ -14,6 +14,7 @@ from services.api.openapi import problems
 from services.api.problems import FieldProblem, Problem
 from services.api.routes.answers import as_json
 from services.api.schemas import ClusterView, Health, MadeToken, NewToken, Readiness, TokenList, TokenName
+from services.state import ENDED
 from volley.errors import HostError
 from volley.job import JOB
 
@@ -51,9 +52,9 @@ async def get_prometheus_metrics(context: Ctx) -> Response:
     cards = await context.index.cards()
     runs = []
     for start in range(0, len(cards), RUNS_AT_ONCE):
-        for card, desired, observed in await context.index.look(cards[start : start + RUNS_AT_ONCE]):
-            summary = await context.index.summary(card, desired, observed)
-            runs.append((card, observed, summary.spark[-1] if summary.spark else None))
+        for card, _, observed in await context.index.look(cards[start : start + RUNS_AT_ONCE]):
+            rows = [] if observed.state in ENDED else await context.store.newest(card.id, "metrics", 1)
+            runs.append((card, observed, rows[0][1] if rows else {}))
     text = context.metrics.text(context.live.clients, runs)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -15,6 +15,7 @@ from reward_servers.sandbox.health import SandboxReport
 from services.api.index import Card
 from services.api.prometheus import ServiceMetrics
 from services.state import Observed
+from volley.metrics import family
 
 HERE = Path("deploy/monitoring")
 DASHBOARD = json.loads((HERE / "grafana.json").read_text())
@@ -35,10 +36,11 @@ class _Slots:
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
     """Each sample's labels, by its name."""
-    card = Card("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"})
+    card = Card("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"}, 1)
+    row = {"reward_mean": 0.5, "lag_histogram": {"0": 3, "1": 1}}
     service = ServiceMetrics()
     service.observe("GET", "/v1/runs", 200, 0.01)
-    text = service.text(1, [(card, Observed(state="running"), 0.5)]).decode()
+    text = service.text(1, [(card, Observed(state="running"), row)]).decode()
     text += "\n".join(metric_lines(_Slots())) + "\n"  # type: ignore[arg-type]
     families = text_string_to_metric_families(text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
@@ -61,6 +63,35 @@ def test_every_metric_named_is_exported_with_its_labels(exported: dict[str, set[
                 assert labels <= exported[name] | brought, expression
     (variable,) = [each for each in DASHBOARD["templating"]["list"] if each["name"] == "run"]
     assert re.fullmatch(r"label_values\((\w+), run\)", variable["query"]["query"])
+
+
+def test_metrics_of_a_step_are_in_the_table_of_metrics() -> None:
+    named = {text for expression in EXPRESSIONS for text in re.findall(r'metric=~?"([^"]+)"', expression)}
+    assert len(named) > 8
+    for text in named:
+        for name in _spelled_out(text):
+            assert family(name.replace(".*", "1")), name
+
+
+def _spelled_out(pattern: str) -> list[str]:
+    """The names that a pattern with at most one choice stands for."""
+    choice = re.search(r"\((.*)\)", pattern)
+    return [pattern.replace(choice[0], one) for one in choice[1].split("|")] if choice else [pattern]
+
+
+def test_a_step_is_exported_as_it_was_reported() -> None:
+    card = Card("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"}, 2)
+    row = {"step": 7, "reward_mean": 0.5, "lag_histogram": {"0": 3, "2": 1}, "pass_at_4": 0.75}
+    live, over = Observed(state="running", step=8), Observed(state="done")
+    other = Card("run-2", "run", "rl", 0.0, {}, 10, {"kind": "mean"})
+    text = ServiceMetrics().text(0, [(card, live, row), (other, over, {})]).decode()
+    samples = [each for metric in text_string_to_metric_families(text) for each in metric.samples]
+    of_runs = {(each.name, each.labels.get("metric")): each.value for each in samples if "run" in each.labels}
+    assert of_runs["volley_run_lag_mean", None] == 0.5
+    assert of_runs["volley_run_max_lag", None] == 2
+    assert of_runs["volley_run_reward_mean", None] == 0.5
+    assert of_runs["volley_run_metric", "pass_at_4"] == 0.75
+    assert {each.labels["run"] for each in samples if "run" in each.labels} == {"run-1"}
 
 
 def test_groupings_are_by_labels_that_are_there(exported: dict[str, set[str]]) -> None:
