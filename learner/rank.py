@@ -144,13 +144,12 @@ class Rank:
 
     def publish(self, version: int) -> WeightUpdate | None:
         """Gather the weights bucket by bucket; rank 0 puts each into the object store and returns the update."""
-        from learner.weights import buckets, gathered, packed
+        from learner.weights import buckets, gathered_file
 
         begun = time.perf_counter()
         stored: list[WeightBucket] = []
         for bucket in buckets(self._lm, self._bucket_bytes):
-            if tensors := gathered(bucket, keep=self.rank == 0):
-                file = packed(tensors)
+            if (file := gathered_file(bucket, keep=self.rank == 0)) is not None:
                 stored.append(WeightBucket(ray.put(file), file.nbytes))
         if self.rank != 0:
             return None

@@ -1,5 +1,6 @@
 """Weights out of the ZeRO-3 shards: to the actors bucket by bucket, to disk as a Hugging Face folder."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -50,11 +52,41 @@ def gathered(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> dict[str,
         return {name: parameter.detach().cpu().clone() for name, parameter in bucket} if keep else {}
 
 
-def packed(tensors: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
-    """The tensors as one safetensors file in memory."""
-    from safetensors.torch import save
+def gathered_file(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> NDArray[np.uint8] | None:
+    """The bucket's whole tensors as one safetensors file in memory; None on ranks with ``keep`` False.
 
-    return np.frombuffer(save(tensors), dtype=np.uint8)
+    Every rank must call it. Beside the gathered bucket there is one copy of it, the file.
+    """
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
+        return packed({name: parameter.detach() for name, parameter in bucket}) if keep else None
+
+
+def packed(tensors: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
+    """The tensors, of any device, as one safetensors file in memory: uint8 [bytes]. Each is copied once.
+
+    The format: header length (uint64, little-endian), JSON header padded with spaces to 8 bytes, tensors end to end.
+
+    Raises:
+        KeyError: a tensor's type is not one of `DTYPES`.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # each starts aligned to its type
+    header: dict[str, dict[str, Any]] = {}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file = np.empty(8 + len(text) + end, dtype=np.uint8)
+    file[:8] = np.frombuffer(len(text).to_bytes(8, "little"), dtype=np.uint8)
+    file[8 : 8 + len(text)] = np.frombuffer(text, dtype=np.uint8)
+    body = torch.from_numpy(file)[8 + len(text) :]
+    for name, tensor in ordered:
+        begin, end = header[name]["data_offsets"]
+        body[begin:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return file
 
 
 def export(lm: Any, source: Path, folder: Path, bucket_bytes: int, *, write: bool) -> None:

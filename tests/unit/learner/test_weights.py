@@ -1,0 +1,58 @@
+"""Weights as files in memory, read back by the safetensors library."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from learner.weights import DTYPES, buckets, gathered_file, packed
+
+SHAPES = st.lists(st.integers(0, 5), max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    parts=st.dictionaries(
+        st.text(min_size=1).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(sorted(DTYPES, key=str)), SHAPES),
+        max_size=6,
+    )
+)
+def test_every_tensor_comes_back_to_the_bit(parts: dict[str, tuple[torch.dtype, list[int]]]) -> None:
+    """Types of several widths in one file, empty tensors and scalars included."""
+    tensors = {name: torch.randn(shape).to(dtype) for name, (dtype, shape) in parts.items()}
+    read = load(packed(tensors).tobytes())
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor)
+
+
+def test_a_tensor_need_not_lie_end_to_end() -> None:
+    tensor = torch.arange(12.0).reshape(3, 4).T
+    assert torch.equal(load(packed({"w": tensor}).tobytes())["w"], tensor)
+
+
+def test_a_type_that_is_not_sent_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        packed({"w": torch.zeros(2, dtype=torch.int64)})
+
+
+def test_buckets_hold_every_parameter_once_and_the_file_is_a_copy() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 2)).to(torch.bfloat16)
+    read: dict[str, Tensor] = {}
+    for bucket in buckets(model, 150):
+        file = gathered_file(bucket, keep=True)
+        assert file is not None
+        assert file.dtype == np.uint8
+        read |= load(file.tobytes())
+    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(read[name], expected[name]) for name in expected)
+    assert gathered_file([], keep=False) is None
