@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from services.dataset import Order, read_prompts
+from services.data.mixture import Order
+from services.data.prompts import read_prompts
 from volley.errors import DataError, JobError
 from volley.job import DataSpec
 

@@ -1,0 +1,140 @@
+"""A `DataSpec` to prompts: read, put through the recipe, map, filter, render, name.
+
+rows -> recipe (one published row to problems) -> fields -> filters -> prompt text -> id, tags -> Prompt
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.data.hub import read_source
+from services.data.mapping import describe, failed_filter, mapped, tags_of
+from services.data.readers import Bad, Row, refuse
+from services.data.recipes import recipe_of
+from services.data.recipes.base import problems_of
+from services.data.render import checked_text, field_value, renderer
+from services.data.report import DropReport
+from volley.data import DATASET_TAG, DataSpec, MixtureSource, SourceSpec
+from volley.errors import DataError, JobError
+from volley.records import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A prompt and the row it was made of."""
+
+    prompt: Prompt
+    row: Row
+
+    def text(self, field: str) -> str:
+        """The row's non-empty text under ``field``, such as an answer to learn; raises `DataError`."""
+        return checked_text(self.row, f"field '{field}'", field_value(self.row, self.prompt.reference, field))
+
+
+def read_prompts(spec: DataSpec, model: Path | None = None, report: DropReport | None = None) -> list[Prompt]:
+    """Every prompt of the job's data, source after source.
+
+    Args:
+        model: folder of the model whose chat template ``chat`` uses.
+        report: told of each row that is dropped, and why.
+
+    Raises:
+        DataError: the first row that is malformed; it names file and line.
+        JobError: the data can not be read, or nothing is left of it.
+    """
+    return [each.prompt for each in read_located(spec, model, report)]
+
+
+def read_located(spec: DataSpec, model: Path | None = None, report: DropReport | None = None) -> list[Located]:
+    """As `read_prompts`, each prompt with its row."""
+    tokenizer = chat_tokenizer(spec, model)
+    found = list(stream(spec, tokenizer, report))
+    if not found:
+        dropped = f": all {report.read} were dropped" if report and report.read else ""
+        raise JobError(f"data file {spec.place} has no rows{dropped}" if not spec.sources else "the data has no rows")
+    present = {each.prompt.tags.get(DATASET_TAG) for each in found}
+    for source in spec.sources:
+        if source.name not in present:
+            raise JobError(f"source {source.name} ({source.place}) has no rows; drop it or its filters")
+    return found
+
+
+def chat_tokenizer(spec: DataSpec, model: Path | None) -> Any | None:
+    """The model's tokenizer where some source needs it."""
+    if model is None or all(source.chat is None for source in (spec, *spec.sources)):
+        return None
+    from services.tokens import load_tokenizer
+
+    return load_tokenizer(model)
+
+
+def stream(
+    spec: DataSpec, tokenizer: Any | None = None, report: DropReport | None = None, bad: Bad = refuse
+) -> Iterator[Located]:
+    """Prompts one by one; malformed rows go to ``bad`` and are passed over if it returns."""
+    report = report if report is not None else DropReport()
+    seen: dict[str, Row] = {}
+    for source in spec.sources or (spec,):
+        for each in _of_source(source, tokenizer, report, bad):
+            name = each.prompt.id
+            if name in seen:
+                first = seen[name]
+                where = f"line {first.number}" if first.path == each.row.path else f"{first.path}:{first.number}"
+                bad(each.row.error(f"id {name!r} is already that of {where}"))
+                continue
+            seen[name] = each.row
+            yield each
+
+
+def _of_source(source: SourceSpec, tokenizer: Any | None, report: DropReport, bad: Bad) -> Iterator[Located]:
+    recipe = recipe_of(source.recipe) if source.recipe else None
+    make = _Maker(source, renderer(source, recipe.TEMPLATE if recipe else None, tokenizer))
+    kept = 0
+    for row in read_source(source, bad):
+        report.read += 1
+        rows = problems_of(recipe, row, source.recipe_options, report, bad) if recipe else (row,)
+        for each in rows:
+            try:
+                located = make(each, report)
+            except DataError as error:
+                bad(error)
+                continue
+            if located is not None:
+                yield located
+                kept += 1
+                if kept == source.take:
+                    return
+
+
+class _Maker:
+    """One source's rows to prompts."""
+
+    def __init__(self, source: SourceSpec, render: Callable[[Row, Any], str]) -> None:
+        self.source, self.render = source, render
+        recipe = recipe_of(source.recipe) if source.recipe else None
+        self.tags = tuple(dict.fromkeys((*(recipe.TAGS if recipe else ()), *source.tags)))
+        self.id_field = source.id_field or ("id" if recipe else None)
+        self.hidden = {source.prompt_field} if source.template is None and recipe is None else set()
+        self.fixed = {DATASET_TAG: source.name} if isinstance(source, MixtureSource) else {}
+        self.prefix = f"{source.name}/" if isinstance(source, MixtureSource) else ""
+
+    def __call__(self, row: Row, report: DropReport) -> Located | None:
+        """The prompt of a row; None where a filter drops it. Raises `DataError`."""
+        fields = mapped(self.source, row)
+        failed = failed_filter(self.source.filters, fields)
+        if failed is not None:
+            report.drop(describe(failed), row)
+            return None
+        text = self.render(row, fields)
+        tags = {**self.fixed, **tags_of(self.tags, row, fields)}
+        reference = {key: value for key, value in fields.items() if key not in self.hidden}
+        return Located(Prompt(self.prefix + self._name(row, fields), text, reference, tags), row)
+
+    def _name(self, row: Row, fields: dict[str, Any]) -> str:
+        if self.id_field is None:
+            return f"{row.path.name.split('.')[0] if self.source.path else row.path}:{row.number}"
+        value = fields.get(self.id_field)
+        if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+            raise row.error(f"field '{self.id_field}' must hold an id: text or number")
+        return str(value)
