@@ -74,11 +74,12 @@ class SampleIndex:
 
         async def one(run: list[Card]) -> list[Entry]:
             async with gate:
-                return await self._store.entries(run_id, "samples", after=run[0].before, count=len(run))
+                found = await self._store.entries(run_id, "samples", after=run[0].before, count=len(run))
+            own = {card.id for card in run}  # where the stream was trimmed, others are found in their place
+            return [entry for entry in found if entry[0] in own]
 
-        wanted = {card.id for card in cards}
         parts = await asyncio.gather(*map(one, _neighbours(cards)))
-        return [entry for part in parts for entry in part if entry[0] in wanted]
+        return [entry for part in parts for entry in part]
 
 
 class _Followed:

@@ -1,0 +1,212 @@
+"""Clients that are slow, greedy or hostile, on real sockets; and servers that a part of has died."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local_redis import embedded_redis
+from tests.integration.api.servers import ADMIN, Api, a_job, make_run, serving
+from volley.errors import HostError
+
+pytestmark = pytest.mark.integration
+
+
+async def send(api: Api, *pieces: bytes, pause: float = 0.0, seconds: float = 10) -> bytes:
+    """All that the server answers to these bytes, until it closes or falls silent for half a second."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    answer = b""
+    try:
+        async with asyncio.timeout(seconds):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pause)
+            while piece := await asyncio.wait_for(reader.read(65536), 3):
+                answer += piece
+                if b"\r\n\r\n" in answer:
+                    break
+    except (ConnectionError, TimeoutError):
+        pass
+    finally:
+        writer.close()
+    return answer
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+HEAD = b"POST /v1/jobs/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+async def test_bodies_too_large_however_they_are_sent(redis_url: str) -> None:
+    async with serving(redis_url, max_body=2048) as api:
+        declared = await send(api, HEAD + b"Content-Length: 99999999\r\n\r\n")
+        assert status(declared) == 413
+        chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
+        assert status(await send(api, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk)) == 413
+        small = await api.http.post("/v1/jobs/check", json={"job": {}})
+        assert small.status_code == 422
+
+
+async def test_a_body_that_does_not_come(redis_url: str) -> None:
+    async with serving(redis_url, body_seconds=0.5) as api:
+        begun = time.monotonic()
+        assert status(await send(api, HEAD + b"Content-Length: 10\r\n\r\n{")) == 408
+        assert time.monotonic() - begun < 3
+
+
+async def test_a_head_that_does_not_end(redis_url: str) -> None:
+    async with serving(redis_url, head_seconds=0.5) as api:
+        for first in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n"):
+            begun = time.monotonic()
+            assert await send(api, first) == b""
+            assert time.monotonic() - begun < 2.5
+        good = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(good)
+        assert b"200" in await reader.readuntil(b"\r\n")
+        await asyncio.sleep(0.7)
+        writer.write(good)  # between two requests a connection may rest
+        assert b"ok" in await asyncio.wait_for(reader.readuntil(b"}"), 3)
+        writer.write(good[:20])
+        assert b"HTTP" not in (await asyncio.wait_for(reader.read(), 3)).partition(b"}")[2]
+        writer.close()
+    async with serving(redis_url) as api:
+        assert (
+            status(await send(api, b"GET / HTTP/1.1\r\nHost: localhost\r\n", *[b"X-A: " + b"a" * 9000 + b"\r\n"] * 10))
+            == 0
+        )
+        assert status(await send(api, b"GET /" + b"a" * 99_000)) == 0
+        assert (await api.http.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b"[" * 100_000, 400),
+        (b'{"job": ' + b'{"a":' * 40 + b"1" + b"}" * 41, 400),
+        (b'{"job": {}, "job": {}}', 400),
+        (b'{"job": {"steps": NaN}}', 400),
+        (b'{"job": {"steps": ' + b"9" * 5000 + b"}}", 400),
+        (b'{"job": {"name": "\\ud800"}}', 400),
+        (b'{"job": {"model": {"path": "/a\\u0000b"}}}', 400),
+        (b'{"job": {"name": "\\\\u0000"}}', 422),
+        (b"[]", 422),
+        (b"null", 422),
+        (b"", 422),
+        (b'{"job": {"steps": 1e999}}', 422),
+        (b'{"job": {"kind": "rl", "seed": ' + b"9" * 400 + b"}}", 422),
+    ],
+)
+async def test_hostile_bodies(api: Api, body: bytes, expected: int) -> None:
+    for path in ("/v1/jobs/check", "/v1/runs"):
+        answer = await api.http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == expected, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_what_is_not_json(api: Api) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"):
+        answer = await api.http.post("/v1/jobs/check", content=b"{}", headers={"Content-Type": kind})
+        assert answer.status_code == 415
+
+
+async def test_a_client_in_a_hurry_waits_and_others_do_not(redis_url: str) -> None:
+    async with serving(redis_url, admin_token=ADMIN, rate=5, burst=5) as api:
+        other = (await api.http.post("/v1/tokens", json={"name": "other", "scope": "read"})).json()["token"]
+        answers = await asyncio.gather(*(api.http.get("/v1/runs") for _ in range(20)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert len(refused) >= 14
+        assert refused[0].headers["retry-after"] == "1"
+        own = {"Authorization": f"Bearer {other}"}
+        assert (await api.http.get("/v1/runs", headers=own)).status_code == 200
+        guesses = [
+            (await api.http.get("/v1/runs", headers={"Authorization": f"Bearer guess-{i}"})).status_code
+            for i in range(20)
+        ]
+        assert 429 in guesses, "who guesses tokens is counted by address, whatever the guess"
+
+
+async def test_redis_away_is_said_and_survived(tmp_path: Path) -> None:
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url:
+        socket = Path(url.removeprefix("unix://"))
+        async with serving(url, redis_retries=0) as api:
+            run_id = await make_run(api)
+            assert (await api.http.get("/readyz")).json() == {"ready": True, "redis": "ok", "ray": "ok"}
+            aside = socket.with_suffix(".aside")
+            socket.rename(aside)
+            server = int(subprocess.run(["lsof", "-t", str(aside)], capture_output=True, text=True).stdout or 0)
+            del server
+            (await _close_connections(api))
+            away = await api.http.get("/readyz")
+            assert away.status_code == 503
+            assert [error["pointer"] for error in away.json()["errors"]] == ["redis"]
+            answer = await api.http.get(f"/v1/runs/{run_id}")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert (await api.http.get("/healthz")).status_code == 200
+            aside.rename(socket)
+            assert (await api.http.get(f"/v1/runs/{run_id}")).status_code == 200
+
+
+async def _close_connections(api: Api) -> None:
+    context: Any = api.server.config.app.state.context  # type: ignore[union-attr]
+    await context.store._redis.connection_pool.disconnect()
+
+
+async def test_a_dead_part_ends_the_server() -> None:
+    async def part() -> None:
+        await asyncio.sleep(0.1)
+        raise HostError("the supervisor is beside itself")
+
+    async with serving("redis://127.0.0.1:1", background=[part]) as api:
+        async with asyncio.timeout(10):
+            while not api.server.should_exit:  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.02)
+        assert isinstance(api.server.failure, HostError)
+
+
+async def test_the_process_starts_says_what_is_wrong_and_ends_on_sigterm(redis_url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.api.serve"]
+    bad = subprocess.run(
+        command, input=b'{"redis_url": "x", "admin_token": "hunter2"}', capture_output=True, timeout=60
+    )
+    assert bad.returncode == 2
+    assert b"hunter2" not in bad.stdout + bad.stderr
+    settings = f'{{"redis_url": "{redis_url}", "ray_address": "http://127.0.0.1:1", "port": 0, "host": "0.0.0.0"}}'
+    refused = subprocess.run(command, input=settings.encode(), capture_output=True, timeout=60)
+    assert refused.returncode != 0
+    assert b"reached from other machines" in refused.stderr
+    settings = settings.replace("0.0.0.0", "127.0.0.1")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(settings.encode())
+    process.stdin.close()
+    await asyncio.sleep(4)
+    os.kill(process.pid, signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 15) in (0, -signal.SIGTERM)
+
+
+async def test_a_job_is_checked_in_a_process_of_its_own(redis_url: str, tmp_path: Path) -> None:
+    from services.api.jobs import ProcessChecker
+
+    async with serving(redis_url, checker=ProcessChecker(60)) as api:
+        job = a_job(data={"path": str(tmp_path / "nothing.jsonl")})
+        answer = await api.http.post("/v1/jobs/check", json={"job": job})
+        assert answer.status_code == 422
+        assert "nothing.jsonl" in answer.json()["detail"]
+    async with serving(redis_url, checker=ProcessChecker(0.05)) as api:
+        answer = await api.http.post("/v1/jobs/check", json={"job": job})
+        assert (answer.status_code, "check_seconds" in answer.json()["detail"]) == (503, True)
