@@ -74,6 +74,9 @@ async def drive(run_id: str, redis_url: str) -> None:
         except JobError as error:
             await _say_ended(store, run_id, "failed", str(error))
             raise
+        except asyncio.CancelledError:
+            await _say_told_to_end(store, run_id)
+            raise
         except MISFORTUNES as error:
             await _say_interrupted(store, run_id, str(error))
             raise
@@ -125,6 +128,14 @@ async def _say_interrupted(store: Store, run_id: str, problem: str) -> None:
     if observed.state == "failed":
         changes = {"state": "starting", "problem": problem, "updated": time.time(), "ended": None}
         await store.put_observed(run_id, observed.model_copy(update=changes))
+
+
+async def _say_told_to_end(store: Store, run_id: str) -> None:
+    """A signal is no wish of the run's user: another driver goes on."""
+    observed = await store.observed(run_id)
+    if observed.state == "stopped" and not (await store.desired(run_id)).stopped:
+        problem = "its driver was told to end; it goes on with another by itself"
+        await store.put_observed(run_id, observed.model_copy(update={"problem": problem}))
 
 
 @contextlib.asynccontextmanager

@@ -52,6 +52,7 @@ class UpSettings(Spec):
     runs: Path
     import_from: tuple[Path, ...] = ()
     allow_code: tuple[str, ...] = ()
+    known_as: tuple[str, ...] = ()
     require_token: bool = Field(False, description="of processes of this machine too")
 
     @property
@@ -185,6 +186,7 @@ def _api(
         "runs": str(settings.runs),
         "ray_address": state.ray,
         "allow_code": settings.allow_code,
+        "hosts": settings.known_as,
         "admin_token": folder.admin_token.read_text() if settings.guarded else None,
     }
     return Server(

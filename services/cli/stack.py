@@ -29,6 +29,10 @@ def up(
     allow_code: Annotated[
         list[str], typer.Option(help="package or module that jobs may name; repeat it for more")
     ] = [],  # noqa: B006
+    known_as: Annotated[
+        list[str],
+        typer.Option(help="host name the service is reached by, beside the loopback ones; repeat it for more"),
+    ] = [],  # noqa: B006
     require_token: Annotated[
         bool, typer.Option("--require-token", help="of processes of this machine too; DIR/admin.token is the first")
     ] = False,
@@ -52,6 +56,7 @@ def up(
         runs=(runs or where.runs).absolute(),
         import_from=tuple(path.absolute() for path in import_from),
         allow_code=tuple(allow_code),
+        known_as=tuple(known_as),
         require_token=require_token,
     )
     if foreground:
