@@ -1,0 +1,194 @@
+"""The supervisor over a real Redis, with a Ray that does what a test says."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from services import supervisor as module
+from services.driver import drive
+from services.launcher import JobStatus
+from services.local_redis import embedded_redis
+from services.run_folder import RunFolder
+from services.state import Observed, RunRecord, RunState
+from services.store import Store
+from services.supervisor import BARREN_LIVES, Supervisor
+from volley.errors import HostError, JobError
+
+pytestmark = pytest.mark.integration
+
+
+class FakeRay:
+    """Drivers that are alive until a test ends them."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[str, int]] = []
+        self.states: dict[str, JobStatus] = {}
+        self.refuses = False
+        self.dies_at_once = False
+        self.stopped: list[str] = []
+
+    async def submit(self, run_id: str, life: int) -> None:
+        if self.refuses:
+            raise HostError("no agent is up")
+        self.submitted.append((run_id, life))
+        self.states[run_id] = "ended" if self.dies_at_once else "alive"
+
+    async def status(self, run_id: str) -> JobStatus:
+        return self.states.get(run_id, "none")
+
+    async def stop(self, run_id: str) -> None:
+        self.stopped.append(run_id)
+        self.states[run_id] = "ended"
+
+    async def logs(self, run_id: str, tail_bytes: int) -> str:
+        return f"line\nvolley: {run_id} can not be\n"[-tail_bytes:]
+
+
+@pytest.fixture
+async def redis_url(tmp_path: Path) -> AsyncIterator[str]:
+    async with embedded_redis(tmp_path / "redis", tmp_path / "redis.log") as url:
+        yield url
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    async with Store(redis_url) as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "delay", lambda lives: 0.0)
+
+
+def record(run_id: str, folder: str = "/nowhere") -> RunRecord:
+    return RunRecord(id=run_id, name="x", kind="rl", job={"kind": "rl"}, created=time.time(), folder=folder)
+
+
+@contextlib.asynccontextmanager
+async def supervised(store: Store, ray: FakeRay, url: str, count: int = 1) -> AsyncIterator[list[Supervisor]]:
+    """So many supervisors at work for the length of the block."""
+    async with contextlib.AsyncExitStack() as stack:
+        supervisors = [await stack.enter_async_context(Supervisor(store, ray, url)) for _ in range(count)]
+        tasks = [asyncio.create_task(each.run()) for each in supervisors]
+        try:
+            yield supervisors
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    for _ in range(round(seconds / 0.02)):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+async def ended(store: Store, run_id: str, state: RunState) -> Observed:
+    """How the run stands once it is in ``state``."""
+    for _ in range(1000):
+        if (seen := await store.observed(run_id)).state == state:
+            return seen
+        await asyncio.sleep(0.02)
+    raise AssertionError(seen)
+
+
+async def test_of_three_supervisors_one_starts_each_run_once(store: Store, redis_url: str) -> None:
+    ray = FakeRay()
+    async with supervised(store, ray, redis_url, count=3):
+        for number in range(5):
+            await store.create(record(f"r{number}"))
+        await until(lambda: len(ray.submitted) == 5)
+        await asyncio.sleep(0.3)
+    assert sorted(ray.submitted) == [(f"r{number}", 1) for number in range(5)]
+
+
+async def test_the_next_supervisor_counts_on_where_the_last_one_stopped(store: Store, redis_url: str) -> None:
+    ray = FakeRay()
+    await store.create(record("r"))
+    for life in (1, 2, 3):
+        async with supervised(store, ray, redis_url):
+            await until(lambda life=life: ("r", life) in ray.submitted)
+            await store.put_observed("r", Observed(state="running", step=life, updated=time.time()))
+        ray.states["r"] = "ended"
+    assert ray.submitted == [("r", 1), ("r", 2), ("r", 3)]
+
+
+async def test_a_run_that_gets_nowhere_ends_as_failed_with_the_last_words_of_its_driver(
+    store: Store, redis_url: str
+) -> None:
+    ray = FakeRay()
+    ray.dies_at_once = True
+    await store.create(record("r"))
+    async with supervised(store, ray, redis_url):
+        await until(lambda: len(ray.submitted) == BARREN_LIVES)
+        assert "volley: r can not be" in (await ended(store, "r", "failed")).problem
+        await asyncio.sleep(0.3)
+        assert len(ray.submitted) == BARREN_LIVES
+        ray.dies_at_once = False
+        await store.change_desired("r", lambda desired: desired)  # as `volley resume` does
+        await until(lambda: len(ray.submitted) == BARREN_LIVES + 1)
+
+
+async def test_a_refusal_of_ray_costs_no_life(store: Store, redis_url: str) -> None:
+    ray = FakeRay()
+    ray.refuses = True
+    await store.create(record("r"))
+    async with supervised(store, ray, redis_url):
+        await asyncio.sleep(0.5)
+        assert (await store.observed("r")).state == "queued"
+        ray.refuses = False
+        await until(lambda: len(ray.submitted) == 1)
+    assert ray.submitted[0][1] > BARREN_LIVES
+
+
+async def test_a_stop_before_the_first_driver_and_a_removed_run(store: Store, redis_url: str) -> None:
+    ray = FakeRay()
+    await store.create(record("r"))
+    await store.change_desired("r", lambda desired: desired.model_copy(update={"stopped": True}))
+    async with supervised(store, ray, redis_url):
+        await ended(store, "r", "stopped")
+        await store.delete("r")
+        await asyncio.sleep(0.3)
+    assert ray.submitted == []
+
+
+async def test_it_lasts_through_an_absence_of_redis(tmp_path: Path) -> None:
+    ray, data, log = FakeRay(), tmp_path / "redis", tmp_path / "redis.log"
+    async with embedded_redis(data, log) as url:
+        async with Store(url, retries=0) as store:
+            await store.create(record("r"))
+        link = tmp_path / "redis.sock"
+        link.symlink_to(url.removeprefix("unix://"))
+        async with Store(f"unix://{link}", retries=0) as store, supervised(store, ray, f"unix://{link}"):
+            await until(lambda: len(ray.submitted) == 1)
+            link.unlink()
+            ray.states["r"] = "ended"
+            await asyncio.sleep(0.3)
+            link.symlink_to(url.removeprefix("unix://"))
+            await until(lambda: len(ray.submitted) == 2)
+    assert ray.submitted == [("r", 1), ("r", 2)]
+
+
+async def test_a_driver_says_what_is_its_jobs_fault_and_what_is_done_already(
+    store: Store, redis_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match="no run nobody"):
+        await drive("nobody", redis_url)
+    await store.create(record("r", str(tmp_path / "r")))
+    with pytest.raises(JobError):
+        await drive("r", redis_url)
+    seen = await store.observed("r")
+    assert (seen.state, "missing" in seen.problem) == ("failed", True)
+    await store.create(record("s", str(tmp_path / "other")))
+    with pytest.raises(JobError, match="named after it"):
+        await drive("s", redis_url)
+    assert not RunFolder(tmp_path / "other").path.exists()
