@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from services.api.auth import KEY
 from services.local_redis import embedded_redis
+from services.store import Store
 from tests.integration.api.servers import ADMIN, Api, a_job, make_run, serving
 from volley.errors import HostError
 
@@ -145,9 +147,7 @@ async def test_redis_away_is_said_and_survived(tmp_path: Path) -> None:
             assert (await api.http.get("/readyz")).json() == {"ready": True, "redis": "ok", "ray": "ok"}
             aside = socket.with_suffix(".aside")
             socket.rename(aside)
-            server = int(subprocess.run(["lsof", "-t", str(aside)], capture_output=True, text=True).stdout or 0)
-            del server
-            (await _close_connections(api))
+            await _close_connections(api)
             away = await api.http.get("/readyz")
             assert away.status_code == 503
             assert [error["pointer"] for error in away.json()["errors"]] == ["redis"]
@@ -178,13 +178,17 @@ async def test_a_dead_part_ends_the_server() -> None:
 
 async def test_the_process_starts_says_what_is_wrong_and_ends_on_sigterm(redis_url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.api.serve"]
-    bad = subprocess.run(
-        command, input=b'{"redis_url": "x", "admin_token": "hunter2"}', capture_output=True, timeout=60
-    )
+
+    def run(settings: str) -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(command, input=settings.encode(), capture_output=True, timeout=60, check=False)
+
+    async with Store(redis_url) as store:
+        await store._redis.delete(KEY)
+    bad = await asyncio.to_thread(run, '{"redis_url": "x", "admin_token": "hunter2"}')
     assert bad.returncode == 2
     assert b"hunter2" not in bad.stdout + bad.stderr
     settings = f'{{"redis_url": "{redis_url}", "ray_address": "http://127.0.0.1:1", "port": 0, "host": "0.0.0.0"}}'
-    refused = subprocess.run(command, input=settings.encode(), capture_output=True, timeout=60)
+    refused = await asyncio.to_thread(run, settings)
     assert refused.returncode != 0
     assert b"reached from other machines" in refused.stderr
     settings = settings.replace("0.0.0.0", "127.0.0.1")
