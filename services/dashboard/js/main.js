@@ -37,7 +37,7 @@ function showLink(state, seconds) {
   setText(element, { live: "Live", waiting: `Reconnecting${seconds > 2 ? ` in ${Math.round(seconds)} s` : ""}`, off: "" }[state]);
 }
 
-function navigate() {
+function navigate(moved) {
   const { name, parts, query } = route(location.hash);
   const key = name === "run" ? `run ${parts[1]}` : name;
   for (const link of document.querySelectorAll(".nav a")) {
@@ -57,6 +57,7 @@ function navigate() {
   document.title = current ? `${current.title} · Volley` : "Volley";
   fill(main, current ? current.element : empty("There is no such page", h("a", { href: "#/runs" }, "All runs")));
   scrollTo(0, 0);
+  if (moved) main.focus({ preventScroll: true }); // a screen reader goes along
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {
@@ -64,5 +65,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   document.getElementById("main").focus();
 });
 startTheme();
-addEventListener("hashchange", navigate);
-navigate();
+addEventListener("hashchange", () => navigate(true));
+navigate(false);

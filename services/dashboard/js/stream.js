@@ -98,6 +98,7 @@ export class LiveStream {
         await this.wait(this.backoff());
       }
     }
+    if (!this.closed) this.onState("off");
   }
 
   backoff() {
@@ -134,7 +135,6 @@ export class LiveStream {
       if (response.status === 401) return await login("This server asks for a token.");
       if (response.status === 403 || response.status === 404) {
         this.handlers.gone?.(response.status);
-        this.onState("off");
         return false;
       }
       if (response.ok) await this.read(response.body);

@@ -23,6 +23,30 @@ PAINTED = """(canvas) => {
     for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200) colours.add(data.slice(i, i + 3).join());
     return colours.size;
 }"""
+# The ratio of relative luminances, as WCAG 2 defines it.
+CONTRASTS = """async () => {
+    const {color} = await import("/js/palette.js");
+    const linear = (part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    const luminance = (name) => {
+        const [r, g, b] = color(name).match(/[\\d.]+/g).map((part) => linear(part / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = {};
+    const pair = (text, ground) => {
+        const [low, high] = [luminance(text), luminance(ground)].sort((a, b) => a - b);
+        found[`${text} on ${ground}`] = (high + 0.05) / (low + 0.05);
+    };
+    for (const ground of ["page", "card", "raised", "hover"]) {
+        for (const text of ["text", "soft", "faint", "accent", "bad"]) pair(text, ground);
+    }
+    for (const tone of ["good", "warn", "bad", "accent"]) pair(tone, `${tone}-soft`);
+    pair("soft", "sunk");
+    pair("text", "sunk");
+    pair("on-accent", "accent");
+    pair("on-accent", "bad");
+    pair("faint", "accent-soft");
+    return found;
+}"""
 
 
 async def test_all_runs_are_listed_with_state_and_progress(visit: Open) -> None:
@@ -198,6 +222,14 @@ async def test_dark_and_light_follow_the_system_until_chosen(visit: Open) -> Non
     assert text < 0.15
     await page.reload()
     assert (await colours(page))[0] > 0.85, "the choice is kept"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_words_can_be_read_on_their_ground(visit: Open, scheme: str) -> None:
+    page = await visit("#/runs", color_scheme=scheme)
+    found = await page.evaluate(CONTRASTS)
+    assert len(found) > 20
+    assert {pair: ratio for pair, ratio in found.items() if ratio < 4.5} == {}, "WCAG AA"
 
 
 async def test_the_keyboard_reaches_the_content(visit: Open, stage: Stage) -> None:
