@@ -15,6 +15,10 @@ from learner.config import LearnerConfig
 from volley.errors import Diverged
 from volley.update import Optimizer
 
+# A model so small is worth no sharding of its parameters: every rank keeps them whole between steps, and a layer
+# is one unit to ZeRO's hooks, which otherwise cost a good part of its time. Gradients and moments are sharded still.
+SMALL_BYTES = 64 << 20
+KEPT_WHOLE = {"stage3_param_persistence_threshold": SMALL_BYTES, "memory_efficient_linear": False}
 GRACE_SECONDS = 30.0  # a collective gives up so long after the step it belongs to should have ended
 
 
@@ -68,6 +72,7 @@ def deepspeed_config(config: LearnerConfig) -> dict[str, Any]:
             "overlap_comm": config.learner.gpus_per_rank > 0,
             "contiguous_gradients": True,
             "stage3_param_persistence_threshold": 100_000,
+            **(KEPT_WHOLE if _weight_bytes(config) <= SMALL_BYTES else {}),
         },
     }
     if config.optimizer.clip_norm is not None:
@@ -101,6 +106,8 @@ class Engine:
         for module in model.modules():
             for parameter in getattr(module, "parameters_used", ()):
                 deepspeed.zero.register_external_parameter(module, parameter)
+        if settings["zero_optimization"]["stage3_param_persistence_threshold"] >= SMALL_BYTES:
+            _layers_are_units(model)
         self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
         self.rate: float | None = None  # in place of the schedule's
         self.adam = _adamw(model, optimizer)
@@ -156,6 +163,18 @@ def learning_rate(spec: Optimizer, step: int, steps: int) -> float:
         return spec.lr
     done = (step - spec.warmup_steps) / max(1, steps - spec.warmup_steps)
     return spec.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def _weight_bytes(config: LearnerConfig) -> int:
+    return sum(file.stat().st_size for file in config.model.path.glob("*.safetensors"))
+
+
+def _layers_are_units(model: nn.Module) -> None:
+    from deepspeed.utils import set_z3_leaf_modules
+
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    if found := names & {type(module).__name__ for module in model.modules()}:
+        set_z3_leaf_modules(model, sorted(found))
 
 
 def _adamw(model: nn.Module, spec: Optimizer) -> torch.optim.AdamW:

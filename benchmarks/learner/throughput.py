@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ SAMPLES = 16
 OBJECTIVE = MaxAtK(k=8)
 OPTIMIZER = Optimizer(lr=1e-5)
 WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "measured_share": 1.0})  # the plain loop's work
+AS_IF_LARGE = {"stage3_param_persistence_threshold": 100_000, "memory_efficient_linear": True}
 Method = Callable[[], None]
 
 
@@ -95,10 +97,13 @@ def make_methods(
 
     plain = PlainEngine(Policy(load_lm(model, "float32"), 1.0), OPTIMIZER)
     zero = Engine(lambda: Policy(load_lm(model, "float32"), 1.0), OPTIMIZER, config)
+    sharded = LearnerSpec.model_validate({"deepspeed": {"zero_optimization": AS_IF_LARGE}})
+    large = Engine(lambda: Policy(load_lm(model, "float32"), 1.0), OPTIMIZER, replace(config, learner=sharded))
     return {
         "plain padded loop": padded_loop(load_lm(model, "float32"), batch),
         "learner, plain PyTorch, flat": learner(plain, shared=False),
         "learner, plain PyTorch, shared": learner(plain, shared=True),
+        "learner, ZeRO-3 as of a large model, flat": learner(large, shared=False),
         "learner, ZeRO-3, flat": learner(zero, shared=False),
         "learner, ZeRO-3, shared": learner(zero, shared=True),
         "learner, ZeRO-3, as a job has it": learner(zero, shared=True, spec=PolicyUpdate()),

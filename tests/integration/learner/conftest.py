@@ -21,6 +21,7 @@ from volley.records import Group, WeightUpdate
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 
 VOCABULARY = 32768  # so large that a rank takes its log-probs in more chunks the more tokens it has
+SHARDED = {"stage3_param_persistence_threshold": 0, "memory_efficient_linear": True}
 OBJECTIVE = MaxAtK(k=2)
 UPDATE = PolicyUpdate(entropy_bonus=0.001)
 OPTIMIZER = Optimizer(lr=2e-3, weight_decay=0.01)
@@ -37,7 +38,7 @@ def config(path: Path, folder: Path, ranks: int, **changes: Any) -> LearnerConfi
         "ranks": ranks,
         "verify_weights": True,
         "step_deadline_s": 60,
-        "deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+        "deepspeed": {"zero_optimization": SHARDED},
         **changes.pop("learner", {}),
     }
     values: dict[str, Any] = {
@@ -66,6 +67,14 @@ async def learners(
     started = await asyncio.gather(one, two)
     yield started
     await asyncio.gather(*(each.stop() for each in started))
+
+
+@pytest.fixture(scope="module")
+async def whole(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LearnerGroup]:
+    """Two ranks that keep the parameters whole, as a model so small has it by default."""
+    learner = await LearnerGroup.start(config(model, tmp_path_factory.mktemp("whole"), 2, learner={"deepspeed": {}}))
+    yield learner
+    await learner.stop()
 
 
 def batch(step: int, *, groups: int = 5) -> tuple[list[Group], list[ScoredGroup]]:

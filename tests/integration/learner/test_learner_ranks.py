@@ -70,21 +70,22 @@ def test_two_ranks_need_unequal_numbers_of_chunks(ray_local: None) -> None:
 
 
 async def test_one_rank_two_ranks_and_plain_pytorch_make_the_same_update(
-    learners: Learners, plain: PlainEngine
+    learners: Learners, whole: LearnerGroup, plain: PlainEngine
 ) -> None:
     for step in range(3):
         groups = 1 if step == 1 else 5  # with one group the second rank has nothing to do
         loss, norm = plain_step(plain, step, groups)
-        for learner in learners:
+        for learner in (*learners, whole):
             _, columns = batch(step, groups=groups)
             report = await learner.step(columns, version=step)
             assert report.metrics["loss"] == pytest.approx(loss, rel=2e-3, abs=1e-5)
             assert report.metrics["grad_norm"] == pytest.approx(norm, rel=2e-3)
             assert sum(report.lag_histogram.values()) == report.metrics["tokens"]
             assert report.advantages.keys() == {column.meta.group_id for column in columns}
-    one, two = [tensors_of(await learner.publish(3)) for learner in learners]
+    one, two, kept = [tensors_of(await learner.publish(3)) for learner in (*learners, whole)]
     expected = {name: each.detach().numpy() for name, each in plain.module.named_parameters()}
     assert_near(one, two)
+    assert_near(one, kept)
     assert_near(one, expected)
 
 
