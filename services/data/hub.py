@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from services.data.readers import Bad, Row, is_plain, plain, read_file
-from volley.data import SourceSpec
+from volley.data import FormatName, SourceSpec
 from volley.errors import HostError, JobError
+from volley.plugins import DATA, ReaderPlugin, plugin_of, resolved
 
+FORMATS: tuple[str, ...] = get_args(FormatName)
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what save_to_disk leaves
 
 
@@ -16,6 +18,8 @@ def read_source(spec: SourceSpec, bad: Bad) -> Iterator[Row]:
     """Rows of a source's file, folder or hub data set; errors as `read_file`'s."""
     if spec.path is None:
         yield from _rows(_load(str(spec.hub), spec), Path(str(spec.hub)))
+    elif spec.format not in FORMATS:
+        yield from _plugged_in(spec.path, spec.format)
     elif not spec.path.is_dir():
         yield from read_file(spec.path, "auto" if spec.format == "datasets" else spec.format, bad)
     elif any((spec.path / name).is_file() for name in SAVED):
@@ -24,6 +28,16 @@ def read_source(spec: SourceSpec, bad: Bad) -> Iterator[Row]:
         yield from _tree(spec.path, bad)
     else:
         yield from _rows(_load(str(spec.path), spec), spec.path)
+
+
+def _plugged_in(path: Path, name: str) -> Iterator[Row]:
+    """Rows of a plug-in's reader, numbered as they come."""
+    read = resolved(plugin_of(DATA, name, ReaderPlugin).read)
+    try:
+        for number, fields in enumerate(read(path), 1):
+            yield Row(path, number, plain(dict(fields)))
+    except (OSError, ValueError, TypeError) as error:
+        raise JobError(f"data file {path}: the reader of format {name} says: {_short(error)}") from error
 
 
 def _is_tree(spec: SourceSpec) -> bool:

@@ -13,6 +13,7 @@ from volley.objectives import majority, majority_off_policy, maximum, off_policy
 from volley.objectives.combinatorics import BoolArray, FloatArray, IntArray
 from volley.objectives.groups import Groups, buckets, read_groups
 from volley.objectives.spec import (
+    BUILT_IN,
     MajAtK,
     MaxAtK,
     MaxRL,
@@ -26,6 +27,7 @@ from volley.objectives.spec import (
     parse_objective,
     spare_samples,
 )
+from volley.plugins import OBJECTIVES, ObjectivePlugin, plugin_of
 
 _MAX_AT_K: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "none": maximum.no_baseline,
@@ -181,6 +183,8 @@ def _equal_rewards(bucket: Groups) -> BoolArray:
 def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
     """Dispatch on the kind, before centring and normalisation."""
     g_BN = bucket.g_BN
+    if objective.kind not in BUILT_IN:
+        return _plugged_in(objective, bucket)
     match objective:
         case Mean():
             return maximum.leave_one_out_mean(g_BN)
@@ -196,6 +200,18 @@ def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
             return _maj_at_k(objective, bucket, k)
         case MaxAtK():
             return _max_at_k(objective, bucket, k)
+
+
+def _plugged_in(objective: Objective, bucket: Groups) -> FloatArray:
+    """The advantages a plug-in computes, [B, N], checked: nothing else of it is trusted."""
+    compute = plugin_of(OBJECTIVES, objective.kind, ObjectivePlugin).advantages
+    a_BN = np.array(compute(bucket.g_BN.copy(), bucket.answers_BN, objective), dtype=np.float64)
+    if a_BN.shape != bucket.g_BN.shape or not np.isfinite(a_BN).all():
+        raise ValueError(
+            f"plug-in {objective.kind}: of rewards shaped {bucket.g_BN.shape} it made advantages shaped {a_BN.shape}"
+            f"{'' if np.isfinite(a_BN).all() else ', some of them not finite'}"
+        )
+    return a_BN
 
 
 def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:

@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, TypeAdapter, model_validator
 
 from volley.base import Spec
+from volley.plugins import OBJECTIVES, OpenUnion, kinds_of
 
 Baseline: TypeAlias = Literal["none", "loo", "subset_loo", "loo_minus_one"]
 CompanionWeights: TypeAlias = Literal["none", "exact", "first_order", "self_normalised"]
 WeightCap: TypeAlias = Annotated[float, Field(gt=0)] | None
 
 
-class _ObjectiveBase(Spec):
-    """What every objective shares.
+class ObjectiveBase(Spec):
+    """What every objective shares, those of plug-ins included.
 
     center: subtract the mean advantage of the group (arXiv 2503.19595, eq. 3); trades bias for variance.
     normalize: `none`, or `std` to divide by the population standard deviation of the group's rewards (GRPO).
@@ -27,13 +28,13 @@ class _ObjectiveBase(Spec):
     normalize: Literal["none", "std"] = "none"
 
 
-class Mean(_ObjectiveBase):
+class Mean(ObjectiveBase):
     """The expected reward of one sample; `a_i = (g_i - mean(g_-i)) / n` (REINFORCE leave-one-out)."""
 
     kind: Literal["mean"] = "mean"
 
 
-class MaxAtK(_ObjectiveBase):
+class MaxAtK(ObjectiveBase):
     """The expected best reward of k samples; pass@k on 0/1 rewards.
 
     baseline: `none` (arXiv 2505.15201 eq. 19), `loo` (its eq. 29), `subset_loo` (leave-one-out of the max@k
@@ -64,7 +65,7 @@ class MaxAtK(_ObjectiveBase):
         return self
 
 
-class MajAtK(_ObjectiveBase):
+class MajAtK(ObjectiveBase):
     """The expected reward of the majority answer among k samples, uniform over tied answers.
 
     The estimate has the `loo_minus_one` form; companion_weights and weight_cap are those of `max_at_k`.
@@ -82,7 +83,7 @@ class MajAtK(_ObjectiveBase):
         return self
 
 
-class Softmax(_ObjectiveBase):
+class Softmax(ObjectiveBase):
     """The softmax-weighted reward of the n samples: the mean at beta = 0, the max as beta grows.
 
     Source: arXiv 2503.19595, appendix B.2.
@@ -92,20 +93,20 @@ class Softmax(_ObjectiveBase):
     beta: Annotated[float, Field(ge=0)]
 
 
-class PassAtKAnalytic(_ObjectiveBase):
+class PassAtKAnalytic(ObjectiveBase):
     """The group-normalised analytic pass@k advantage for 0/1 rewards (arXiv 2508.10751)."""
 
     kind: Literal["pass_at_k_analytic"] = "pass_at_k_analytic"
     k: Annotated[int, Field(ge=1)]
 
 
-class MaxRL(_ObjectiveBase):
+class MaxRL(ObjectiveBase):
     """`(g_i - mean) / mean` for non-negative rewards (arXiv 2602.02710)."""
 
     kind: Literal["maxrl"] = "maxrl"
 
 
-class RiskSensitive(_ObjectiveBase):
+class RiskSensitive(ObjectiveBase):
     """`(exp(beta g_i) / mean exp(beta g) - 1) / beta` (arXiv 2509.24261); beta > 0 seeks risk."""
 
     kind: Literal["risk_sensitive"] = "risk_sensitive"
@@ -135,9 +136,13 @@ def _check_weight_cap(companion_weights: CompanionWeights, weight_cap: float | N
 
 
 Objective: TypeAlias = Annotated[
-    Mean | MaxAtK | MajAtK | Softmax | PassAtKAnalytic | MaxRL | RiskSensitive, Field(discriminator="kind")
+    Mean | MaxAtK | MajAtK | Softmax | PassAtKAnalytic | MaxRL | RiskSensitive,
+    Field(discriminator="kind"),
+    OpenUnion(OBJECTIVES),
 ]
 ObjectiveWithK: TypeAlias = MaxAtK | MajAtK | PassAtKAnalytic
+
+BUILT_IN = kinds_of(Mean, MaxAtK, MajAtK, Softmax, PassAtKAnalytic, MaxRL, RiskSensitive)
 
 _ADAPTER: TypeAdapter[Objective] = TypeAdapter(Objective)
 

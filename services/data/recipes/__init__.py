@@ -5,10 +5,13 @@ from typing import cast, get_args
 
 from services.data.recipes.base import Recipe
 from volley.data import RecipeName
+from volley.plugins import DATA, RecipePlugin, plugin_of, resolved
 
 NAMES: tuple[str, ...] = get_args(RecipeName)
 
 
 def recipe_of(name: RecipeName) -> Recipe:
-    """The recipe called ``name``."""
+    """The recipe called ``name``, or the plug-in's; raises `JobError` where that does not load."""
+    if name not in NAMES:
+        return cast(Recipe, resolved(plugin_of(DATA, name, RecipePlugin).module))
     return cast(Recipe, importlib.import_module(f"{__name__}.{name}"))

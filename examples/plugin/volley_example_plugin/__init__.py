@@ -1,0 +1,33 @@
+"""What the entry points in pyproject.toml name. Light: imported by every process that reads a job with these kinds."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from volley.base import Spec
+from volley.objectives import ObjectiveBase
+from volley.plugins import ObjectivePlugin, ReaderPlugin, RecipePlugin, ScorerPlugin
+from volley.scoring import RewardValues
+
+from .top_gap import advantages
+
+
+class PalindromeScorer(Spec):
+    """Is the sample a palindrome of at least ``shortest`` letters that begins with the row's ``letter``?"""
+
+    kind: Literal["palindrome"] = "palindrome"
+    values: RewardValues = RewardValues()
+    shortest: int = Field(3, ge=1, description="letters")
+
+
+class TopGap(ObjectiveBase):
+    """The expected best reward of the whole group, all credit to the best sample; ``share`` of it."""
+
+    kind: Literal["top_gap"] = "top_gap"
+    share: float = Field(1.0, gt=0, le=1)
+
+
+PALINDROME = ScorerPlugin(PalindromeScorer, "volley_example_plugin.palindrome:Palindrome")
+TOP_GAP = ObjectivePlugin(TopGap, advantages)
+RIDDLES = RecipePlugin("volley_example_plugin.riddles")
+BLOCKS = ReaderPlugin("volley_example_plugin.blocks:read")
