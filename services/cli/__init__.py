@@ -5,6 +5,7 @@ from collections.abc import Callable
 import typer
 
 from services.cli import local, models, runs, stack, steer, token
+from services.data import cli as data
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed, the last line says why; 2 not called as --help says; 3 no such run, token or "
@@ -29,6 +30,7 @@ for _group in _commands:
     for _name, _command in _group.items():
         app.command(_name)(_command)
 app.add_typer(token.app, name="token")
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

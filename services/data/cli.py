@@ -1,0 +1,140 @@
+"""``volley data``: look at data, convert published sets, keep an evaluation set out of a training set."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from volley.data import DataSpec
+
+app = typer.Typer(help="Look at data, convert published sets, decontaminate.", no_args_is_help=True)
+
+Recipe = Annotated[str | None, typer.Option(help="the rows are in this published layout: math, taco, arc_agi ...")]
+Split = Annotated[str | None, typer.Option(help="split of a Hugging Face data set")]
+Config = Annotated[str | None, typer.Option(help="configuration of a Hugging Face data set")]
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="data file, folder, or job file (YAML)")],
+    model: Annotated[Path | None, typer.Option(help="model folder, for lengths in tokens")] = None,
+    recipe: Recipe = None,
+) -> None:
+    """Counts, lengths, tags, what is dropped and every bad row by line; exit code 1 where there is one."""
+    from services.data.check import examine, lines, load_spec
+
+    bad = False
+    for name, spec, of_job in _valid(lambda: load_spec(file, recipe)):
+        tokenizer = _tokenizer(model or of_job)
+        findings = examine(spec, tokenizer)
+        typer.echo("\n".join([f"{name}:", *lines(findings, tokenizer)]))
+        bad |= bool(findings.bad) or not findings.prompts
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command()
+def convert(
+    recipe: Annotated[str, typer.Argument(help="math, math500, harp, gsm8k, aime, codecontests, taco, ...")],
+    source: Annotated[str, typer.Argument(help="file or folder as published, or hub:OWNER/NAME")],
+    out: Annotated[Path, typer.Argument(help="JSON lines to write; must not exist")],
+    config: Config = None,
+    split: Split = None,
+    revision: Annotated[str | None, typer.Option(help="revision of a hub data set")] = None,
+    min_tests: Annotated[int | None, typer.Option(min=1, help="code: fewest tests of a problem")] = None,
+    language: Annotated[str | None, typer.Option(help="code: a correct solution in it must be known")] = None,
+    report: Annotated[Path | None, typer.Option(help="write what was dropped and why, JSON")] = None,
+) -> None:
+    """A published data set to JSON lines that a job reads as they are."""
+    from services.data.files import write_prompts, write_report
+    from services.data.prompts import read_prompts
+    from services.data.report import DropReport
+
+    place: dict[str, Any] = {"hub": source[4:]} if source.startswith("hub:") else {"path": source}
+    options = {"min_tests": min_tests, "language": language}
+    fields = {**place, "recipe": recipe, "config": config, "split": split, "revision": revision}
+    spec = _spec({**fields, "recipe_options": options})
+    drops = DropReport()
+    prompts = read_prompts(spec, report=drops)
+    write_prompts(out, prompts)
+    typer.echo("\n".join([f"{out}: {len(prompts)} prompts of {drops.read} rows", *drops.lines()]))
+    tags = list(prompts[0].tags)
+    typer.echo(f"in a job: data: {{path: {out}, id_field: id{', tags: [' + ', '.join(tags) + ']' if tags else ''}}}")
+    if report is not None:
+        write_report(report, drops.as_json())
+
+
+@app.command()
+def decontaminate(
+    train: Annotated[Path, typer.Argument(help="training set")],
+    against: Annotated[list[Path], typer.Option(help="evaluation set; may be given more than once")],
+    out: Annotated[Path | None, typer.Option(help="write the training set without what overlaps")] = None,
+    ngram: Annotated[int, typer.Option(min=1, help="words of an n-gram")] = 8,
+    threshold: Annotated[float, typer.Option(help="share of an evaluation prompt's n-grams, over 0, up to 1")] = 0.5,
+    report: Annotated[Path | None, typer.Option(help="write every overlap, JSON")] = None,
+    recipe: Recipe = None,
+    against_recipe: Annotated[str | None, typer.Option(help="published layout of the evaluation sets")] = None,
+) -> None:
+    """Which training prompts overlap with an evaluation set, and the training set without them."""
+    from services.data.decontaminate import find_contaminated, problem_text
+    from services.data.files import write_prompts, write_report
+    from services.data.prompts import read_prompts
+
+    training = read_prompts(_spec({"path": train, "recipe": recipe}))
+    evaluation = [p for path in against for p in read_prompts(_spec({"path": path, "recipe": against_recipe}))]
+    found = _valid(
+        lambda: find_contaminated(
+            (problem_text(prompt) for prompt in training),
+            [problem_text(prompt) for prompt in evaluation],
+            [prompt.id for prompt in evaluation],
+            ngram=ngram,
+            threshold=threshold,
+        )
+    )
+    exact = sum(each.exact for each in found)
+    typer.echo(f"{len(found)} of {len(training)} prompts overlap: {exact} exactly, {len(found) - exact} by n-grams")
+    dropped = {each.index for each in found}
+    if out is not None:
+        write_prompts(out, [prompt for index, prompt in enumerate(training) if index not in dropped])
+    rows = [
+        {"id": training[each.index].id, "against": each.against, "overlap": each.overlap, "exact": each.exact}
+        for each in found
+    ]
+    if report is not None:
+        write_report(report, {"ngram": ngram, "threshold": threshold, "overlaps": rows})
+    for row in rows[:20]:
+        typer.echo(f"  {row['id']}  {row['overlap']:.2f} of {row['against']}")
+
+
+def _spec(fields: dict[str, Any]) -> "DataSpec":
+    from volley.data import DataSpec
+
+    spec: DataSpec = _valid(lambda: DataSpec.model_validate(fields))
+    return spec
+
+
+def _valid(make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; values that do not fit are one clear line."""
+    from pydantic import ValidationError
+
+    from volley.errors import JobError
+
+    try:
+        return make()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise JobError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}") from error
+    except JobError:
+        raise
+    except ValueError as error:
+        raise JobError(str(error)) from error
+
+
+def _tokenizer(model: Path | None) -> Any | None:
+    if model is None:
+        return None
+    from services.tokens import load_tokenizer
+
+    return load_tokenizer(model)

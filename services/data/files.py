@@ -1,0 +1,30 @@
+"""Writing data: JSON lines that a job reads as they are, and reports."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from volley.errors import JobError
+from volley.records import Prompt
+
+
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
+    """One object a line: ``id``, ``prompt`` and the scorer's fields. Raises `JobError` where ``path`` exists."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            for prompt in prompts:
+                row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    except FileExistsError:
+        raise JobError(f"{path} exists: name another file, or remove it") from None
+    except OSError as error:
+        raise JobError(f"{path} can not be written: {error.strerror or error}") from error
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """A JSON file, replaced where it exists."""
+    try:
+        path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"{path} can not be written: {error.strerror or error}") from error
