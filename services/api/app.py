@@ -101,7 +101,8 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router)
     if settings.dashboard.is_dir():
-        app.mount("/", StaticFiles(directory=settings.dashboard, html=True), name="dashboard")
+        # Not a mount at /, which would answer 404 to wrong methods on the routes above.
+        app.router.default = StaticFiles(directory=settings.dashboard, html=True)
     app.add_middleware(Gate, settings=settings, tokens=tokens, observe=context.metrics.observe)
     return app
 

@@ -65,6 +65,10 @@ def refusals(tree: Any, settings: ApiSettings, pointer: str = "/job") -> Iterato
         where = f"{pointer}/{key}"
         if key == "path" and isinstance(value, str) and not value.startswith("/"):
             yield FieldProblem(pointer=where, detail=f"{value!r} is relative: write the whole path")
+        if key == "runtime_env" and value and EVERYTHING not in settings.allow_code:
+            yield FieldProblem(
+                pointer=where, detail="brings code; only a server whose setting allow_code holds * takes it"
+            )
         if key == "engine" and isinstance(value, Mapping):
             yield from _engine(value, settings, where)
         elif key != "deepspeed":

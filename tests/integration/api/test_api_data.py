@@ -31,7 +31,7 @@ async def get(api: Api, run_id: str, what: str, **params: Any) -> dict[str, Any]
 async def test_metrics_are_columns_with_nulls(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     assert await get(api, run_id, "metrics") == {"steps": [], "series": {}, "total": 0, "names": []}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"step": 0, "reward_mean": 0.5, "lag_histogram": {"0": 7}, "note": "text", "flag": True},
         {"step": 1, "reward_mean": math.nan, "lag_histogram": {"0": 5, "1": 2}},
         {"step": 2, "reward_mean": math.inf, "kl_k1": 1},

@@ -178,7 +178,7 @@ async def test_a_deleted_run_ends_its_views(redis_url: str, api: Api) -> None:
 @pytest.mark.parametrize("last_id", ["x", "1-0", "1-0.1-0", "1-0.1-0.1-0.1-0", "١-0.1-0.1-0", "-1-0.1-0.1-0"])
 async def test_a_bad_id_is_refused(api: Api, last_id: str) -> None:
     run_id = await make_run(api)
-    headers = {"Last-Event-ID": last_id.encode()}
+    headers = {b"Last-Event-ID": last_id.encode()}
     answer = await api.http.get(f"/v1/runs/{run_id}/live", headers=headers)
     assert answer.status_code == 422
 
