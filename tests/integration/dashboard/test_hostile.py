@@ -1,5 +1,6 @@
 """Whatever a model or a user writes is text on the page, and nothing but text."""
 
+import random
 import re
 from pathlib import Path
 
@@ -16,10 +17,11 @@ SOURCES = Path(services.__file__).parent / "dashboard"
 async def hostile_run(stage: Stage) -> FakeRun:
     """A run whose name, problem, tags, events and samples would all do harm as HTML."""
     run = make_run("hostile", "failed", done=3, seed=8, problem=HOSTILE[0])
-    run.record = run.record.model_copy(update={"name": HOSTILE[1], "tags": {"t": HOSTILE[2]}})
-    run.observed = run.observed.model_copy(update={"waiting": (HOSTILE[3],), "sandbox": "none"})
+    job = {**run.record.job, "scorer": {"kind": "code", "sandbox": {"min_tier": "none"}}}
+    run.record = run.record.model_copy(update={"name": HOSTILE[1], "tags": {"t": HOSTILE[2]}, "job": job})
+    run.observed = run.observed.model_copy(update={"waiting": (HOSTILE[3],)})
     run.events.append({"kind": HOSTILE[0], "time": run.record.created, "detail": HOSTILE[1]})
-    run.samples = sample_rows(0, 0, stage._chance)
+    run.samples = sample_rows(0, 0, random.Random(0))
     if run.record.id not in stage.runs:
         await stage.add(run)
     return run

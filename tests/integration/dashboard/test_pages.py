@@ -23,6 +23,12 @@ PAINTED = """(canvas) => {
     for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200) colours.add(data.slice(i, i + 3).join());
     return colours.size;
 }"""
+SHIFTS = """() => {
+    window.shifted = 0;
+    new PerformanceObserver((list) => {
+        for (const entry of list.getEntries()) window.shifted += entry.value;
+    }).observe({type: "layout-shift"});
+}"""
 # The ratio of relative luminances, as WCAG 2 defines it.
 CONTRASTS = """async () => {
     const {color} = await import("/js/palette.js");
@@ -222,6 +228,16 @@ async def test_dark_and_light_follow_the_system_until_chosen(visit: Open) -> Non
     assert text < 0.15
     await page.reload()
     assert (await colours(page))[0] > 0.85, "the choice is kept"
+
+
+@pytest.mark.parametrize("address", ["#/runs", DONE, f"{DONE}/samples", BOTH])
+async def test_nothing_jumps_while_a_page_loads(visit: Open, address: str) -> None:
+    page = await visit("#/cluster")
+    await page.evaluate(SHIFTS)
+    await page.evaluate("address => { location.hash = address; }", address)
+    await expect(page.locator("canvas, .sample").first).to_be_visible()
+    await page.wait_for_timeout(1500)
+    assert await page.evaluate("window.shifted") < 0.1, "what web vitals call good"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

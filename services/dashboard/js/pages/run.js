@@ -193,7 +193,7 @@ export class RunPage {
     const notes = [];
     if (state === "lost") notes.push(["bad", "Lost", `The driver has been silent since ${ago(observed.updated)}. The supervisor starts another.`]);
     if (observed.problem) notes.push([state === "failed" ? "bad" : "warn", state === "failed" ? "Failed" : "Why", observed.problem]);
-    if (/^none\b/.test(observed.sandbox)) notes.push(["bad", "No sandbox", "Model-written code of this run is executed without isolation."]);
+    if (unsafe(this.model.view)) notes.push(["bad", "No sandbox", "Model-written code of this run is executed without isolation."]);
     for (const words of observed.waiting) notes.push(["warn", "Waiting", words]);
     if (!ENDED.has(state) && observed.revision < desired.revision) notes.push(["", "Change", "Asked for; the run has yet to take it up."]);
     const key = JSON.stringify(notes);
@@ -207,6 +207,11 @@ export class RunPage {
     this.model.problem = this.problem;
     this.tab.draw?.(this.model, () => this.loadHistory());
   }
+}
+
+/** Is code that the model wrote run without isolation? */
+function unsafe({ observed, record }) {
+  return /^none\b/.test(observed.sandbox) || record.job.scorer?.sandbox?.min_tier === "none";
 }
 
 /** Entries of a stream, each once, the oldest given up beyond what is kept. */

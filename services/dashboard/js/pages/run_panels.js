@@ -97,8 +97,8 @@ function workerRow() {
   };
 }
 
-const BAD = new Set(["actor_died", "trouble", "failed", "driver_lost", "learner_restarted"]);
-const WARN = new Set(["paused", "group_dropped", "scaling_failed"]);
+const BAD = /_died$|^(trouble|failed|learner_restarted)$/;
+const WARN = /^(paused|waiting|group_dropped)$/;
 
 export class Events {
   constructor() {
@@ -116,7 +116,7 @@ export class Events {
 }
 
 function eventRow(event) {
-  const tone = BAD.has(event.kind) ? "bad" : WARN.has(event.kind) ? "warn" : "";
+  const tone = BAD.test(event.kind) ? "bad" : WARN.test(event.kind) ? "warn" : "";
   const element = h(
     "li",
     { data: { tone } },
