@@ -21,7 +21,7 @@ from typing import Any, Self
 from redis.exceptions import RedisError
 
 from services.state import Observed
-from services.store import STREAMS, connect, run_key
+from services.store import STREAMS, answer, connect, run_key
 from volley.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Outbox:
                 pipe.execute_command(*command)
         last = batch[-1][0]
         pipe.set(run_key(self.run_id, "flushed"), last)
-        await pipe.execute()
+        await answer(pipe.execute())
         self._drop_until(last)
 
     async def _forget_what_is_in(self) -> None:
@@ -140,4 +140,4 @@ class Outbox:
             self._queue.popleft()
 
     async def _flushed(self) -> int:
-        return int(await self._redis.get(run_key(self.run_id, "flushed")) or 0)
+        return int(await answer(self._redis.get(run_key(self.run_id, "flushed"))) or 0)

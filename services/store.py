@@ -11,8 +11,9 @@ volley:lease:NAME         who may do what only one may, for a while
 volley:idempotency:K      JSON {"body": digest, "run": R}, for a week
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -54,6 +55,16 @@ def connect(url: str, *, retries: int = RETRIES) -> Any:
         retry=Retry(ExponentialBackoff(cap=5, base=0.1), retries),
         retry_on_error=[RedisConnectionError, RedisTimeoutError],
     )
+
+
+async def answer(call: Awaitable[Any]) -> Any:
+    """What a call to Redis gives. A cancellation the client swallows (by Python 3.11's ``wait_for``) is raised."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    result = await call
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 class Store:
@@ -208,7 +219,7 @@ class Store:
 
     async def _do(self, call: Any) -> Any:
         try:
-            return await call
+            return await answer(call)
         except (RedisError, OSError) as error:
             raise self._away(error) from error
 

@@ -33,7 +33,7 @@ from redis.exceptions import RedisError
 
 from services.launcher import JobStatus, Launcher
 from services.state import ENDED, Desired, Observed
-from services.store import Store, connect
+from services.store import Store, answer, connect
 from volley.base import Spec
 from volley.errors import HostError
 
@@ -256,7 +256,7 @@ class Supervisor:
 
     async def _all_lives(self) -> dict[str, Lives]:
         try:
-            found = await self._redis.hgetall(LIVES_KEY)
+            found = await answer(self._redis.hgetall(LIVES_KEY))
         except (RedisError, OSError) as error:
             raise HostError(f"Redis does not answer: {error}") from error
         lives = {}
@@ -269,7 +269,7 @@ class Supervisor:
 
     async def _put_lives(self, run_id: str, lives: Lives) -> None:
         try:
-            await self._redis.hset(LIVES_KEY, run_id, lives.model_dump_json())
+            await answer(self._redis.hset(LIVES_KEY, run_id, lives.model_dump_json()))
         except (RedisError, OSError) as error:
             raise HostError(f"Redis does not answer: {error}") from error
 
@@ -278,7 +278,7 @@ class Supervisor:
         if not gone:
             return
         try:
-            await self._redis.hdel(LIVES_KEY, *gone)
+            await answer(self._redis.hdel(LIVES_KEY, *gone))
         except (RedisError, OSError) as error:
             raise HostError(f"Redis does not answer: {error}") from error
 

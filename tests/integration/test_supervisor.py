@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ class FakeRay:
 
     async def status(self, run_id: str) -> JobStatus:
         return self.states.get(run_id, "none")
+
+    def has_been_told(self, count: int) -> bool:
+        return len(self.submitted) == count
 
     async def stop(self, run_id: str) -> None:
         self.stopped.append(run_id)
@@ -148,6 +152,14 @@ async def test_a_refusal_of_ray_costs_no_life(store: Store, redis_url: str) -> N
         ray.refuses = False
         await until(lambda: len(ray.submitted) == 1)
     assert ray.submitted[0][1] > BARREN_LIVES
+
+
+async def test_it_ends_when_it_is_told_whatever_it_does(store: Store, redis_url: str) -> None:
+    """The client of Redis swallows a cancellation that comes as its answer does."""
+    ray = FakeRay()
+    for turn in range(60):
+        async with supervised(store, ray, redis_url, count=3):
+            await asyncio.sleep(0.02 + 0.0007 * turn)
 
 
 async def test_a_stop_before_the_first_driver_and_a_removed_run(store: Store, redis_url: str) -> None:
