@@ -25,6 +25,7 @@ from services.local_ray import ray_cluster
 from services.needs import Needs
 from services.run import prepare, run_on
 from services.run_folder import RunFolder
+from services.runtime_env import for_ray
 from services.stack import Stack
 from services.state import ENDED, RunRecord, RunState
 from services.store import Store
@@ -85,7 +86,8 @@ async def drive(run_id: str, redis_url: str) -> None:
 async def _run(job: Job, folder: RunFolder, redis_url: str) -> None:
     prepared = await asyncio.to_thread(prepare, job)
     checkpoint = _resume_point(job, folder)
-    with ray_cluster(Needs(0, 0, 0, 0), os.environ.get("RAY_ADDRESS", "auto")) as ray_address:
+    address, shipped = os.environ.get("RAY_ADDRESS", "auto"), for_ray(job.runtime_env)
+    with ray_cluster(Needs(0, 0, 0, 0), address, runtime_env=shipped) as ray_address:
         await run_on(Stack(redis_url, ray_address), job, folder, Display(), prepared=prepared, checkpoint=checkpoint)
 
 

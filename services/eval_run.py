@@ -12,6 +12,7 @@ from services.data.prompts import read_prompts
 from services.evaluate import evaluate, groups_at_once
 from services.needs import needs_of
 from services.recorder import RunRecorder
+from services.runtime_env import code_is_here
 from services.start import start_all
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.wiring import actor_config, reward_config
@@ -29,7 +30,7 @@ class Prepared:
 def prepare(job: EvalJob) -> Prepared:
     """Read and check data, scorer and lengths; raises `JobError` for what can not be used."""
     prompts = read_prompts(job.data, job.model.path)[: job.prompts]
-    check_scorer(job.scorer, prompts)
+    check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
     tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
     return Prepared(encode_prompts(tokenizer, prompts, room=job.sampling.max_tokens, length=length), length)
 

@@ -13,6 +13,7 @@ from volley.errors import JobError
 from volley.job import JOB, EvalJob, RLJob, SFTJob
 
 Job = RLJob | SFTJob | EvalJob
+_PATHS = ("path", "working_dir", "py_modules")
 _UNION_TAGS = frozenset({"rl", "sft", "eval"})
 
 
@@ -96,11 +97,10 @@ def assign(tree: dict[str, Any], keys: list[str], value: Any) -> None:
     tree[keys[-1]] = value
 
 
-def _absolute(tree: Any, base: Path) -> Any:
-    """``tree`` with every relative text under a key ``path`` taken from ``base``."""
+def _absolute(tree: Any, base: Path, key: str = "") -> Any:
+    """``tree`` with every relative text under one of `_PATHS` taken from ``base``; URIs stay."""
     if isinstance(tree, dict):
-        return {
-            key: str((base / value).resolve()) if key == "path" and isinstance(value, str) else _absolute(value, base)
-            for key, value in tree.items()
-        }
-    return [_absolute(item, base) for item in tree] if isinstance(tree, list) else tree
+        return {name: _absolute(value, base, name) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_absolute(item, base, key) for item in tree]
+    return str((base / tree).resolve()) if key in _PATHS and isinstance(tree, str) and "://" not in tree else tree

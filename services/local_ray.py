@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from services.needs import Needs
 from volley.errors import HostError
@@ -16,11 +17,16 @@ ROOM_TO_SCALE = 16  # CPUs on top of what a job reserves on a head of its own: a
 
 
 @contextlib.contextmanager
-def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
+def ray_cluster(
+    needs: Needs, address: str | None = None, *, runtime_env: Mapping[str, Any] | None = None
+) -> Iterator[str]:
     """Connect to Ray for the length of the block; yields the cluster's address.
 
     With no ``address`` (and no ``RAY_ADDRESS``) a head is started on the loopback interface. Its CPU count is a
     scheduling figure, so it is raised to what the job reserves: more processes than cores share the cores.
+
+    Args:
+        runtime_env: what Ray brings to the processes of the run.
 
     Raises:
         HostError: no cluster answers at ``address``, or the one there lacks what the job needs.
@@ -35,10 +41,11 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
         _check_answers(address)
+    shipped = dict(runtime_env) if runtime_env else None
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
+            ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=shipped)
         else:
             ray.init(
                 address="local",
@@ -48,6 +55,7 @@ def ray_cluster(needs: Needs, address: str | None = None) -> Iterator[str]:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level="error",
+                runtime_env=shipped,
                 _node_ip_address="127.0.0.1",
             )
     except Exception as error:

@@ -25,6 +25,7 @@ from services.kept_groups import FILE as GROUPS_FILE
 from services.kept_groups import KeptGroup, packed, referred, unpacked
 from services.needs import needs_of
 from services.recorder import RunRecorder
+from services.runtime_env import code_is_here
 from services.start import start_all
 from services.state import Desired
 from services.steering import Steering
@@ -51,8 +52,7 @@ def prepare(job: RLJob) -> Prepared:
     """Read and check data, scorer and lengths; raises `JobError` for what can not be used."""
     prompts = read_prompts(job.data, job.model.path)
     heldout = read_prompts(job.evaluation.data, job.model.path) if job.evaluation else []
-    check_scorer(job.scorer, prompts)
-    check_scorer(job.scorer, heldout)
+    check_scorer(job.scorer, [*prompts, *heldout], code_is_here=code_is_here(job.runtime_env))
     tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
     encoded = encode_prompts(tokenizer, prompts, room=job.sampling.max_tokens, length=length)
     held = []

@@ -16,6 +16,7 @@ from services.needs import check_host, needs_of
 from services.outbox import Outbox
 from services.recorder import RunRecorder
 from services.run_folder import RunFolder
+from services.runtime_env import for_ray, make_importable
 from services.sinks.sinks import Sinks, check_sinks
 from services.stack import Stack, local_stack
 from services.state import RunRecord, RunState
@@ -49,6 +50,7 @@ def prepare(job: Job) -> Any:
         JobError: the data, the model, the scorer or a sink can not be used.
     """
     check_sinks(job.sinks)
+    make_importable(job.runtime_env)
     match job:
         case RLJob():
             return rl_run.prepare(job)
@@ -74,7 +76,10 @@ async def run_alone(
         try:
             needs = needs_of(job)
             check_host(needs, folder.path)
-            async with local_stack(needs, folder.logs, redis_url=redis_url, ray_address=ray_address) as stack:
+            shipped = for_ray(job.runtime_env)
+            async with local_stack(
+                needs, folder.logs, redis_url=redis_url, ray_address=ray_address, runtime_env=shipped
+            ) as stack:
                 return await run_on(stack, job, folder, display, prepared=prepared, checkpoint=checkpoint)
         except VolleyError as error:
             if folder.summary()["state"] == "starting":

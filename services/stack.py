@@ -1,9 +1,10 @@
 """The local stack: Redis and Ray, started if missing, ended with the block."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.local_ray import ray_cluster
 from services.local_redis import check_redis, embedded_redis
@@ -20,12 +21,18 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def local_stack(
-    needs: Needs, folder: Path, *, redis_url: str | None = None, ray_address: str | None = None
+    needs: Needs,
+    folder: Path,
+    *,
+    redis_url: str | None = None,
+    ray_address: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Stack]:
     """Redis at ``redis_url`` or embedded, Ray at ``ray_address`` or a local head; for the length of the block.
 
     Args:
         folder: where the embedded Redis keeps its data and log.
+        runtime_env: what Ray brings to the processes of the run.
 
     Raises:
         HostError: one of them does not answer or does not start.
@@ -35,4 +42,4 @@ async def local_stack(
             redis_url = await stack.enter_async_context(embedded_redis(folder / "redis", folder / "redis.log"))
         else:
             await check_redis(redis_url)
-        yield Stack(redis_url, stack.enter_context(ray_cluster(needs, ray_address)))
+        yield Stack(redis_url, stack.enter_context(ray_cluster(needs, ray_address, runtime_env=runtime_env)))

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, model_validator
 from volley.base import Resources, Spec
 from volley.data import DataSpec
 from volley.objectives import Objective, Schedule, check_schedule, resolve
+from volley.runtime_env import RuntimeEnvSpec
 from volley.scoring import ScorerSpec
 from volley.sinks import SinkSpec
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
@@ -113,6 +114,7 @@ class _Job(Spec):
     model: ModelSpec
     data: DataSpec
     sinks: tuple[SinkSpec, ...] = Field((), description="where metrics go besides metrics.jsonl")
+    runtime_env: RuntimeEnvSpec | None = Field(None, description="what Ray brings to the processes of the run")
 
 
 class _Sampled(_Job):

@@ -7,7 +7,7 @@ from typing import Any
 from reward_servers.scorers.base import Scorer
 from volley.plugins import SCORERS, ScorerPlugin, plugin_of, resolved
 from volley.records import Prompt
-from volley.scoring import FormatTerm, LengthTerm, ScorerSpec, SumScorer, Term
+from volley.scoring import FormatTerm, LengthTerm, PythonScorer, ScorerSpec, SumScorer, Term
 
 __all__ = ["Scorer", "build_scorer", "check_scorer"]
 
@@ -26,8 +26,11 @@ _KINDS = {  # imported when asked for: a worker starts with what its scorer need
 }
 
 
-def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt]) -> None:
+def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt], *, code_is_here: bool = True) -> None:
     """Refuse a scorer that does not exist or rows it can not use.
+
+    Args:
+        code_is_here: False where a function of the user's own only comes with the run's processes.
 
     Raises:
         JobError: names the import path, or the prompt and the field it lacks.
@@ -35,7 +38,7 @@ def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt]) -> None:
     parts = [part for part in _parts(spec) if not isinstance(part, LengthTerm | FormatTerm)]
     classes = [_class_of(part) for part in parts]
     for part, scorer in zip(parts, classes, strict=True):
-        if hasattr(scorer, "check"):
+        if hasattr(scorer, "check") and (code_is_here or not isinstance(part, PythonScorer)):
             scorer.check(part)
     for row in rows:
         for part, scorer in zip(parts, classes, strict=True):
