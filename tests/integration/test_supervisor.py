@@ -120,7 +120,7 @@ async def test_the_next_supervisor_counts_on_where_the_last_one_stopped(store: S
     await store.create(record("r"))
     for life in (1, 2, 3):
         async with supervised(store, ray, redis_url):
-            await until(lambda life=life: ("r", life) in ray.submitted)
+            await until(partial(ray.has_been_told, life))
             await store.put_observed("r", Observed(state="running", step=life, updated=time.time()))
         ray.states["r"] = "ended"
     assert ray.submitted == [("r", 1), ("r", 2), ("r", 3)]
