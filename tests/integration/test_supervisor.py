@@ -29,11 +29,13 @@ class FakeRay:
         self.submitted: list[tuple[str, int]] = []
         self.states: dict[str, JobStatus] = {}
         self.refuses = False
+        self.refused = 0
         self.dies_at_once = False
         self.stopped: list[str] = []
 
     async def submit(self, run_id: str, life: int) -> None:
         if self.refuses:
+            self.refused += 1
             raise HostError("no agent is up")
         self.submitted.append((run_id, life))
         self.states[run_id] = "ended" if self.dies_at_once else "alive"
@@ -147,7 +149,7 @@ async def test_a_refusal_of_ray_costs_no_life(store: Store, redis_url: str) -> N
     ray.refuses = True
     await store.create(record("r"))
     async with supervised(store, ray, redis_url):
-        await asyncio.sleep(0.5)
+        await until(lambda: ray.refused > 2 * BARREN_LIVES)
         assert (await store.observed("r")).state == "queued"
         ray.refuses = False
         await until(lambda: len(ray.submitted) == 1)
