@@ -3,8 +3,8 @@
     python -m benchmarks.control_plane.simulate [--actors 8 64 512 2048] [--out docs/figures] [--profile]
 
 Coordinator, slot buffer, ledger, pools, learner group, steering, heartbeat, recorder, outbox and an embedded Redis are
-the real ones; Ray's handles are coroutines that take as long as the real calls would (`cluster.py`). P is proportional to
-the actors. Each size runs in a process of its own. What a Ray call itself costs is measured by `ray_calls.py`.
+the real ones; Ray's handles are coroutines that take as long as the real calls would (`cluster.py`). P is proportional
+to the actors. Each size runs in a process of its own. What a Ray call itself costs is measured by `ray_calls.py`.
 """
 
 import argparse

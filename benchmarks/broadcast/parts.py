@@ -1,0 +1,159 @@
+"""What takes part in a broadcast: random models, a publishing rank, receivers with and without an engine."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import ray
+
+from actors.actor import Actor
+from actors.weight_files import WeightFile, closing_all
+from learner.rank import Rank
+from volley.records import WeightUpdate
+
+# Llama-shaped: width, inner width, layers, heads, key-value heads, vocabulary.
+SHAPES = {
+    "3M": (192, 640, 6, 6, 2, 512),
+    "100M": (768, 2048, 12, 12, 4, 16_384),
+    "1B": (2048, 5632, 22, 32, 4, 32_000),
+}
+
+
+def shape_of(size: str) -> dict[str, int]:
+    """Fields of ``LlamaConfig``."""
+    width, inner, layers, heads, kv_heads, vocabulary = SHAPES[size]
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width // heads,
+    }
+
+
+class Publisher(Rank):
+    """A learner rank without an optimiser: the model in ZeRO-3 shards, and the real ``publish``."""
+
+    def start_sharded(self, size: str, dtype: str) -> int:
+        """Make a random model under ZeRO-3; returns its bytes."""
+        import torch
+
+        self.open()
+        from learner.engine import join_ranks
+
+        join_ranks(self.rank, self.world, self.store, cuda=False, deadline_s=600)
+        import deepspeed
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, dtype))
+        with deepspeed.zero.Init(dtype=getattr(torch, dtype)):  # shards each parameter as it is made
+            model = LlamaForCausalLM(LlamaConfig(**shape_of(size), tie_word_embeddings=False))
+        torch.set_default_dtype(usual)
+        self.engine: Any = SimpleNamespace(module=SimpleNamespace(lm=model))
+        return sum(parameter.ds_numel * parameter.element_size() for parameter in model.parameters())
+
+    def published(self, version: int) -> tuple[WeightUpdate, float, float, float]:
+        """``publish``; its seconds, those of gathering alone, and the most private memory it took at any time, bytes.
+
+        The gathering is timed by itself, afterwards: the same buckets, and nothing done with them.
+        """
+        import deepspeed
+
+        from learner.weights import buckets
+
+        with private_peak() as peak:
+            begun = time.perf_counter()
+            update = self.publish(version)
+            seconds = time.perf_counter() - begun
+        if update is None:
+            raise RuntimeError("a first rank publishes")
+        begun = time.perf_counter()
+        for bucket in buckets(self._lm, self._bucket_bytes):
+            with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
+                pass
+        return update, seconds, time.perf_counter() - begun, peak[0]
+
+    def save_to_disk(self, source: Path, folder: Path) -> float:
+        """Write a checkpoint in Hugging Face format as the learner exports one; seconds. Nothing is forced to disk."""
+        from learner.weights import export
+
+        begun = time.perf_counter()
+        export(self._lm, source, folder, self._bucket_bytes, write=True)
+        return time.perf_counter() - begun
+
+
+class Receiver:
+    """An actor without an engine: takes weights to where an engine would open them."""
+
+    def receive(self, update: WeightUpdate) -> float:
+        """From the object store; seconds."""
+        begun = time.perf_counter()
+        with closing_all() as files:
+            for bucket in update.buckets:
+                files.append(WeightFile(ray.get(bucket.ref, timeout=600)))
+        return time.perf_counter() - begun
+
+    def read(self, folder: Path) -> float:
+        """From a checkpoint on disk; seconds."""
+        begun = time.perf_counter()
+        with closing_all() as files:
+            for file in folder.glob("*.safetensors"):
+                files.append(WeightFile(np.fromfile(file, dtype=np.uint8)))
+        return time.perf_counter() - begun
+
+
+class DiskActor(Actor):
+    """An actor that can also be told to reload its engine from disk, generation paused meanwhile."""
+
+    async def reload(self, folder: Path) -> float:
+        """Seconds generation stood still."""
+        llm: Any = self._running._llm
+        begun = time.perf_counter()
+        await llm.pause_generation(mode="keep", clear_cache=False)
+        await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        await llm.resume_generation()
+        return time.perf_counter() - begun
+
+
+@contextmanager
+def private_peak(every: float = 0.001) -> Iterator[list[float]]:
+    """The most memory that is this process's own (not the object store's) beyond what it had before, bytes."""
+    before, peak, ended = _private(), [0.0], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(every):
+            peak[0] = max(peak[0], _private() - before)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _private() -> float:
+    with open(f"/proc/{os.getpid()}/status", encoding="ascii") as file:  # noqa: PTH123
+        line = next(line for line in file if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024.0
+
+
+def copy_seconds(nbytes: int) -> float:
+    """Copying as many bytes from memory to memory, the better of three; memory that was touched before."""
+    source, target = np.ones(nbytes, dtype=np.uint8), np.zeros(nbytes, dtype=np.uint8)
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        times.append(time.perf_counter() - begun)
+    return min(times)

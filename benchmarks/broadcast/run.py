@@ -1,0 +1,268 @@
+"""New weights on their way to the actors, against a checkpoint on disk and against a plain copy in memory.
+
+    python -m benchmarks.broadcast.run [--sizes 3M 100M 1B] [--receivers 1 2 4] [--rounds 5] [--out docs/figures]
+
+The publisher is a learner rank with a random Llama-shaped model in ZeRO-3 shards. Up to two receivers of 3M and 100M
+are real actors with vLLM engines; beyond that, and at 1B, receivers take the weights to the engine's door only, which
+the table says. On disk, the learner saves a Hugging Face folder and each engine reloads it in place; the files never
+leave the page cache, which is the best case of that way.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from actors import member as member_module
+from actors.config import ActorConfig, GenerateRequest
+from actors.pool import ActorPool
+from actors.weight_files import available_memory
+from benchmarks.broadcast.parts import DiskActor, Publisher, Receiver, copy_seconds, shape_of
+from benchmarks.objectives.report import print_table
+from learner.config import LearnerConfig
+from tests.models import tiny_llama
+from volley.job import ActorsSpec, ModelSpec
+from volley.records import WeightUpdate
+from volley.update import LearnerSpec, Optimizer
+
+REAL_SIZES, REAL_RECEIVERS = ("3M", "100M"), 2
+BUCKET_MB = 64
+UPDATE_EVERY = 2.0  # seconds, of the stall share
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds; seconds.
+
+    Attributes:
+        engines: whether receivers are real actors that serve the weights at the end.
+        publish: of the learner rank, which can not step meanwhile; ``gather``: of gathering the same buckets alone.
+        receive: until the last receiver has them.
+        stall: the longest an engine stood still.
+        disk: save, then reload in place; ``restart`` is save, then a new engine.
+        copy: of the same bytes in memory, for each receiver one after the other.
+        private_mb: most memory of its own the publisher took beyond what it had.
+    """
+
+    size: str
+    receivers: int
+    engines: bool
+    mb: float
+    publish: float
+    gather: float
+    receive: float
+    stall: float
+    disk: float
+    restart: float
+    copy: float
+    private_mb: float
+
+    @property
+    def total(self) -> float:
+        return self.publish + self.receive
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=["3M", "100M", "1B"], default=["3M", "100M", "1B"])
+    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--stall-seconds", type=float, default=20.0, help="length of the stall measurement at 3M")
+    parser.add_argument("--out", type=Path, help="folder for broadcast.json")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    share = None
+    for size in options.sizes:
+        found, stalled = asyncio.run(measure(size, options))
+        report(found, stalled)
+        rows += found
+        share = stalled if stalled is not None else share
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"rows": [asdict(row) for row in rows], "stall_share": share}, indent=1)
+        (options.out / "broadcast.json").write_text(text + "\n")
+
+
+def report(rows: list[Row], share: float | None) -> None:
+    """The table and the targets."""
+    print_table(
+        [
+            "size", "receivers", "MB", "publish s", "of it gather s", "receive s", "stall s", "disk s", "restart s",
+            "disk / ours", "restart / ours", "ours / copy", "private MB",
+        ],
+        [
+            [
+                row.size, f"{row.receivers} {'engines' if row.engines else 'to the door'}", f"{row.mb:.0f}",
+                row.publish, row.gather, row.receive, row.stall if row.engines else "-", row.disk,
+                row.restart if row.engines else "-", f"{row.disk / row.total:.1f}x",
+                f"{row.restart / row.total:.0f}x" if row.engines else "-", f"{row.total / row.copy:.1f}x",
+                f"{row.private_mb:.0f}",
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
+    if share is not None:
+        print(f"3M, an update every {UPDATE_EVERY:g} s under generation: stalled {share:.2%} of the time (target 2%)")
+
+
+async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], float | None]:
+    """All rows of one size, and the stall share where it is 3M's."""
+    dtype, nbytes = ("bfloat16", 2.3e9) if size == "1B" else ("float32", 4.5e8)
+    ray.init(
+        address="local", num_cpus=16, object_store_memory=int(2.5 * nbytes), include_dashboard=False,
+        log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(size, dtype, Path(scratch), options.rounds)
+        try:
+            return await bench.rows(options.receivers, options.stall_seconds)
+        finally:
+            await bench.stop()
+            ray.shutdown()
+
+
+class Bench:
+    """The publisher of one size, and its receivers."""
+
+    def __init__(self, size: str, dtype: str, scratch: Path, rounds: int) -> None:
+        self.size, self.dtype, self.scratch, self.rounds = size, dtype, scratch, rounds
+        self.version = 0
+        self.pool: ActorPool | None = None
+        model = ModelSpec(path=scratch / "model", dtype=dtype)
+        config = LearnerConfig(model, LearnerSpec(bucket_mb=BUCKET_MB), Optimizer(), 1, 0, scratch / "logs")
+        self.publisher: Any = ray.remote(num_cpus=1, concurrency_groups={"control": 1})(Publisher).remote(
+            config, 0, scratch / "logs" / "rank.log"
+        )
+        self.nbytes = 0
+
+    async def rows(self, counts: list[int], stall_seconds: float) -> tuple[list[Row], float | None]:
+        self.nbytes = await self.publisher.start_sharded.remote(self.size, self.dtype)
+        real = [count for count in counts if self.size in REAL_SIZES and count <= REAL_RECEIVERS]
+        rows, share = [], None
+        tiny_llama(self.scratch / "model", **({} if self.size == "1B" else shape_of(self.size)))
+        for count in sorted(real, reverse=True):
+            await self._engines(count)
+            rows.append(await self._row(count, engines=True))
+        if real and self.size == "3M":
+            share = await self._stall_share(stall_seconds)
+        if self.pool is not None:
+            await self.pool.stop()
+            self.pool = None
+        for count in counts:
+            if count in real:
+                continue
+            if (free := available_memory() or 0) < (needed := int((count + 2.5) * self.nbytes)):
+                print(
+                    f"{self.size}, {count} receivers: skipped, {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free"
+                )
+                continue
+            rows.append(await self._row(count, engines=False))
+        return sorted(rows, key=lambda row: row.receivers), share
+
+    async def stop(self) -> None:
+        if self.pool is not None:
+            await self.pool.stop()
+
+    async def _engines(self, count: int) -> None:
+        """Serve with ``count`` actors."""
+        if self.pool is not None:
+            return await self.pool.scale(count)
+        member_module._RemoteActor = ray.remote(max_restarts=0, max_task_retries=0)(DiskActor)
+        spec = ActorsSpec(count=count, cpus=1, kv_cache_gb=0.25, max_num_seqs=64, start_deadline_s=600)
+        model = ModelSpec(path=self.scratch / "model", dtype=self.dtype)
+        self.pool = await ActorPool.start(ActorConfig(model, spec, 256, 0, self.scratch / "logs"))
+        return None
+
+    async def _row(self, count: int, *, engines: bool) -> Row:
+        receivers = [] if engines else [ray.remote(Receiver).options(num_cpus=0.1).remote() for _ in range(count)]
+        samples = []
+        for number in range(self.rounds + 1):
+            sample = await (self._engine_round() if engines else self._plain_round(receivers))
+            if number:  # the first one touches everything for the first time
+                samples.append(sample)
+        for receiver in receivers:
+            ray.kill(receiver)
+        publish, gather, private, receive, stall, save, reload = map(statistics.median, zip(*samples, strict=True))
+        start = max((info.start_seconds for info in self.pool.infos), default=0.0) if self.pool else 0.0
+        return Row(
+            size=self.size,
+            receivers=count,
+            engines=engines,
+            mb=self.nbytes / 1e6,
+            publish=publish,
+            gather=gather,
+            receive=receive,
+            stall=stall,
+            disk=save + reload,
+            restart=save + start,
+            copy=count * copy_seconds(self.nbytes),
+            private_mb=private / 1e6,
+        )
+
+    async def _publish(self) -> tuple[WeightUpdate, float, float, float]:
+        self.version += 1
+        update, seconds, gather, private = await self.publisher.published.remote(self.version)
+        return update, seconds, gather, private
+
+    async def _save(self) -> tuple[Path, float]:
+        folder = self.scratch / "checkpoint"
+        shutil.rmtree(folder, ignore_errors=True)
+        return folder, await self.publisher.save_to_disk.remote(self.scratch / "model", folder)
+
+    async def _engine_round(self) -> tuple[float, ...]:
+        if self.pool is None:
+            raise RuntimeError("the engines are started first")
+        update, publish, gather, private = await self._publish()
+        report = await self.pool.broadcast(update)
+        folder, save = await self._save()
+        begun = time.perf_counter()
+        await asyncio.gather(*(member._handle.reload.remote(folder) for member in self.pool._serving))
+        return publish, gather, private, report.seconds, report.stall_seconds, save, time.perf_counter() - begun
+
+    async def _plain_round(self, receivers: list[Any]) -> tuple[float, ...]:
+        update, publish, gather, private = await self._publish()
+        begun = time.perf_counter()
+        await asyncio.gather(*(receiver.receive.remote(update) for receiver in receivers))
+        receive = time.perf_counter() - begun
+        del update
+        folder, save = await self._save()
+        begun = time.perf_counter()
+        await asyncio.gather(*(receiver.read.remote(folder) for receiver in receivers))
+        return publish, gather, private, receive, 0.0, save, time.perf_counter() - begun
+
+    async def _stall_share(self, seconds: float) -> float:
+        """Share of the time an engine stands still, at one update every two seconds while it generates."""
+        if self.pool is None:
+            raise RuntimeError("the engines are started first")
+        pool, ends = self.pool, time.perf_counter() + seconds
+        prompt_p = np.arange(3, 15, dtype=np.int32)
+
+        async def generate(first: int) -> None:
+            number = first
+            while time.perf_counter() < ends:
+                await pool.generate(GenerateRequest(number, str(number), prompt_p, 16, 1.0, 1.0, 128))
+                number += 4
+
+        begun, stalled = time.perf_counter(), 0.0
+        async with asyncio.TaskGroup() as tasks:
+            for first in range(4):
+                tasks.create_task(generate(first))
+            while time.perf_counter() < ends:
+                due = time.perf_counter() + UPDATE_EVERY
+                update, *_ = await self._publish()
+                stalled += (await pool.broadcast(update)).stall_seconds
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        return stalled / (time.perf_counter() - begun)
+
+
+if __name__ == "__main__":
+    main()
