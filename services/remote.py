@@ -26,6 +26,7 @@ from services.stack_state import StackFolder
 from volley.errors import HostError, JobError, VolleyError
 
 CALL_SECONDS = 30.0
+CHECK_SECONDS = 150.0  # the server reads data, tokenizer and scorer of a new job, which it bounds itself
 SILENCE_SECONDS = 45.0  # of a live stream, which says something every 15 s
 AWAY_SECONDS = 120.0  # a live view waits so long for a server that is gone
 RETRY_SECONDS = 1.0
@@ -124,11 +125,13 @@ class Remote:
     def create(self, job: Mapping[str, Any], tags: Mapping[str, str], key: str | None = None) -> dict[str, Any]:
         """The new run, or the one that the same idempotency ``key`` made before."""
         headers = {"Idempotency-Key": key} if key else {}
-        return self._json("POST", "/v1/runs", json={"job": dict(job), "tags": dict(tags)}, headers=headers)
+        return self._json(
+            "POST", "/v1/runs", json={"job": dict(job), "tags": dict(tags)}, headers=headers, timeout=CHECK_SECONDS
+        )
 
     def check(self, job: Mapping[str, Any]) -> None:
         """Raises `Refused` for a job the server could not run."""
-        self._json("POST", "/v1/jobs/check", json={"job": dict(job)})
+        self._json("POST", "/v1/jobs/check", json={"job": dict(job)}, timeout=CHECK_SECONDS)
 
     def runs(self, limit: int, **filters: Any) -> list[dict[str, Any]]:
         """Summaries of runs, newest first, at most ``limit``."""
