@@ -57,9 +57,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *_RAW]
-                if scope["path"].startswith("/v1/"):
-                    message["headers"].append((b"cache-control", b"no-store"))
+                # The dashboard's files are asked for again each time, and answered with 304: they change with a release.
+                caching = b"no-store" if scope["path"].startswith("/v1/") else b"no-cache"
+                message["headers"] = [*message.get("headers", ()), *_RAW, (b"cache-control", caching)]
             await send(message)
 
         try:

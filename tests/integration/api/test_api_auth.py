@@ -187,5 +187,4 @@ async def test_every_answer_has_the_security_headers(api: Api) -> None:
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
-        if path.startswith("/v1/"):
-            assert headers["cache-control"] == "no-store"
+        assert headers["cache-control"] == ("no-store" if path.startswith("/v1/") else "no-cache")
