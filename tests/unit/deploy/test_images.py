@@ -100,7 +100,7 @@ def _input(role: str) -> Path:
 
 
 IMPORTS = {
-    "head": ("services.driver", "services.supervisor", "services.stack_up", "services.cli"),
+    "head": ("services.driver", "services.api.serve", "services.stack_up", "services.cli"),
     "reward": ("reward_servers.worker", "reward_servers.http"),
     "actor-cpu": ("actors.actor",),
     "learner-cpu": ("learner.rank",),
