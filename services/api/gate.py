@@ -57,7 +57,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # The dashboard's files are asked for again each time, and answered with 304: they change with a release.
+                # Files of the dashboard change with a release: browsers ask for them again, and are answered with 304.
                 caching = b"no-store" if scope["path"].startswith("/v1/") else b"no-cache"
                 message["headers"] = [*message.get("headers", ()), *_RAW, (b"cache-control", caching)]
             await send(message)
