@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from redis.exceptions import RedisError
 
+from services.start import cancel_all
 from services.state import Observed
 from services.store import STREAMS, answer, connect, run_key
 from volley.errors import HostError
@@ -74,9 +75,9 @@ class Outbox:
             log.error("Redis stayed away: %d writes of run %s are in its folder only", len(self._queue), self.run_id)
         finally:
             if self._sending is not None:
-                self._sending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._sending
+                await cancel_all((self._sending,))
+                if not self._sending.cancelled():
+                    self._sending.result()  # it ended by an error
             await self._redis.aclose()
 
     def add(self, stream: str, *entries: Mapping[str, Any]) -> None:

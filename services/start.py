@@ -1,9 +1,12 @@
-"""Start roles side by side, and be sure that each is stopped."""
+"""Start roles and tasks side by side, and be sure that each is stopped."""
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
+
+
+CANCEL_AGAIN_SECONDS = 1.0
 
 
 class Stoppable(Protocol):
@@ -33,6 +36,19 @@ async def start_all(stack: contextlib.AsyncExitStack, *starts: Coroutine[Any, An
     except BaseExceptionGroup as group:
         raise first_error(group) from group
     return [task.result() for task in entering]
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel ``tasks`` until all have ended; how they ended is theirs to tell.
+
+    Once is not enough: redis-py sends within `asyncio.wait_for`, which before Python 3.12 drops a cancellation that
+    comes as the sending ends, and a loop then goes on for ever.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_SECONDS)
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

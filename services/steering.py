@@ -20,7 +20,7 @@ from services.coordinator import Coordinator
 from services.desired import read_desired, write_desired
 from services.recorder import RunRecorder
 from services.run_folder import RunFolder
-from services.start import first_error
+from services.start import cancel_all, first_error
 from services.state import Desired, WorkerView
 from services.store import Store
 from volley.errors import HostError, JobError, VolleyError
@@ -100,8 +100,7 @@ class Steering:
                 try:
                     yield
                 finally:
-                    for task in steering:
-                        task.cancel()
+                    await cancel_all(steering)
                     await self._tell_deaths()
         except BaseExceptionGroup as group:
             raise first_error(group) from group

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from services.foreground import run_in_foreground
-from services.start import start_all
+from services.start import cancel_all, start_all
 from volley.errors import HostError
 
 
@@ -84,3 +84,29 @@ def test_without_a_signal_the_result_comes_back() -> None:
         return 7
 
     assert run_in_foreground(main()) == 7
+
+
+async def test_a_loop_ends_although_a_cancellation_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.11's `asyncio.wait_for` loses one that comes when what it waits for has just ended."""
+    monkeypatch.setattr("services.start.CANCEL_AGAIN_SECONDS", 0.01)
+    lost = 0
+
+    async def loop() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                lost += 1
+                if lost > 2:
+                    raise
+
+    async def fails() -> None:
+        raise HostError("gone")
+
+    tasks = [asyncio.create_task(loop()), asyncio.create_task(fails())]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(cancel_all(tasks), 5)
+    assert lost == 3
+    assert tasks[0].cancelled()
+    assert isinstance(tasks[1].exception(), HostError)
