@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
-
 CANCEL_AGAIN_SECONDS = 1.0
 
 
