@@ -75,6 +75,7 @@ def decontaminate(
     threshold: Annotated[float, typer.Option(help="share of an evaluation prompt's n-grams, over 0, up to 1")] = 0.5,
     report: Annotated[Path | None, typer.Option(help="write every overlap, JSON")] = None,
     recipe: Recipe = None,
+    prompt_field: Annotated[str, typer.Option(help="field that holds the prompt, in all sets")] = "prompt",
     against_recipe: Annotated[str | None, typer.Option(help="published layout of the evaluation sets")] = None,
 ) -> None:
     """Which training prompts overlap with an evaluation set, and the training set without them."""
@@ -82,8 +83,9 @@ def decontaminate(
     from services.data.files import write_prompts, write_report
     from services.data.prompts import read_prompts
 
-    training = read_prompts(_spec({"path": train, "recipe": recipe}))
-    evaluation = [p for path in against for p in read_prompts(_spec({"path": path, "recipe": against_recipe}))]
+    training = read_prompts(_spec({"path": train, "recipe": recipe, "prompt_field": prompt_field}))
+    fields = {"recipe": against_recipe, "prompt_field": prompt_field}
+    evaluation = [prompt for path in against for prompt in read_prompts(_spec({"path": path, **fields}))]
     found = _valid(
         lambda: find_contaminated(
             (problem_text(prompt) for prompt in training),
@@ -99,7 +101,12 @@ def decontaminate(
     if out is not None:
         write_prompts(out, [prompt for index, prompt in enumerate(training) if index not in dropped])
     rows = [
-        {"id": training[each.index].id, "against": each.against, "overlap": each.overlap, "exact": each.exact}
+        {
+            "id": str(training[each.index].reference.get("id", training[each.index].id)),
+            "against": each.against,
+            "overlap": each.overlap,
+            "exact": each.exact,
+        }
         for each in found
     ]
     if report is not None:

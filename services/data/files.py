@@ -14,7 +14,7 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     try:
         with path.open("x", encoding="utf-8") as file:
             for prompt in prompts:
-                row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
+                row = {"id": prompt.id, **prompt.reference, "prompt": prompt.text}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     except FileExistsError:
         raise JobError(f"{path} exists: name another file, or remove it") from None

@@ -182,7 +182,8 @@ def _json(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:
 
 def _csv(path: Path, stream: IO[bytes], delimiter: str, bad: Bad) -> Iterator[Row]:
     csv.field_size_limit(min(sys.maxsize, MAX_LINE))
-    lines = csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+    lines = csv.reader(text, delimiter=delimiter, strict=True)
     header: list[str] | None = None
     try:
         for cells in lines:
@@ -198,6 +199,8 @@ def _csv(path: Path, stream: IO[bytes], delimiter: str, bad: Bad) -> Iterator[Ro
         raise DataError(path, lines.line_num + 1, "not UTF-8: save the file as UTF-8") from error
     except csv.Error as error:
         raise DataError(path, lines.line_num, f"not CSV: {error}") from error
+    finally:
+        text.close()
 
 
 def _header(path: Path, cells: list[str]) -> list[str]:

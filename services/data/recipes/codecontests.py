@@ -50,6 +50,8 @@ def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
         "id": text(row, "name"),
         "problem": description,
         "tests": checked_tests(tests, options, FEWEST_TESTS),
+        "starter": "",
+        "function": "",
         "reads_stdin": True,
         "rating": f"{int(rating) // 400 * 400}+" if rating else "unrated",
         "source": _source(optional(row, "source")),

@@ -4,8 +4,8 @@ import pytest
 
 from services.data.mixture import Order
 from services.data.prompts import read_prompts
+from volley.data import DataSpec
 from volley.errors import DataError, JobError
-from volley.job import DataSpec
 
 
 def write(folder: Path, *lines: str | bytes) -> Path:

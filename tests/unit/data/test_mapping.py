@@ -1,0 +1,174 @@
+"""Fields, filters, tags, templates and chat templates; mixtures of files; the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli import app
+from services.data.prompts import read_prompts
+from services.data.report import DropReport
+from tests.models import character_tokenizer, tiny_llama
+from volley.data import DataSpec
+from volley.errors import DataError, JobError
+
+ROWS = [
+    {"q": "one", "a": "1", "meta": {"level": 1, "tags": ["x", "y"]}, "tests": '[{"stdin": "1"}]'},
+    {"q": "two", "a": "22", "meta": {"level": 5, "tags": []}, "tests": "[]"},
+    {"q": "three", "a": None, "meta": {"level": "10"}, "tests": "[]"},
+]
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}? {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant?{% endif %}"
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path / "x.jsonl"
+
+
+def read(path: Path, **options: Any) -> Any:
+    return read_prompts(DataSpec.model_validate({"path": path, "prompt_field": "q", **options}))
+
+
+def test_fields_are_renamed_by_path_and_texts_of_json_decoded(path: Path) -> None:
+    first = read(path, fields={"answer": "a", "level": "meta.level"}, json_fields=["tests"], tags=["level"])[0]
+    assert (first.reference["answer"], first.reference["level"]) == ("1", 1)
+    assert first.reference["tests"] == [{"stdin": "1"}]
+    assert first.tags == {"level": "1"}
+    assert read(path, tags=["meta.tags"], take=1)[0].tags == {"meta.tags": "x,y"}
+    with pytest.raises(DataError, match=r"x\.jsonl:2: no field 'meta.none'|x\.jsonl:1: no field 'meta.none'"):
+        read(path, fields={"z": "meta.none"})
+    with pytest.raises(DataError, match=r":1: field 'q' is not JSON"):
+        read(path, json_fields=["q"])
+    with pytest.raises(DataError, match=r"tag 'meta' is an object; name one of its fields: meta.level"):
+        read(path, tags=["meta"])
+
+
+@pytest.mark.parametrize(
+    ("field", "op", "value", "kept"),
+    [
+        ("meta.level", ">=", 5, ["two", "three"]),
+        ("meta.level", "<", 5, ["one"]),
+        ("meta.level", "==", 10, ["three"]),
+        ("meta.level", "in", [1, 10], ["one", "three"]),
+        ("meta.level", "not in", [1, 10], ["two"]),
+        ("a", "==", "22", ["two"]),
+        ("a", "!=", "22", ["one", "three"]),
+        ("a", "==", None, ["three"]),
+        ("a", "present", True, ["one", "two"]),
+        ("a", "present", False, ["three"]),
+        ("a", ">", 3, ["two"]),
+        ("q", "contains", "t", ["two", "three"]),
+        ("meta.tags", "contains", "y", ["one"]),
+        ("q", "length <=", 3, ["one", "two"]),
+        ("meta.tags", "length >=", 1, ["one"]),
+        ("missing", "<", 3, []),
+    ],
+)
+def test_filters(path: Path, field: str, op: str, value: Any, kept: list[str]) -> None:
+    options = {"filters": [{"field": field, "op": op, "value": value}]}
+    if not kept:
+        with pytest.raises(JobError, match="has no rows"):
+            read(path, **options)
+        return
+    assert [prompt.text for prompt in read(path, **options)] == kept
+
+
+def test_what_filters_drop_is_reported(path: Path) -> None:
+    report = DropReport()
+    spec = {"path": path, "prompt_field": "q", "filters": [{"field": "meta.level", "op": "<", "value": 3}]}
+    read_prompts(DataSpec.model_validate(spec), report=report)
+    assert report.as_json() == {
+        "read": 3,
+        "dropped": [{"reason": "filter meta.level < 3", "count": 2, "first": [f"{path}:2", f"{path}:3"]}],
+    }
+
+
+def test_templates_see_the_row_and_nothing_else(path: Path) -> None:
+    assert read(path, template="Q: {{ q }} ({{ meta.level }})\n")[1].text == "Q: two (5)\n"
+    with pytest.raises(DataError, match=r":1: template: 'nothing' is undefined"):
+        read(path, template="{{ nothing }}")
+    with pytest.raises(DataError, match=r":1: template: .*unsafe"):
+        read(path, template="{{ q.__class__.__mro__ }}")
+    with pytest.raises(JobError, match="line 1"):
+        read(path, template="{% if %}")
+    with pytest.raises(DataError, match=r":1: the rendered template is empty"):
+        read(path, template="{# nothing #}")
+
+
+def test_a_chat_prompt_has_the_tokens_of_the_models_own_template(path: Path, tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "model")
+    with pytest.raises(JobError, match="no chat template"):
+        read_prompts(DataSpec.model_validate({"path": path, "prompt_field": "q", "chat": {}}), model)
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(model)
+    spec = DataSpec.model_validate({"path": path, "prompt_field": "q", "chat": {"system": "be brief"}})
+    prompt = read_prompts(spec, model)[0]
+    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
+    wanted = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert tokenizer(prompt.text).input_ids == wanted
+    with pytest.raises(JobError, match="needs the model's tokenizer"):
+        read_prompts(spec)
+
+
+def test_a_mixture_names_its_prompts_and_says_which_source_is_empty(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "y.jsonl").write_text('{"prompt": "y"}\n')
+    sources: list[dict[str, Any]] = [
+        {"name": "main", "weight": 3, "path": path, "prompt_field": "q"},
+        {"name": "more", "weight": 1, "path": tmp_path / "y.jsonl"},
+    ]
+    prompts = read_prompts(DataSpec.model_validate({"sources": sources}))
+    assert [prompt.id for prompt in prompts] == ["main/x:1", "main/x:2", "main/x:3", "more/y:1"]
+    assert prompts[3].tags == {"dataset": "more"}
+    sources[1]["filters"] = [{"field": "z", "op": "present"}]
+    with pytest.raises(JobError, match=r"source more .* has no rows"):
+        read_prompts(DataSpec.model_validate({"sources": sources}))
+
+
+def test_check_tells_all_bad_rows_up_to_fifty(tmp_path: Path) -> None:
+    rows = ['{"prompt": "a", "id": 1}', "no", '{"prompt": 3}', '{"prompt": "a"}']
+    (tmp_path / "x.jsonl").write_text("\n".join(rows))
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "x.jsonl")])
+    assert result.exit_code == 1
+    assert "2 prompts of 3 rows" in result.output
+    assert "1 prompts repeat" in result.output
+    assert "x.jsonl:2: not JSON" in result.output
+    assert "x.jsonl:3: field 'prompt' is a int" in result.output
+    (tmp_path / "y.jsonl").write_text("no\n" * 80)
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "y.jsonl")])
+    assert "bad rows: 50 or more" in result.output
+    assert "y.jsonl:50:" in result.output
+
+
+def test_check_counts_tokens_with_a_model(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "abc"}\n{"prompt": "abcde"}\n')
+    model = tiny_llama(tmp_path / "model")
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "p.jsonl"), "--model", str(model)])
+    assert result.exit_code == 0, result.output
+    assert "tokens      least 4, median 5, 99% 5, most 6, in all 10" in result.output
+
+
+def test_convert_and_decontaminate_from_the_command_line(tmp_path: Path) -> None:
+    fixtures = Path(__file__).parents[2] / "fixtures" / "data"
+    out, clean, report = tmp_path / "math.jsonl", tmp_path / "clean.jsonl", tmp_path / "report.json"
+    invoke = CliRunner().invoke
+    result = invoke(app, ["data", "convert", "math", str(fixtures / "math/train"), str(out)])
+    assert result.exit_code == 0, result.output
+    assert "3 prompts of 4 rows" in result.output
+    assert "tags: [level, subject]" in result.output
+    spec = DataSpec.model_validate({"path": out, "id_field": "id", "tags": ["level", "subject"]})
+    assert read_prompts(spec)[0].tags == {"level": "1", "subject": "Algebra"}
+    (tmp_path / "eval.jsonl").write_text('{"prompt": "WRITE 0.375 as a fraction, in lowest terms"}\n')
+    command = ["data", "decontaminate", str(out), "--against", str(tmp_path / "eval.jsonl")]
+    result = invoke(app, [*command, "--out", str(clean), "--report", str(report)])
+    assert result.exit_code == 0, result.output
+    assert "1 of 3 prompts overlap: 1 exactly" in result.output
+    assert [prompt.id for prompt in read_prompts(DataSpec(path=clean, id_field="id"))] == ["algebra/1", "geometry/1"]
+    assert json.loads(report.read_text())["overlaps"][0]["id"] == "algebra/2"
+    assert isinstance(invoke(app, ["data", "convert", "math", str(fixtures), str(out)]).exception, JobError)
