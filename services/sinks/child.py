@@ -5,6 +5,7 @@ What was standard output: a line for each of them, ``{}`` when it is done, ``{"p
 The libraries may print: their output goes to standard error, which is the sink's log.
 """
 
+import ctypes
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ from services.sinks.base import Sink, SinkRow, SinkRun
 from volley.sinks import SinkSpec
 
 CLASSES = {"mlflow": "mlflow:MLflow", "tensorboard": "tensorboard:TensorBoard", "wandb": "wandb:Wandb"}
+PR_SET_PDEATHSIG = 1
 ORPHAN_SECONDS = 60  # to close in order when the run's process is gone
 SETTINGS = {  # short waits, and nothing is told to anybody but the sink
     "GIT_PYTHON_REFRESH": "quiet",
@@ -34,6 +36,8 @@ SETTINGS = {  # short waits, and nothing is told to anybody but the sink
 
 def main() -> int:
     """The exit code: 1 after a problem, which was told."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(ORPHAN_SECONDS))  # whose default is the end of this process
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -61,7 +65,6 @@ def _serve(answers: Any) -> None:
             print("{}", file=answers)
             return
         print("{}", file=answers)
-    signal.alarm(ORPHAN_SECONDS)  # its default is the end of this process
     sink.close("failed")
 
 

@@ -68,8 +68,7 @@ class Feed:
     def _add(self, message: SinkRow | int) -> None:
         self._waiting.append(message)
         if len(self._waiting) > MOST:
-            self._waiting.popleft()
-            self.lost += 1
+            self.lost += isinstance(self._waiting.popleft(), SinkRow)
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name=f"sink {self.name}")
         self._wake.set()

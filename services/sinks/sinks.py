@@ -15,7 +15,7 @@ from volley.errors import JobError
 from volley.job import EvalJob, RLJob, SFTJob
 from volley.sinks import SinkSpec
 
-CLOSE_SECONDS = 30.0  # a server gets so long for what is left
+CLOSE_SECONDS = 30.0  # for what is left; a run that was stopped or failed waits a third of it
 PACKAGES = {"mlflow": "mlflow-skinny", "tensorboard": "tensorboard", "wandb": "wandb"}
 
 
@@ -72,7 +72,8 @@ class Sinks:
     ) -> None:
         stopped = isinstance(error, RunStopped | asyncio.CancelledError)
         end = "done" if error is None else "stopped" if stopped else "failed"
-        await asyncio.gather(*(feed.close(end, CLOSE_SECONDS) for feed in self._feeds))
+        seconds = CLOSE_SECONDS if error is None else CLOSE_SECONDS / 3
+        await asyncio.gather(*(feed.close(end, seconds) for feed in self._feeds))
         for feed in self._feeds:
             if feed.lost:
                 await self._report(f"sink {feed.name}: {feed.lost} rows did not get there; the run folder has them")

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -218,7 +220,7 @@ async def test_a_sink_that_hangs_is_killed_at_the_end(folder: RunFolder, monkeyp
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(1000)\n")
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setattr(sinks_module, "CLOSE_SECONDS", 3.0)
+    monkeypatch.setattr(sinks_module, "CLOSE_SECONDS", 9.0)
     told = Told()
     began = time.monotonic()
     with contextlib.suppress(RunStopped):
@@ -253,6 +255,21 @@ async def test_rows_that_nobody_takes_do_not_pile_up_for_ever(
         for step in range(8):
             sinks.step(metrics(step, 1.0))
     assert told.problems[-1].startswith("sink tensorboard: 8 rows did not get there")
+
+
+def test_a_sink_whose_run_is_gone_closes_and_ends(folder: RunFolder) -> None:
+    run = {"id": "small-1", "name": "small", "folder": str(folder.path), "job": {}, "step": 0}
+    opening = {"spec": {"kind": "tensorboard"}, "run": run, "memory": str(folder.path / "memory.json")}
+    row = {"kind": "step", "number": 0, "time": 1e9, "values": {"loss": 2.5}}
+    told = "".join(json.dumps(each) + "\n" for each in (opening, {"rows": [row]}))
+    command = [sys.executable, "-m", "services.sinks.child"]
+    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "{}\n{}\n"
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder.path / "tensorboard" / "train"))
+    events.Reload()
+    assert [each.value for each in events.Scalars("loss")] == [2.5]
 
 
 async def test_a_run_without_a_step_starts_no_process(folder: RunFolder) -> None:
