@@ -16,15 +16,21 @@ from volley.job import EvalJob, ModelSpec
 PREFIX = "param/lm."
 
 
+class NoCheckpoint(JobError):
+    """The run has no such checkpoint."""
+
+    exit_code = 3
+
+
 def find_checkpoint(folder: RunFolder, step: int | None) -> Path:
-    """The run's checkpoint after ``step`` steps, or its newest; raises `JobError` where there is none."""
+    """The run's checkpoint after ``step`` steps, or its newest; raises `NoCheckpoint` where there is none."""
     there = complete_checkpoints(folder)
     if step is not None:
         there = [each for each in there if steps_of(each) == step]
     if not there:
         which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         kept = ", ".join(str(steps_of(each)) for each in complete_checkpoints(folder))
-        raise JobError(f"{folder.path} has {which}{f'; it has {kept}' if kept else ''}")
+        raise NoCheckpoint(f"{folder.path} has {which}{f'; it has {kept}' if kept else ''}")
     return there[-1]
 
 

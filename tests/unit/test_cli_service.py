@@ -192,6 +192,15 @@ def test_a_run_folder_is_steered_by_its_file(volley: Volley, tmp_path: Path, job
     assert read_desired(folder).revision == 3
 
 
+def test_a_checkpoint_that_is_not_there_is_3(volley: Volley, tmp_path: Path, job_file: Path) -> None:
+    folder = RunFolder.at(tmp_path / "run", load_job(job_file))
+    (folder.checkpoints / "step-10").mkdir()
+    code, _, errors = volley("export", str(folder.path), "--checkpoint", "7", "--out", str(tmp_path / "out"))
+    assert code == 3
+    assert "no checkpoint of step 7; it has 10" in errors
+    assert not (tmp_path / "out").exists()
+
+
 def test_only_the_objective_has_fields_below_it() -> None:
     assert desired_changes({"actors": 2, "k": 4}) == {"actors": 2, "objective": {"k": 4}}
     assert desired_changes({"objective.k": 4}) == {"objective": {"k": 4}}
