@@ -106,6 +106,11 @@ class RewardPool:
         return len(self._workers)
 
     @property
+    def sandbox(self) -> str:
+        """What isolates the programs the workers run: the weakest of them; empty where they run none."""
+        return min((worker.sandbox for worker in self._workers.values()), key=_strength, default="")
+
+    @property
     def deaths(self) -> tuple[VolleyError, ...]:
         """How workers ended that were not asked to, in order."""
         return tuple(self._deaths)
@@ -287,7 +292,7 @@ class RewardPool:
     async def _await_ready(self, worker: "_Worker") -> None:
         bound = self._config.workers.start_deadline_s
         try:
-            worker.pid = await asyncio.wait_for(_result(worker.actor.ready.remote()), bound)
+            worker.pid, worker.sandbox = await asyncio.wait_for(_result(worker.actor.ready.remote()), bound)
         except TimeoutError:
             raise DeadlineExceeded("coordinator", f"{worker.name} to start", bound) from None
         except RayActorError as death:
@@ -318,8 +323,14 @@ class _Worker:
     name: str
     actor: Any
     pid: int = 0
+    sandbox: str = ""
     busy: int = 0
     retired: bool = False
+
+
+def _strength(sandbox: str) -> int:
+    """``none`` is the weakest, then tiers C, B and A."""
+    return 0 if sandbox.startswith("none") else 1 + "CBA".find(sandbox.removeprefix("tier ")[:1])
 
 
 async def _result(ref: Any) -> Any:

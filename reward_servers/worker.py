@@ -26,9 +26,10 @@ class RewardWorker:
         self._scorer: Scorer = build_scorer(spec)
         log.info("%s ready, scorer %s, pid %d", name, spec.kind, os.getpid())
 
-    def ready(self) -> int:
-        """The worker's process id, once it can score."""
-        return os.getpid()
+    def ready(self) -> tuple[int, str]:
+        """The worker's process id and what isolates its sandbox, once it can score; empty where it runs no programs."""
+        report = getattr(self._scorer, "report", None)
+        return os.getpid(), str(report or "")
 
     def score(self, group: Group, prompt: Prompt) -> Scores:
         """One verdict per sample of ``group``."""

@@ -131,6 +131,7 @@ class Steering:
             "actors_wanted": self.actors_wanted,
             "reward_workers": self._rewards.count,
             "reward_workers_wanted": self.reward_workers_wanted,
+            "sandbox": self._rewards.sandbox,
             "learner_ranks": self._job.learner.ranks,
             "groups": coordinator.groups(),
             "waiting": coordinator.waits.words(),

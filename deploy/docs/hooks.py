@@ -1,16 +1,42 @@
-"""Hooks of the documentation site: links to source files, which are no pages of it, become their paths."""
+"""Hooks of the documentation site: what the pages' plain Markdown needs to become HTML that stands alone.
+
+Links to source files, which are no pages of the site, become their paths. Formulas become MathML, which browsers
+draw by themselves.
+"""
 
 import re
 from typing import Any
 
+from latex2mathml.converter import convert
+
 SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)\)")
+FENCED = re.compile(r"(^```.*?^```[ \t]*$)", re.M | re.S)
+INLINE_CODE = re.compile(r"(`[^`\n]+`)")
+DISPLAYED = re.compile(r"\A```math\n(.*)^```", re.M | re.S)
+INLINE_MATH = re.compile(r"(?<![\\$\w])\$(?=\S)([^$]+?)(?<=\S)\$(?![\w$])")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The page with its formulas and source links replaced; code is left as it is."""
+    return "".join(_block(part) if part.startswith("```") else _text(part) for part in FENCED.split(markdown))
+
+
+def _block(fence: str) -> str:
+    formula = DISPLAYED.match(fence)
+    return f"\n{_math(formula[1], display='block')}\n" if formula else fence
+
+
+def _text(markdown: str) -> str:
+    parts = INLINE_CODE.split(markdown)
+    formulas = [part if part.startswith("`") else INLINE_MATH.sub(lambda m: _math(m[1]), part) for part in parts]
+    return SOURCE_LINK.sub(_path, "".join(formulas))
+
+
+def _math(latex: str, display: str = "inline") -> str:
+    return convert(" ".join(latex.split()), display=display)
+
+
+def _path(match: re.Match[str]) -> str:
     """``[words](../services/buffer.py)`` as ``words (`services/buffer.py`)``."""
-
-    def path(match: re.Match[str]) -> str:
-        words, file = match[1], match[2]
-        return f"`{file}`" if words.strip("`") == file else f"{words} (`{file}`)"
-
-    return SOURCE_LINK.sub(path, markdown)
+    words, file = match[1], match[2]
+    return f"`{file}`" if words.strip("`") == file else f"{words} (`{file}`)"

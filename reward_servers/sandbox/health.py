@@ -40,6 +40,13 @@ class SandboxReport:
     probes_total: int
     problem: str = ""
 
+    def __str__(self) -> str:
+        """``tier A: namespaces, ...; 40 of 40 probes denied``; begins with ``none`` where nothing isolates."""
+        tier = "none" if self.tier == "none" else f"tier {self.tier}"
+        return (
+            f"{tier}: {', '.join(self.layers) or 'no layer'}; {self.probes_passed} of {self.probes_total} probes denied"
+        )
+
     @property
     def ready(self) -> bool:
         """False once a layer was lost."""

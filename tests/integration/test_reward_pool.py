@@ -135,6 +135,7 @@ async def test_a_killed_worker_takes_its_sandbox_with_it(tmp_path: Path) -> None
     programs = ray.put(group(("print(sum(map(int, input().split())))", "print(8)", "while True: 1")))
     scores = await pool.score(programs, prompt)
     assert [v.status.value for v in scores.verdicts] == ["passed", "wrong_answer", "timeout"]
+    assert pool.sandbox.startswith("tier ")
     (worker,) = pool._workers.values()
     tree = psutil.Process(worker.pid).children(recursive=True)
     assert any(process.name() == "bwrap" for process in tree)
