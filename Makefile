@@ -6,7 +6,7 @@ QUICK       ?=
 PYTEST_ARGS ?=
 BIN         := .venv/bin
 
-.PHONY: help setup demo test test-unit check format lock clean
+.PHONY: help setup demo test test-unit check format docs lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,9 +34,12 @@ check: setup ## lint, format, types, import rules
 format: setup ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+docs: setup ## the documentation as a site, under site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lock: ## resolve deploy/locks/cpu.txt again from pyproject.toml
 	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --extra dev --no-header --no-annotate \
 		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o deploy/locks/cpu.txt
 
 clean: ## remove the environment, caches and demo results
-	@rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv demo site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
