@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from services.cli import app
@@ -172,3 +173,11 @@ def test_convert_and_decontaminate_from_the_command_line(tmp_path: Path) -> None
     assert [prompt.id for prompt in read_prompts(DataSpec(path=clean, id_field="id"))] == ["algebra/1", "geometry/1"]
     assert json.loads(report.read_text())["overlaps"][0]["id"] == "algebra/2"
     assert isinstance(invoke(app, ["data", "convert", "math", str(fixtures), str(out)]).exception, JobError)
+
+
+def test_every_data_block_of_the_page_is_valid() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    blocks = [block.partition("\n```")[0] for block in page.split("```yaml\n")[1:]]
+    assert len(blocks) >= 6
+    for block in blocks:
+        DataSpec.model_validate(yaml.safe_load(block)["data"])
