@@ -42,8 +42,8 @@ def shape_of(size: str) -> dict[str, int]:
 class Publisher(Rank):
     """A learner rank without an optimiser: the model in ZeRO-3 shards, and the real ``publish``."""
 
-    def start_sharded(self, size: str, dtype: str) -> int:
-        """Make a random model under ZeRO-3; returns its bytes."""
+    def start_sharded(self, size: str) -> int:
+        """Make a random model in bfloat16 under ZeRO-3; returns its bytes."""
         import torch
 
         self.open()
@@ -53,11 +53,8 @@ class Publisher(Rank):
         import deepspeed
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        usual = torch.get_default_dtype()
-        torch.set_default_dtype(getattr(torch, dtype))
-        with deepspeed.zero.Init(dtype=getattr(torch, dtype)):  # shards each parameter as it is made
+        with deepspeed.zero.Init(dtype=torch.bfloat16):  # shards each parameter as it is made
             model = LlamaForCausalLM(LlamaConfig(**shape_of(size), tie_word_embeddings=False))
-        torch.set_default_dtype(usual)
         self.engine: Any = SimpleNamespace(module=SimpleNamespace(lm=model))
         return sum(parameter.ds_numel * parameter.element_size() for parameter in model.parameters())
 

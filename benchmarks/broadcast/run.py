@@ -4,8 +4,8 @@
 
 The publisher is a learner rank with a random Llama-shaped model in ZeRO-3 shards. Up to two receivers of 3M and 100M
 are real actors with vLLM engines; beyond that, and at 1B, receivers take the weights to the engine's door only, which
-the table says. On disk, the learner saves a Hugging Face folder and each engine reloads it in place; the files never
-leave the page cache, which is the best case of that way.
+the table says. Weights are sent in bfloat16 and engines compute in float32. On disk, the learner saves a Hugging Face
+folder and each engine reloads it in place; the files never leave the page cache, which is the best case of that way.
 """
 
 import argparse
@@ -116,13 +116,13 @@ def report(rows: list[Row], share: float | None) -> None:
 
 async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], float | None]:
     """All rows of one size, and the stall share where it is 3M's."""
-    dtype, nbytes = ("bfloat16", 2.3e9) if size == "1B" else ("float32", 4.5e8)
+    nbytes = 2.3e9 if size == "1B" else 4.5e8
     ray.init(
         address="local", num_cpus=16, object_store_memory=int(2.5 * nbytes), include_dashboard=False,
         log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(size, dtype, Path(scratch), options.rounds)
+        bench = Bench(size, Path(scratch), options.rounds)
         try:
             return await bench.rows(options.receivers, options.stall_seconds)
         finally:
@@ -133,11 +133,11 @@ async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], fl
 class Bench:
     """The publisher of one size, and its receivers."""
 
-    def __init__(self, size: str, dtype: str, scratch: Path, rounds: int) -> None:
-        self.size, self.dtype, self.scratch, self.rounds = size, dtype, scratch, rounds
+    def __init__(self, size: str, scratch: Path, rounds: int) -> None:
+        self.size, self.scratch, self.rounds = size, scratch, rounds
         self.version = 0
         self.pool: ActorPool | None = None
-        model = ModelSpec(path=scratch / "model", dtype=dtype)
+        model = ModelSpec(path=scratch / "model", dtype="bfloat16")
         config = LearnerConfig(model, LearnerSpec(bucket_mb=BUCKET_MB), Optimizer(), 1, 0, scratch / "logs")
         self.publisher: Any = ray.remote(num_cpus=1, concurrency_groups={"control": 1})(Publisher).remote(
             config, 0, scratch / "logs" / "rank.log"
@@ -145,7 +145,7 @@ class Bench:
         self.nbytes = 0
 
     async def rows(self, counts: list[int], stall_seconds: float) -> tuple[list[Row], float | None]:
-        self.nbytes = await self.publisher.start_sharded.remote(self.size, self.dtype)
+        self.nbytes = await self.publisher.start_sharded.remote(self.size)
         real = [count for count in counts if self.size in REAL_SIZES and count <= REAL_RECEIVERS]
         rows, share = [], None
         tiny_llama(self.scratch / "model", **({} if self.size == "1B" else shape_of(self.size)))
@@ -178,7 +178,7 @@ class Bench:
             return await self.pool.scale(count)
         member_module._RemoteActor = ray.remote(max_restarts=0, max_task_retries=0)(DiskActor)
         spec = ActorsSpec(count=count, cpus=1, kv_cache_gb=0.25, max_num_seqs=64, start_deadline_s=600)
-        model = ModelSpec(path=self.scratch / "model", dtype=self.dtype)
+        model = ModelSpec(path=self.scratch / "model")
         self.pool = await ActorPool.start(ActorConfig(model, spec, 256, 0, self.scratch / "logs"))
         return None
 
