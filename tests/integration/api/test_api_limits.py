@@ -124,12 +124,12 @@ async def test_what_is_not_json(api: Api) -> None:
 
 
 async def test_a_client_in_a_hurry_waits_and_others_do_not(redis_url: str) -> None:
-    async with serving(redis_url, admin_token=ADMIN, rate=5, burst=5) as api:
+    async with serving(redis_url, admin_token=ADMIN, rate=0.1, burst=5) as api:
         other = (await api.http.post("/v1/tokens", json={"name": "other", "scope": "read"})).json()["token"]
         answers = await asyncio.gather(*(api.http.get("/v1/runs") for _ in range(20)))
         refused = [answer for answer in answers if answer.status_code == 429]
-        assert len(refused) >= 14
-        assert refused[0].headers["retry-after"] == "1"
+        assert len(refused) in (15, 16), "one of five was used for the token"
+        assert 1 <= int(refused[0].headers["retry-after"]) <= 10
         own = {"Authorization": f"Bearer {other}"}
         assert (await api.http.get("/v1/runs", headers=own)).status_code == 200
         guesses = [

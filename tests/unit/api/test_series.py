@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.api.series import COLUMNS, Table
@@ -42,6 +42,7 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+@settings(deadline=None)
 @given(ROWS)
 def test_all_rows(drawn: list[tuple[int, dict[str, Any]]]) -> None:
     rows = as_rows(drawn)
@@ -54,6 +55,7 @@ def test_all_rows(drawn: list[tuple[int, dict[str, Any]]]) -> None:
         np.testing.assert_array_equal(found, np.array([number(row.get(name)) for row in kept], np.float64))
 
 
+@settings(deadline=None)
 @given(ROWS, st.integers(1, 30), st.none() | st.integers(0, 450), st.none() | st.integers(0, 450))
 def test_buckets(drawn: list[tuple[int, dict[str, Any]]], points: int, first: int | None, last: int | None) -> None:
     rows = as_rows(drawn)
