@@ -9,6 +9,7 @@ from reward_servers.scorers import check_scorer
 from services import plots
 from services.context import Context, its_turn
 from services.data.prompts import read_prompts
+from services.eval_samples import SampleLog
 from services.evaluate import evaluate, groups_at_once
 from services.needs import needs_of
 from services.recorder import RunRecorder
@@ -36,9 +37,16 @@ def prepare(job: EvalJob) -> Prepared:
 
 
 async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
-    """One evaluation of the job's model, which is version 0."""
+    """One evaluation of the job's model, which is version 0.
+
+    Every sample goes to ``samples.jsonl``. Prompts whose samples an interrupted run left there are not sampled again.
+    """
     folder, display = context.folder, context.display
     recorder = RunRecorder(folder, context.outbox, display, samples_kept=0, sinks=context.sinks)
+    log = SampleLog(folder)
+    known = log.take_up([each.prompt for each in prepared.prompts], job.sampling.n)
+    if known:
+        display.say(f"{job.name}: {len(known)} of {len(prepared.prompts)} prompts were sampled before")
     display.say(f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s)")
     async with contextlib.AsyncExitStack() as stack:
         async with its_turn(context, needs_of(job)):
@@ -58,6 +66,8 @@ async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
                 at_once=groups_at_once(job.actors, job.sampling.n),
                 seed=job.seed,
                 on_group=bar.advance,
+                on_scored=log.write,
+                known=known,
             )
         await recorder.evaluation(evaluation)
     plots.pass_at_k({job.name: evaluation.row()}, folder.plots / "pass_at_k.png")

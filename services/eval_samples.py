@@ -1,0 +1,86 @@
+"""The samples of an evaluation on disk: written group by group as they are scored, read again by a run that goes on.
+
+``samples.jsonl`` has one object a sample, the n of a prompt next to each other. A prompt counts as done when all n are
+there; what an interrupted run left of another prompt is taken out.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.run_folder import RunFolder
+from volley.errors import HostError
+from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+
+NAME = "samples"
+
+
+def group_rows(index: int, prompt: Prompt, group: Group, scores: Scores) -> list[dict[str, Any]]:
+    """One JSON object for each sample, in the order they were drawn; keys as in a training run's excerpt."""
+    return [
+        {
+            "step": 0,
+            "group": index,
+            "number": number,
+            "prompt": prompt.text,
+            "prompt_id": prompt.id,
+            "tags": dict(prompt.tags),
+            "sample": group.texts[number],
+            "answer": verdict.answer,
+            "status": str(verdict.status),
+            "reward": verdict.reward,
+            "detail": verdict.detail,
+            "tokens": int(group.lengths_n[number]),
+            "stopped": bool(group.stopped_n[number]),
+        }
+        for number, verdict in enumerate(scores.verdicts)
+    ]
+
+
+class SampleLog:
+    """The evaluation's samples in a run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def write(self, index: int, prompt: Prompt, group: Group, scores: Scores) -> None:
+        """Append the samples of a prompt; raises `HostError` where the disk does not take them."""
+        try:
+            self._folder.append(NAME, group_rows(index, prompt, group, scores))
+        except OSError as error:
+            raise HostError(f"{self._folder.path}: samples can not be written: {error.strerror or error}") from error
+
+    def take_up(self, prompts: Sequence[Prompt], n: int) -> dict[str, Scores]:
+        """Scores of the prompts that are done, by id; the file keeps their samples and no others."""
+        path = self._folder.path / f"{NAME}.jsonl"
+        if not path.exists():
+            return {}
+        wanted = {prompt.id: prompt.text for prompt in prompts}
+        found: dict[str, dict[int, Verdict]] = {}
+        for row in _rows(path):
+            scored = row["reward"] is not None
+            if wanted.get(row["prompt_id"]) == row["prompt"] and scored and row["number"] < n:
+                found.setdefault(row["prompt_id"], {})[row["number"]] = _verdict(row)
+        done = {name: verdicts for name, verdicts in found.items() if len(verdicts) == n}
+        _keep(path, done)
+        return {name: Scores.pack([verdicts[i] for i in range(n)]) for name, verdicts in done.items()}
+
+
+def _verdict(row: Mapping[str, Any]) -> Verdict:
+    return Verdict(VerdictStatus(row["status"]), row["reward"], answer=row["answer"], detail=row["detail"])
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of the file; the last one may have been cut off in its writing."""
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def _keep(path: Path, done: Mapping[str, object]) -> None:
+    aside = path.with_name(f".{path.name}.partial")
+    with aside.open("wb") as file:
+        file.writelines(json.dumps(row).encode() + b"\n" for row in _rows(path) if row["prompt_id"] in done)
+    aside.replace(path)
