@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.display import Display
-from services.local_ray import lacking_resources
+from services.local_ray import Room
 from services.needs import Needs
 from services.outbox import Outbox
 from services.run_folder import RunFolder
@@ -65,13 +65,17 @@ async def its_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
         RunStopped: the user gave up waiting.
     """
     owner = f"{context.folder.run_id}:{os.getpid()}"
-    while why := await _not_yet(context.store, owner, needs):
-        if context.status.observed.problem != why:
-            context.display.say(f"  pending: {why}")
-        context.status.set(state="pending", problem=why)
-        await asyncio.sleep(LOOK_SECONDS)
-        if (await context.desired()).stopped:
-            raise RunStopped
+    room = await asyncio.to_thread(Room, needs)
+    try:
+        while why := await _not_yet(context.store, owner, room):
+            if context.status.observed.problem != why:
+                context.display.say(f"  pending: {why}")
+            context.status.set(state="pending", problem=why)
+            await asyncio.sleep(LOOK_SECONDS)
+            if (await context.desired()).stopped:
+                raise RunStopped
+    finally:
+        await asyncio.to_thread(room.leave)
     renewing = asyncio.create_task(_renew(context.store, owner))
     try:
         context.status.set(state="starting", problem="")
@@ -81,11 +85,11 @@ async def its_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
         await context.store.release("starting", owner)
 
 
-async def _not_yet(store: Store, owner: str, needs: Needs) -> str:
+async def _not_yet(store: Store, owner: str, room: Room) -> str:
     """Why the run can not start its roles now; with nothing, it has the lease and may."""
     if not await store.lease("starting", owner, LEASE_SECONDS):
         return "waits for another run that is starting"
-    lacking = await asyncio.to_thread(lacking_resources, needs)
+    lacking = await asyncio.to_thread(room.lacking)
     if lacking:
         await store.release("starting", owner)
     return lacking

@@ -13,6 +13,7 @@ from services.needs import Needs
 from volley.errors import HostError
 
 CONNECT_SECONDS = 5.0
+ROOM_SECONDS = 1.0  # within which free room is given
 ROOM_TO_SCALE = 16  # CPUs on top of what a job reserves on a head of its own: actors and workers may be added later
 
 
@@ -91,12 +92,33 @@ def _check_resources(needs: Needs, there: dict[str, float], address: str | None)
         )
 
 
-def lacking_resources(needs: Needs) -> str:
-    """What the cluster has not free now that ``needs`` asks for, or nothing."""
-    import ray
+class Room:
+    """Asks the cluster for all of a run's processes at once, while it waits for its turn.
 
-    lacking = _lacking(needs, ray.available_resources())
-    return f"waits for room on the cluster: the job reserves {lacking} free" if lacking else ""
+    The question is a placement group: it is there as a whole or not at all, and an autoscaler sees it and adds nodes.
+    """
+
+    def __init__(self, needs: Needs) -> None:
+        from ray.util.placement_group import placement_group
+
+        self._needs = needs
+        self._group = placement_group([dict(each) for each in needs.processes]) if needs.processes else None
+
+    def lacking(self) -> str:
+        """What the cluster has not free, or nothing: the room is held then, until `leave`."""
+        import ray
+
+        if self._group is None or self._group.wait(ROOM_SECONDS):
+            return ""
+        lacking = _lacking(self._needs, ray.available_resources()) or "more on one node than any has"
+        return f"waits for room on the cluster: the job reserves {lacking} free"
+
+    def leave(self) -> None:
+        """Give the room to the processes themselves."""
+        from ray.util.placement_group import remove_placement_group
+
+        if self._group is not None:
+            remove_placement_group(self._group)
 
 
 def _lacking(needs: Needs, there: dict[str, float]) -> str:

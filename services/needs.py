@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from volley.errors import HostError
@@ -19,13 +19,23 @@ RAY_BYTES = int(0.7 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Resources a job reserves from Ray, custom ones by name, and the memory its processes will take on one host."""
+    """Resources a job reserves from Ray, and the memory its processes will take on one host.
+
+    Attributes:
+        processes: what each process reserves, by Ray's name of the resource; those that reserve nothing left out.
+    """
 
     cpus: float
     gpus: float
     memory_bytes: int
     object_store_bytes: int
-    custom: Mapping[str, float] = field(default_factory=dict)
+    processes: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def custom(self) -> dict[str, float]:
+        """The sum of each custom resource."""
+        names = {name for process in self.processes for name in process} - {"CPU", "GPU"}
+        return {name: sum(process.get(name, 0.0) for process in self.processes) for name in sorted(names)}
 
 
 def needs_of(job: RLJob | SFTJob | EvalJob) -> Needs:
@@ -33,26 +43,26 @@ def needs_of(job: RLJob | SFTJob | EvalJob) -> Needs:
     weights = sum(file.stat().st_size for file in job.model.path.glob("*.safetensors"))
     cpus = gpus = 0.0
     memory, store = RAY_BYTES, 256 << 20
-    custom: dict[str, float] = {}
+    processes: list[Mapping[str, float]] = []
     if isinstance(job, RLJob | EvalJob):
         cpus += job.actors.count * job.actors.cpus + job.reward_workers.count * job.reward_workers.cpus
         gpus += job.actors.count * job.actors.gpus
-        _add(custom, job.actors.resources, job.actors.count)
-        _add(custom, job.reward_workers.resources, job.reward_workers.count)
+        processes += [_reserved(job.actors.cpus, job.actors.gpus, job.actors.resources)] * job.actors.count
+        processes += [_reserved(job.reward_workers.cpus, 0, job.reward_workers.resources)] * job.reward_workers.count
         cache = 0 if job.actors.gpus else int(job.actors.kv_cache_gb * GIB)
         memory += job.actors.count * (ACTOR_BYTES + weights + cache) + job.reward_workers.count * WORKER_BYTES
     if isinstance(job, RLJob | SFTJob):
         cpus += job.learner.ranks * job.learner.cpus_per_rank
         gpus += job.learner.ranks * job.learner.gpus_per_rank
-        _add(custom, job.learner.resources_per_rank, job.learner.ranks)
+        spec = job.learner
+        processes += [_reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)] * spec.ranks
         memory += job.learner.ranks * RANK_BYTES + 5 * weights  # parameters, gradient, two moments, reference
         store += 2 * weights  # the version in use and the one being sent
-    return Needs(cpus, gpus, memory + store, store, custom)
+    return Needs(cpus, gpus, memory + store, store, tuple(process for process in processes if process))
 
 
-def _add(total: dict[str, float], each: Mapping[str, float], count: int) -> None:
-    for name, amount in each.items():
-        total[name] = total.get(name, 0.0) + amount * count
+def _reserved(cpus: float, gpus: float, custom: Mapping[str, float]) -> dict[str, float]:
+    return {name: amount for name, amount in {"CPU": cpus, "GPU": gpus, **custom}.items() if amount}
 
 
 def check_host(needs: Needs, folder: Path) -> None:
