@@ -13,9 +13,9 @@ from learner.metrics import batch_metrics
 from learner.policy import Policy
 from learner.records import SFTRow, StepReport
 from learner.supervised import supervised_step
-from services.coordinator import FinishedStep, ReadyGroup
 from services.ledger import Ledger
 from services.recorder import step_row
+from services.steps import FinishedStep, ReadyGroup, StepTimes
 from tests.plain_engine import PlainEngine
 from tests.unit.learner.conftest import tiny_lm
 from tests.unit.learner.test_reinforce import REWARDS, batch_of, critic_of, groups_of, reinforcer, step
@@ -44,12 +44,14 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
     """A step's row as the recorder writes it."""
     verdicts = [Verdict(status, 1.0 if status.bears_reward else None) for status in (*STATUSES, VerdictStatus.PASSED)]
     ready = tuple(
-        ReadyGroup(None, group.meta(), Prompt(group.prompt_id, ""), Scores.pack(verdicts)) for group in groups_of()
+        ReadyGroup(None, group.meta(), Prompt(group.prompt_id, ""), Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
+        for group in groups_of()
     )
     batch = batch_of(groups_of(), PolicyUpdate())
     report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
-    return step_row(FinishedStep(0, ready, report, broadcast, 0.1, 0.1, 0.1, 10, Ledger().counts()), seconds=1.0)
+    times = StepTimes(0.0, 1.0, 2.0, 3.0)
+    return step_row(FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts()), seconds=1.0)
 
 
 @pytest.fixture(scope="module")
