@@ -35,7 +35,7 @@ def run(
 
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool) -> None:
-    """Go on with an interrupted rl run from its newest checkpoint, in the same run folder."""
+    """Go on with an interrupted run in the same folder: rl from its newest checkpoint, eval with the prompts left."""
     from services.checkpoints import newest_checkpoint, steps_of
     from services.desired import change_in_folder, read_desired
     from services.display import Display
@@ -44,19 +44,20 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     from services.run import prepare, run_alone
     from services.run_folder import RunFolder
     from volley.errors import JobError
-    from volley.job import RLJob
+    from volley.job import EvalJob, RLJob
 
     folder, job = RunFolder.open(run_folder)
-    if not isinstance(job, RLJob):
-        raise JobError(f"{run_folder}: only rl jobs are resumed, this is {job.kind}; run it again")
+    if not isinstance(job, RLJob | EvalJob):
+        raise JobError(f"{run_folder}: only rl and eval jobs are resumed, this is {job.kind}; run it again")
     importable_from(Path.cwd())
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
     prepared = prepare(job)
     desired = read_desired(folder)
-    if desired.stopped or desired.paused:
+    if isinstance(job, RLJob) and (desired.stopped or desired.paused):
         change_in_folder(folder, job, {"stopped": False, "paused": False})
     display = Display(quiet=quiet)
-    display.say(f"resuming {job.name} after step {steps_of(checkpoint)} of {job.steps}: {folder.path}")
+    where = f" after step {steps_of(checkpoint)}" if checkpoint else ""
+    display.say(f"resuming {job.name}{where}: {folder.path}")
     result = run_in_foreground(
         run_alone(job, folder, display, prepared=prepared, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
     )
