@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pydantic import ValidationError
+from ray.exceptions import RayError
 
 from services.checkpoints import complete_checkpoints, newest_checkpoint
 from services.display import Display
@@ -33,7 +34,7 @@ from volley.errors import DeadlineExceeded, HostError, JobError, VolleyError, Wo
 from volley.job import JOB, RLJob
 
 # Not the fault of the job: another driver, perhaps on other nodes, may get further. The supervisor counts them.
-MISFORTUNES = (WorkerDied, DeadlineExceeded, HostError)
+MISFORTUNES = (WorkerDied, DeadlineExceeded, HostError, RayError)
 LOCK_SECONDS = 60.0  # a killed driver may hold the folder until its last thread is gone
 
 

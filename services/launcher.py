@@ -16,7 +16,7 @@ import httpx
 
 from volley.errors import HostError
 
-JobStatus = Literal["none", "alive", "ended"]
+JobStatus = Literal["none", "alive", "ended", "killed"]
 CALL_SECONDS = 15.0
 SUBMIT_SECONDS = 60.0
 LIST_SECONDS = 1.0  # a listing of all jobs is good for so long
@@ -30,7 +30,7 @@ class Launcher(Protocol):
         """Start the ``life``-th driver of a run; does nothing if that one was started before."""
 
     async def status(self, run_id: str) -> JobStatus:
-        """Is a driver of the run alive, did the last one end, or is none known?"""
+        """Is a driver of the run alive, did the last one end by itself, was it killed, or is none known?"""
 
     async def stop(self, run_id: str) -> None:
         """Ask the run's driver to end, and kill it if it does not."""
@@ -94,7 +94,9 @@ class RayJobLauncher:
         jobs = await self._jobs(run_id)
         if any(_is_alive(job) for job in jobs):
             return "alive"
-        return "ended" if jobs else "none"
+        if not jobs:
+            return "none"
+        return "killed" if _was_killed(jobs[-1]) else "ended"
 
     async def stop(self, run_id: str) -> None:
         for job in await self._jobs(run_id):
@@ -173,6 +175,12 @@ def _is_driver(job: dict[str, Any]) -> bool:
 
 def _is_alive(job: dict[str, Any]) -> bool:
     return job["status"] in ("PENDING", "RUNNING")
+
+
+def _was_killed(job: dict[str, Any]) -> bool:
+    """Without an exit code it is Ray that lost it."""
+    code = job.get("driver_exit_code")
+    return job["status"] == "FAILED" and (code is None or code < 0)
 
 
 def _last_line(text: str) -> str:

@@ -14,7 +14,8 @@ takes over where it stopped; while Redis or Ray is away nothing is decided.
 |                                 | `BARREN_LIVES` without a step                            |                      |
 | any of these, a stop is desired | end as stopped                                           | kill if mute         |
 | stopped, no stop is desired     | as if it had died: nobody asked it to stop               | kill if it stays     |
-| failed                          | submit if its user desired something since               | kill if it stays     |
+| failed                          | submit if its user desired something since, or if the    | kill if it stays     |
+|                                 | driver was killed as it said so: its roles died with it  |                      |
 | done                            | nothing                                                  | kill if it stays     |
 """
 
@@ -123,7 +124,7 @@ def decide(
         return End("stopped")
     if lives.taken_up(desired, observed):
         return Submit()
-    if observed.state == "failed":
+    if observed.state == "failed" and (job != "killed" or lives.barren >= BARREN_LIVES):
         return Wait(settled=True)
     if job == "none" and observed.state != "queued" and not observed.lost(now) and observed.state not in ENDED:
         return Wait()  # Ray does not know the driver, yet it spoke a moment ago
@@ -225,6 +226,8 @@ class Supervisor:
                 log.warning("run %s: %s, it is killed", run_id, why)
                 await self._launcher.stop(run_id)
             case End(state=state, problem=problem):
+                if state == "failed":
+                    await self._put_lives(run_id, lives.model_copy(update={"barren": BARREN_LIVES}))
                 await self._end(run_id, desired, observed, state, problem)
 
     async def _submit(self, run_id: str, before: Lives, lives: Lives) -> None:

@@ -102,6 +102,16 @@ def test_a_failed_run_is_tried_again_only_when_its_user_desires_something() -> N
     assert act(failed, "ended", lives(revision=2), revision=3, stopped=True) == Wait(settled=True)
 
 
+def test_a_failure_told_by_a_driver_as_it_was_killed_is_not_believed_until_the_lives_are_used_up() -> None:
+    """What kills a driver kills its workers too, and it may see them die first."""
+    failed = observed("failed", step=3)
+    assert act(failed, "killed", lives(step=3)) == Submit()
+    assert isinstance(act(failed, "killed", lives(step=3, barren=BARREN_LIVES - 1)), End)
+    assert act(failed, "killed", lives(step=3, barren=BARREN_LIVES)) == Wait(settled=True)
+    assert act(observed("done"), "killed") == Wait(settled=True)
+    assert act(observed("running"), "killed") == Submit()
+
+
 def test_a_run_that_fails_again_as_it_starts_is_not_tried_for_ever() -> None:
     """Its driver never said which revision holds; that one was submitted for it is enough."""
     had = lives(revision=2)
