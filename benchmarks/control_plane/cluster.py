@@ -161,8 +161,8 @@ class SimulatedWorker:
         self._times = latencies.draws(latencies.score, 1_000_000 + index)
         self.ready, self.score = Call(self._ready), Call(self._score)
 
-    async def _ready(self) -> int:
-        return 1
+    async def _ready(self) -> tuple[int, str]:
+        return 1, ""
 
     async def _score(self, group: StoredGroup, _prompt: Prompt) -> Scores:
         seconds = next(self._times)

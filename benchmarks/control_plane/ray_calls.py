@@ -58,8 +58,8 @@ class TrivialWorker:
     def __init__(self, *_: object) -> None:
         """It needs nothing."""
 
-    def ready(self) -> int:
-        return 1
+    def ready(self) -> tuple[int, str]:
+        return 1, ""
 
     def close(self) -> None:
         """It has nothing to end."""
