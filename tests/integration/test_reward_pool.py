@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 import ray
 
