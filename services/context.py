@@ -12,6 +12,7 @@ from services.local_ray import Room
 from services.needs import Needs
 from services.outbox import Outbox
 from services.run_folder import RunFolder
+from services.start import cancel_all
 from services.state import Desired
 from services.status import Status
 from services.steering import newest_desired
@@ -81,7 +82,7 @@ async def its_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
         context.status.set(state="starting", problem="")
         yield
     finally:
-        renewing.cancel()
+        await cancel_all((renewing,))  # one that went on would take the lease again
         await context.store.release("starting", owner)
 
 
