@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Make .venv with what a run on CPU needs. Run again, it does nothing unless the lock or pyproject.toml changed.
-# "setup.sh browser" also sees to the browser that the dashboard's tests drive.
+# Make .venv with what a run on CPU needs; "setup.sh dev": and with what tests, checks and the documentation need, such
+# as the browser that the dashboard's tests drive. Run again, it does nothing unless a lock or pyproject.toml changed.
 #
 # PYTHON       interpreter to build with (3.11 or 3.12)
 # TORCH_INDEX  wheel index for PyTorch's CPU build, used only if the package index at hand lacks that build
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
+WANTED=${1:-run}
 LOCK=deploy/locks/cpu.txt
+[ "$WANTED" = run ] || LOCK=deploy/locks/dev.txt
 STAMP=.venv/.volley-setup
 
 say() { printf '%s\n' "$*"; }
@@ -24,8 +26,10 @@ debian() { # PACKAGE PURPOSE
     fi
 }
 
-state=$(cat "$LOCK" pyproject.toml deploy/setup.sh | sha256sum | cut -d' ' -f1)
-if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
+# What is there for development is enough for a run.
+state=$(cat deploy/locks/{cpu,dev}.txt pyproject.toml deploy/setup.sh | sha256sum | cut -d' ' -f1)
+there=$(cat "$STAMP" 2>/dev/null || true)
+if [ "$there" != "$state dev" ] && [ "$there" != "$state $WANTED" ]; then
     "$PYTHON" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' 2>/dev/null ||
         die "Python 3.11 or 3.12 is needed; name it with: make $(basename "${MAKECMDGOALS:-setup}") PYTHON=python3.11"
     say "set-up: creating .venv"
@@ -49,10 +53,10 @@ if [ ! -f "$STAMP" ] || [ "$(cat "$STAMP")" != "$state" ]; then
     VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -q --compile-bytecode --no-deps -r "$LOCK" -e .
     # The sandbox for model-written code; everything else runs without it.
     command -v bwrap >/dev/null || debian bubblewrap "to score code"
-    printf '%s' "$state" >"$STAMP"
+    printf '%s' "$state $WANTED" >"$STAMP"
     say "set-up: done"
 fi
 
-if [ "${1:-}" = browser ] && ! command -v chromium chromium-browser google-chrome >/dev/null; then
+if [ "$WANTED" = dev ] && ! command -v chromium chromium-browser google-chrome >/dev/null; then
     debian chromium "to test the dashboard"
 fi

@@ -146,8 +146,8 @@ def torment(service: Service, run_id: str, args: argparse.Namespace) -> Iterator
             os.kill(rng.choice(targets).pid, number)
         except ProcessLookupError:
             continue
-        done = state["observed"]["step"]
-        recovered = wait_for_step(service, run_id, done + 1) - hit
+        done = newest_step(service, run_id)
+        recovered = wait_for_step(service, run_id, done + 2) - hit  # one step may have been on its way
         yield f"{component}, {number.name}", recovered
         minutes = (time.monotonic() - begun) / 60
         print(f"{minutes:5.1f} min  step {done:5}  {component:20} {number.name}  {recovered:6.1f} s", flush=True)
@@ -160,11 +160,16 @@ def wait_for_step(service: Service, run_id: str, step: int, seconds: float = 600
         observed = service.ask("GET", f"/v1/runs/{run_id}")["observed"]
         if observed["state"] == "failed":
             sys.exit(f"the run failed: {observed['problem']}")
-        rows = service.ask("GET", f"/v1/runs/{run_id}/metrics?names=reward_mean&points=2")
-        if observed["state"] == "done" or (rows["steps"] and rows["steps"][-1] + 1 >= step):
+        if observed["state"] == "done" or newest_step(service, run_id) >= step:
             return time.monotonic()
         time.sleep(0.5)
     sys.exit(f"no step {step} within {seconds:g} s: {service.ask('GET', f'/v1/runs/{run_id}')['observed']}")
+
+
+def newest_step(service: Service, run_id: str) -> int:
+    """Steps done by the newest row of metrics; fewer than before while a run goes on from a checkpoint."""
+    rows = service.ask("GET", f"/v1/runs/{run_id}/metrics?names=reward_mean&points=2")
+    return int(rows["steps"][-1]) + 1 if rows["steps"] else 0
 
 
 def report(faults: list[tuple[str, float]]) -> None:

@@ -80,7 +80,7 @@ def test_an_image_has_its_packages_the_wheel_and_an_account(image: str) -> None:
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_a_lock_holds_what_the_role_asks_for_in_the_versions_of_all(image: str) -> None:
-    lock, common = pins(LOCKS / f"{image}.txt"), pins(LOCKS / "cpu.txt")
+    lock, common = pins(LOCKS / f"{image}.txt"), pins(LOCKS / "dev.txt")
     differing = {name for name, version in lock.items() if name in common and common[name] != version}
     assert differing <= PER_DEVICE
     role = image.partition("-")[0]
