@@ -132,7 +132,7 @@ def torment(service: Service, run_id: str, args: argparse.Namespace) -> Iterator
     """Faults until the run has ended: what was hit, and seconds until the run trained again."""
     rng, begun = random.Random(args.seed), time.monotonic()
     wait_for_step(service, run_id, 1)
-    while (state := service.ask("GET", f"/v1/runs/{run_id}"))["observed"]["state"] not in ("done", "failed", "stopped"):
+    while service.ask("GET", f"/v1/runs/{run_id}")["observed"]["state"] not in ("done", "failed", "stopped"):
         time.sleep(rng.uniform(*args.every))
         if time.monotonic() - begun > args.minutes * 60:
             continue
