@@ -12,7 +12,7 @@ from services.job_file import Job, explain
 from services.run_folder import RunFolder
 from services.state import Desired
 from volley.errors import JobError
-from volley.job import RLJob, SFTJob
+from volley.job import RFTJob, RLJob, SFTJob
 from volley.objectives import check_objective, with_changes
 from volley.update import check_update
 
@@ -34,7 +34,8 @@ def change(desired: Desired, job: Job, changes: dict[str, Any]) -> Desired:
         raise JobError(f"{', '.join(unknown)}: not to be changed on a live run; choose from {choices}")
     _check_kind(job, changes)
     if "objective" in changes:
-        changes = {**changes, "objective": {**desired.objective, **(changes["objective"] or {})}}
+        added = changes["objective"]
+        changes = {**changes, "objective": {} if added is None else {**desired.objective, **added}}
     try:
         wanted = Desired.model_validate({**desired.model_dump(), **_with_defaults(changes)})
     except ValidationError as error:
@@ -72,7 +73,7 @@ def change_in_folder(folder: RunFolder, job: Job, changes: dict[str, Any]) -> De
 def _check_kind(job: Job, changes: dict[str, Any]) -> None:
     """Only some kinds of job have what a change is about."""
     missing = {"objective", "learning_rate", "max_lag"} if not isinstance(job, RLJob) else set()
-    if isinstance(job, SFTJob):
+    if isinstance(job, SFTJob | RFTJob):
         missing |= {"actors", "reward_workers", "paused"}
     if wrong := sorted(key for key in missing & changes.keys() if changes[key] not in (None, {}, False)):
         raise JobError(f"{', '.join(wrong)}: a job of kind {job.kind} has none")

@@ -97,6 +97,7 @@ def test_desired_changes_add_up_and_bad_ones_change_nothing(tmp_path: Path) -> N
     desired = read_desired(folder)
     assert (desired.objective, desired.actors, desired.revision) == ({"k": 4, "center": True}, 3, 2)
     assert change_in_folder(folder, spec, {"actors": None, "paused": None}).actors is None
+    assert change_in_folder(folder, spec, {"objective": None}).objective == {}
     (folder.path / "desired.json").write_text('{"objectiv": {}}')
     with pytest.raises(JobError, match="objectiv: unknown key"):
         read_desired(folder)
