@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from services.display import Display
@@ -32,7 +32,11 @@ class RunStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One life of a run: where it writes, what it says, how it stands."""
+    """One life of a run: where it writes, what it says, how it stands.
+
+    Attributes:
+        facts: what the run's summary says besides how it ended.
+    """
 
     folder: RunFolder
     store: Store
@@ -40,6 +44,7 @@ class Context:
     display: Display
     status: Status
     sinks: "Sinks"
+    facts: dict[str, Any] = field(default_factory=dict)
 
     async def desired(self) -> Desired:
         """What is desired of the run; raises `JobError` where the folder's file does not say it properly."""

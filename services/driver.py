@@ -31,7 +31,7 @@ from services.stack import Stack
 from services.state import ENDED, RunRecord, RunState
 from services.store import Store
 from volley.errors import DeadlineExceeded, HostError, JobError, VolleyError, WorkerDied
-from volley.job import JOB, RLJob
+from volley.job import JOB, RLJob, SFTJob
 
 # Not the fault of the job: another driver, perhaps on other nodes, may get further. The supervisor counts them.
 MISFORTUNES = (WorkerDied, DeadlineExceeded, HostError, RayError)
@@ -102,10 +102,14 @@ def _job_of(record: RunRecord) -> Job:
 
 
 def _resume_point(job: Job, folder: RunFolder) -> Path | None:
-    """The newest checkpoint; where there is none the folder is taken back to the start."""
+    """The newest checkpoint of an rl job; where there is none the folder is taken back to the start.
+
+    Runs of kind eval and rft find out by themselves what the folder holds already.
+    """
     if isinstance(job, RLJob) and complete_checkpoints(folder):
         return newest_checkpoint(folder)
-    folder.rewind(0)
+    if isinstance(job, RLJob | SFTJob):
+        folder.rewind(0)
     return None
 
 

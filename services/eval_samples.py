@@ -1,4 +1,4 @@
-"""The samples of an evaluation on disk: written group by group as they are scored, read again by a run that goes on.
+"""The samples of an eval or rft job on disk, written group by group as they are scored, read by a run that goes on.
 
 ``samples.jsonl`` has one object a sample, the n of a prompt next to each other. A prompt counts as done when all n are
 there; what an interrupted run left of another prompt is taken out.
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from services.run_folder import RunFolder
 from volley.errors import HostError
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
@@ -16,8 +18,11 @@ from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
 NAME = "samples"
 
 
-def group_rows(index: int, prompt: Prompt, group: Group, scores: Scores) -> list[dict[str, Any]]:
+def group_rows(
+    index: int, prompt: Prompt, group: Group, scores: Scores, *, token_ids: bool = False
+) -> list[dict[str, Any]]:
     """One JSON object for each sample, in the order they were drawn; keys as in a training run's excerpt."""
+    ends = np.cumsum(group.lengths_n)
     return [
         {
             "step": 0,
@@ -33,33 +38,47 @@ def group_rows(index: int, prompt: Prompt, group: Group, scores: Scores) -> list
             "detail": verdict.detail,
             "tokens": int(group.lengths_n[number]),
             "stopped": bool(group.stopped_n[number]),
+            **({"token_ids": group.tokens_T[end - group.lengths_n[number] : end].tolist()} if token_ids else {}),
         }
-        for number, verdict in enumerate(scores.verdicts)
+        for number, (verdict, end) in enumerate(zip(scores.verdicts, ends, strict=True))
     ]
 
 
 class SampleLog:
-    """The evaluation's samples in a run folder."""
+    """The job's samples in a run folder.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    Args:
+        token_ids: write each sample's token ids too: text alone does not tell which tokens were drawn.
+    """
+
+    def __init__(self, folder: RunFolder, *, token_ids: bool = False) -> None:
+        self._folder, self._token_ids = folder, token_ids
 
     def write(self, index: int, prompt: Prompt, group: Group, scores: Scores) -> None:
         """Append the samples of a prompt; raises `HostError` where the disk does not take them."""
         try:
-            self._folder.append(NAME, group_rows(index, prompt, group, scores))
+            self._folder.append(NAME, group_rows(index, prompt, group, scores, token_ids=self._token_ids))
         except OSError as error:
             raise HostError(f"{self._folder.path}: samples can not be written: {error.strerror or error}") from error
 
-    def take_up(self, prompts: Sequence[Prompt], n: int) -> dict[str, Scores]:
-        """Scores of the prompts that are done, by id; the file keeps their samples and no others."""
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every sample, one after another: the file may be larger than memory."""
+        path = self._folder.path / f"{NAME}.jsonl"
+        return _rows(path) if path.exists() else iter(())
+
+    def take_up(self, prompts: Sequence[Prompt], n: int, *, unscored: bool = False) -> dict[str, Scores]:
+        """Scores of the prompts that are done, by id; the file keeps their samples and no others.
+
+        Args:
+            unscored: is a prompt done whose scoring failed for some samples?
+        """
         path = self._folder.path / f"{NAME}.jsonl"
         if not path.exists():
             return {}
         wanted = {prompt.id: prompt.text for prompt in prompts}
         found: dict[str, dict[int, Verdict]] = {}
         for row in _rows(path):
-            scored = row["reward"] is not None
+            scored = unscored or row["reward"] is not None
             if wanted.get(row["prompt_id"]) == row["prompt"] and scored and row["number"] < n:
                 found.setdefault(row["prompt_id"], {})[row["number"]] = _verdict(row)
         done = {name: verdicts for name, verdicts in found.items() if len(verdicts) == n}

@@ -109,7 +109,45 @@ async def evaluate(
     on_scored: OnScored | None = None,
     known: Mapping[str, Scores] | None = None,
 ) -> Evaluation:
-    """Sample and score every prompt under the weights the actors serve.
+    """Sample and score every prompt under the weights the actors serve, and estimate.
+
+    Args:
+        ks: of the estimates; the other arguments are those of `sample_and_score`.
+
+    Raises:
+        HostError: a sample could not be scored; an evaluation with holes would mislead.
+    """
+    version = actors.version
+    scored = await sample_and_score(
+        prompts,
+        sampling,
+        actors=actors,
+        rewards=rewards,
+        at_once=at_once,
+        seed=seed,
+        on_group=on_group,
+        on_scored=on_scored,
+        known=known,
+    )
+    _check_scored(scored)
+    rewards_PN = np.stack([scores.rewards_n for scores in scored])
+    answers_PN = np.stack([scores.answers_n for scores in scored])
+    return summarise([each.prompt for each in prompts], rewards_PN, answers_PN, ks, version=version, seed=seed)
+
+
+async def sample_and_score(
+    prompts: Sequence[EncodedPrompt],
+    sampling: EvalSampling,
+    *,
+    actors: Generator,
+    rewards: Judge,
+    at_once: int,
+    seed: int,
+    on_group: Callable[[], None],
+    on_scored: OnScored | None = None,
+    known: Mapping[str, Scores] | None = None,
+) -> list[Scores]:
+    """The scores of n samples of every prompt, in the order of the prompts.
 
     Args:
         at_once: groups in flight.
@@ -117,11 +155,7 @@ async def evaluate(
         on_group: called after each group, for progress displays.
         on_scored: told of each group with its samples, as it is scored.
         known: scores of prompts that are done, by id: these are not sampled again.
-
-    Raises:
-        HostError: a sample could not be scored; an evaluation with holes would mislead.
     """
-    version = actors.version
     gate = asyncio.Semaphore(at_once)
 
     async def one(index: int, encoded: EncodedPrompt) -> Scores:
@@ -152,11 +186,7 @@ async def evaluate(
             pending = [tasks.create_task(one(index, encoded)) for index, encoded in enumerate(prompts)]
     except BaseExceptionGroup as group:
         raise first_error(group) from group
-    scored = [task.result() for task in pending]
-    _check_scored(scored)
-    rewards_PN = np.stack([scores.rewards_n for scores in scored])
-    answers_PN = np.stack([scores.answers_n for scores in scored])
-    return summarise([each.prompt for each in prompts], rewards_PN, answers_PN, ks, version=version, seed=seed)
+    return [task.result() for task in pending]
 
 
 def summarise(
@@ -185,7 +215,7 @@ def summarise(
         majority=_estimates(voted, everything, seed),
         by_tag=tuple(
             TagValue(tag, value, int(mine.sum()), _estimates(best, mine, seed), _estimates(voted, mine, seed))
-            for tag, value, mine in _tag_values(prompts)
+            for tag, value, mine in tag_values(prompts)
         ),
     )
 
@@ -212,7 +242,7 @@ def _one_reward_an_answer(rewards_PN: NDArray[np.float64], answers_PN: NDArray[n
     return True
 
 
-def _tag_values(prompts: Sequence[Prompt]) -> list[tuple[str, str, NDArray[np.bool_]]]:
+def tag_values(prompts: Sequence[Prompt]) -> list[tuple[str, str, NDArray[np.bool_]]]:
     """(tag, value, bool [P] of the prompts that have it), sorted; a tag of too many values is left out."""
     found = []
     for tag in sorted({tag for prompt in prompts for tag in prompt.tags}):

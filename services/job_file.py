@@ -10,11 +10,11 @@ import yaml
 from pydantic import ValidationError
 
 from volley.errors import JobError
-from volley.job import JOB, EvalJob, RLJob, SFTJob
+from volley.job import JOB, EvalJob, RFTJob, RLJob, SFTJob
 
-Job = RLJob | SFTJob | EvalJob
+Job = RLJob | SFTJob | RFTJob | EvalJob
 _PATHS = ("path", "working_dir", "py_modules")
-_UNION_TAGS = frozenset({"rl", "sft", "eval"})
+_UNION_TAGS = frozenset({"rl", "sft", "rft", "eval"})
 
 
 def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
@@ -35,7 +35,7 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise JobError(f"job file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
-        raise JobError(f"job file {path} must be a mapping that starts with 'kind: rl', 'sft' or 'eval'")
+        raise JobError(f"job file {path} must be a mapping that starts with 'kind: rl', 'sft', 'rft' or 'eval'")
     for key, value in (overrides or {}).items():
         assign(tree, key.split("."), value)
     try:

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from volley.errors import HostError
-from volley.job import EvalJob, RLJob, SFTJob
+from volley.job import EvalJob, RFTJob, RLJob, SFTJob
 
 GIB = 1 << 30
 # Resident memory of an idle process of each role with a small model, as measured; the model comes on top.
@@ -23,6 +23,7 @@ class Needs:
 
     Attributes:
         processes: what each process reserves, by Ray's name of the resource; those that reserve nothing left out.
+        custom: the sum of each custom resource.
     """
 
     cpus: float
@@ -30,35 +31,73 @@ class Needs:
     memory_bytes: int
     object_store_bytes: int
     processes: tuple[Mapping[str, float], ...] = ()
-
-    @property
-    def custom(self) -> dict[str, float]:
-        """The sum of each custom resource."""
-        names = {name for process in self.processes for name in process} - {"CPU", "GPU"}
-        return {name: sum(process.get(name, 0.0) for process in self.processes) for name in sorted(names)}
+    custom: Mapping[str, float] = field(default_factory=dict)
 
 
-def needs_of(job: RLJob | SFTJob | EvalJob) -> Needs:
-    """What ``job`` needs, model size included."""
+def needs_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> Needs:
+    """The most ``job`` needs at any time, model size included; its processes too where it has one phase only."""
+    first, *others = phases_of(job)
+    return _most(first, *others) if others else first
+
+
+def phases_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> tuple[Needs, ...]:
+    """What ``job`` needs in each of its phases: a job that samples first and trains then never holds both roles."""
+    match job:
+        case RLJob():
+            return (_needs(job, sampled=job, trained=job),)
+        case SFTJob():
+            return (_needs(job, trained=job),)
+        case RFTJob():
+            return (_needs(job, sampled=job), _needs(job, trained=job))
+        case EvalJob():
+            return (_needs(job, sampled=job),)
+
+
+def _needs(
+    job: RLJob | SFTJob | RFTJob | EvalJob,
+    *,
+    sampled: RLJob | RFTJob | EvalJob | None = None,
+    trained: RLJob | SFTJob | RFTJob | None = None,
+) -> Needs:
+    """Of the actors and reward workers of ``sampled`` and the learner of ``trained``, together."""
     weights = sum(file.stat().st_size for file in job.model.path.glob("*.safetensors"))
     cpus = gpus = 0.0
     memory, store = RAY_BYTES, 256 << 20
     processes: list[Mapping[str, float]] = []
-    if isinstance(job, RLJob | EvalJob):
-        cpus += job.actors.count * job.actors.cpus + job.reward_workers.count * job.reward_workers.cpus
-        gpus += job.actors.count * job.actors.gpus
-        processes += [_reserved(job.actors.cpus, job.actors.gpus, job.actors.resources)] * job.actors.count
-        processes += [_reserved(job.reward_workers.cpus, 0, job.reward_workers.resources)] * job.reward_workers.count
-        cache = 0 if job.actors.gpus else int(job.actors.kv_cache_gb * GIB)
-        memory += job.actors.count * (ACTOR_BYTES + weights + cache) + job.reward_workers.count * WORKER_BYTES
-    if isinstance(job, RLJob | SFTJob):
-        cpus += job.learner.ranks * job.learner.cpus_per_rank
-        gpus += job.learner.ranks * job.learner.gpus_per_rank
-        spec = job.learner
+    if sampled is not None:
+        actors, workers = sampled.actors, sampled.reward_workers
+        cpus += actors.count * actors.cpus + workers.count * workers.cpus
+        gpus += actors.count * actors.gpus
+        processes += [_reserved(actors.cpus, actors.gpus, actors.resources)] * actors.count
+        processes += [_reserved(workers.cpus, 0, workers.resources)] * workers.count
+        cache = 0 if actors.gpus else int(actors.kv_cache_gb * GIB)
+        memory += actors.count * (ACTOR_BYTES + weights + cache) + workers.count * WORKER_BYTES
+    if trained is not None:
+        spec = trained.learner
+        cpus += spec.ranks * spec.cpus_per_rank
+        gpus += spec.ranks * spec.gpus_per_rank
         processes += [_reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)] * spec.ranks
-        memory += job.learner.ranks * RANK_BYTES + 5 * weights  # parameters, gradient, two moments, reference
+        memory += spec.ranks * RANK_BYTES + 5 * weights  # parameters, gradient, two moments, reference
         store += 2 * weights  # the version in use and the one being sent
-    return Needs(cpus, gpus, memory + store, store, tuple(process for process in processes if process))
+    reserving = tuple(process for process in processes if process)
+    return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving))
+
+
+def _most(*phases: Needs) -> Needs:
+    """Enough for each of the phases."""
+    names = sorted({name for phase in phases for name in phase.custom})
+    return Needs(
+        cpus=max(phase.cpus for phase in phases),
+        gpus=max(phase.gpus for phase in phases),
+        memory_bytes=max(phase.memory_bytes for phase in phases),
+        object_store_bytes=max(phase.object_store_bytes for phase in phases),
+        custom={name: max(phase.custom.get(name, 0.0) for phase in phases) for name in names},
+    )
+
+
+def _custom(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for process in processes for name in process} - {"CPU", "GPU"}
+    return {name: sum(process.get(name, 0.0) for process in processes) for name in sorted(names)}
 
 
 def _reserved(cpus: float, gpus: float, custom: Mapping[str, float]) -> dict[str, float]:

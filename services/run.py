@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services import eval_run, rl_run, sft_run
+from services import eval_run, rft_run, rl_run, sft_run
 from services.context import Context, RunStopped, beating, ends_when_stopped
 from services.display import Display
 from services.job_file import Job
@@ -23,7 +23,7 @@ from services.state import RunRecord, RunState
 from services.status import Status
 from services.store import Store
 from volley.errors import VolleyError
-from volley.job import EvalJob, RLJob, SFTJob
+from volley.job import EvalJob, RFTJob, RLJob, SFTJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ def prepare(job: Job) -> Any:
             return rl_run.prepare(job)
         case SFTJob():
             return sft_run.prepare(job)
+        case RFTJob():
+            return rft_run.prepare(job)
         case EvalJob():
             return eval_run.prepare(job)
 
@@ -126,7 +128,7 @@ async def run_on(
         finally:
             seconds = time.monotonic() - begun
             with contextlib.suppress(OSError):  # a full disk: Redis has it too
-                folder.write_summary(_summary(job, folder, state, problem=problem, seconds=seconds))
+                folder.write_summary(_summary(job, folder, state, problem=problem, seconds=seconds, **context.facts))
             context.status.end(state, problem)
     return Result(folder, None if isinstance(job, EvalJob) or state != "done" else folder.model, seconds, state)
 
@@ -137,6 +139,8 @@ async def _run(job: Job, prepared: Any, context: Context, checkpoint: Path | Non
             await rl_run.run(job, prepared, context, checkpoint)
         case SFTJob():
             await ends_when_stopped(context, sft_run.run(job, prepared, context))
+        case RFTJob():
+            await ends_when_stopped(context, rft_run.run(job, prepared, context))
         case EvalJob():
             await ends_when_stopped(context, eval_run.run(job, prepared, context))
 

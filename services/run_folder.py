@@ -5,7 +5,8 @@ metrics.jsonl       one object a step
 events.jsonl        one object an event
 desired.json        what the user changed of the live run
 ledger.jsonl        one object for each group trained on: its prompt and its step
-samples.jsonl       an excerpt of samples with verdicts and advantages
+samples.jsonl       an excerpt of samples with verdicts and advantages; of an eval or rft job every sample
+kept.jsonl          what an rft job trained on: prompt, answer, reward
 evaluations.jsonl   one object an evaluation
 summary.json        how the run ended
 plots/              PNG
@@ -96,9 +97,14 @@ class RunFolder:
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def rewind(self, step: int) -> None:
-        """Forget rows that a run resumed after ``step`` steps will write again."""
-        for name, key in (("metrics", "step"), ("samples", "step"), ("ledger", "step"), ("evaluations", "version")):
+    def rewind(self, step: int, *, samples: bool = True) -> None:
+        """Forget rows that a run resumed after ``step`` steps will write again.
+
+        Args:
+            samples: are they among these?
+        """
+        excerpt = (("samples", "step"),) if samples else ()
+        for name, key in (("metrics", "step"), *excerpt, ("ledger", "step"), ("evaluations", "version")):
             # An evaluation of version s was made with s steps done; a step's rows are numbered from 0.
             last = step if key == "version" else step - 1
             kept = [row for row in self.read(name) if row[key] <= last]

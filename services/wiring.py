@@ -4,10 +4,10 @@ from actors.config import ActorConfig
 from learner.config import LearnerConfig
 from reward_servers.pool import RewardConfig
 from services.run_folder import RunFolder
-from volley.job import EvalJob, RLJob, SFTJob
+from volley.job import EvalJob, RFTJob, RLJob, SFTJob
 
 
-def actor_config(job: RLJob | EvalJob, length: int, folder: RunFolder) -> ActorConfig:
+def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) -> ActorConfig:
     """The actors of ``job``; ``length`` is the model's."""
     return ActorConfig(
         model=job.model,
@@ -20,7 +20,7 @@ def actor_config(job: RLJob | EvalJob, length: int, folder: RunFolder) -> ActorC
     )
 
 
-def reward_config(job: RLJob | EvalJob, folder: RunFolder) -> RewardConfig:
+def reward_config(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> RewardConfig:
     """The reward workers of ``job``."""
     workers = job.reward_workers
     return RewardConfig(
@@ -51,13 +51,13 @@ def rl_learner_config(job: RLJob, folder: RunFolder) -> LearnerConfig:
     )
 
 
-def sft_learner_config(job: SFTJob, folder: RunFolder) -> LearnerConfig:
-    """The learner of a supervised job."""
+def supervised_learner_config(job: SFTJob | RFTJob, steps: int, folder: RunFolder) -> LearnerConfig:
+    """The learner of a job's ``steps`` supervised steps."""
     return LearnerConfig(
         model=job.model,
         learner=job.learner,
         optimizer=job.optimizer,
-        steps=job.steps,
+        steps=steps,
         seed=job.seed,
         log_dir=folder.logs,
         prefix=f"{folder.run_id}-",

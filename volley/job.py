@@ -2,6 +2,7 @@
 
 RLJob     reinforcement learning of a k-sample objective
 SFTJob    supervised fine-tuning on prompt/answer rows, on the same learner
+RFTJob    rejection sampling: n samples per prompt, supervised fine-tuning on the correct ones
 EvalJob   n samples per prompt, unbiased pass@k for a list of k
 """
 
@@ -176,6 +177,27 @@ class SFTJob(_Job):
     checkpoint: CheckpointSpec = CheckpointSpec()
 
 
+class RFTJob(_Sampled):
+    """Rejection sampling fine-tuning: sample every prompt, then train on its correct samples as on supervised rows."""
+
+    kind: Literal["rft"] = "rft"
+    sampling: EvalSampling = EvalSampling()
+    keep: int = Field(4, ge=1, description="M, samples kept of a prompt at most: correct ones with different texts")
+    correct_from: float = Field(1.0, description="reward from which a sample is correct", allow_inf_nan=False)
+    steps: int | None = Field(None, ge=1, description="steps on the kept samples; or give passes")
+    passes: int | None = Field(None, ge=1, description="passes over the kept samples; or give steps")
+    rows_per_step: int = Field(128, ge=1, description="kept samples in one batch; all of them where fewer were kept")
+    optimizer: Optimizer = Optimizer(lr=1e-5)
+    learner: LearnerSpec = LearnerSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.passes is None):
+            raise ValueError("give one of steps and passes: it says how long to train on the kept samples")
+        return self
+
+
 class EvalJob(_Sampled):
     """n samples per prompt and unbiased pass@k for each k."""
 
@@ -196,5 +218,5 @@ def _check_ks(ks: tuple[int, ...], n: int, where: str) -> None:
         raise ValueError(f"ks {bad} of {where} are not in 1..n={n}: raise sampling.n to {max(ks)} or drop them")
 
 
-JobSpec = Annotated[RLJob | SFTJob | EvalJob, Field(discriminator="kind")]
-JOB: TypeAdapter[RLJob | SFTJob | EvalJob] = TypeAdapter(JobSpec)
+JobSpec = Annotated[RLJob | SFTJob | RFTJob | EvalJob, Field(discriminator="kind")]
+JOB: TypeAdapter[RLJob | SFTJob | RFTJob | EvalJob] = TypeAdapter(JobSpec)

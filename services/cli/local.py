@@ -35,7 +35,7 @@ def run(
 
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool) -> None:
-    """Go on with an interrupted run in the same folder: rl from its newest checkpoint, eval with the prompts left."""
+    """Go on with an interrupted run in the same folder: from its newest checkpoint, or with the prompts left."""
     from services.checkpoints import newest_checkpoint, steps_of
     from services.desired import change_in_folder, read_desired
     from services.display import Display
@@ -44,16 +44,16 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     from services.run import prepare, run_alone
     from services.run_folder import RunFolder
     from volley.errors import JobError
-    from volley.job import EvalJob, RLJob
+    from volley.job import RLJob, SFTJob
 
     folder, job = RunFolder.open(run_folder)
-    if not isinstance(job, RLJob | EvalJob):
-        raise JobError(f"{run_folder}: only rl and eval jobs are resumed, this is {job.kind}; run it again")
+    if isinstance(job, SFTJob):
+        raise JobError(f"{run_folder}: only rl, rft and eval jobs are resumed, this is {job.kind}; run it again")
     importable_from(Path.cwd())
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
     prepared = prepare(job)
     desired = read_desired(folder)
-    if isinstance(job, RLJob) and (desired.stopped or desired.paused):
+    if desired.stopped or desired.paused:
         change_in_folder(folder, job, {"stopped": False, "paused": False})
     display = Display(quiet=quiet)
     where = f" after step {steps_of(checkpoint)}" if checkpoint else ""

@@ -38,7 +38,7 @@ def submit(
 
 def ls(
     state: Annotated[str | None, typer.Option(help="only runs in this state")] = None,
-    kind: Annotated[str | None, typer.Option(help="only rl, sft or eval")] = None,
+    kind: Annotated[str | None, typer.Option(help="only rl, sft, rft or eval")] = None,
     name: Annotated[str | None, typer.Option(help="only runs whose name has this in it")] = None,
     tag: Tags = [],  # noqa: B006
     limit: Annotated[int, typer.Option(min=1, help="the newest so many")] = 50,

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from services.context import RunStopped
+from services.job_file import Job
 from services.run_folder import RunFolder
 from services.sinks.base import evaluation_row, step_row
 from services.sinks.feed import Feed, Report
 from volley.errors import JobError
-from volley.job import EvalJob, RLJob, SFTJob
 from volley.sinks import SinkSpec
 
 CLOSE_SECONDS = 30.0  # for what is left; a run that was stopped or failed waits a third of it
@@ -36,7 +36,7 @@ class Sinks:
         report: told of a sink that fails, once for each.
     """
 
-    def __init__(self, job: RLJob | SFTJob | EvalJob, folder: RunFolder, report: Report) -> None:
+    def __init__(self, job: Job, folder: RunFolder, report: Report) -> None:
         self._report = report
         names = [spec.kind for spec in job.sinks]
         self._feeds = []
@@ -79,6 +79,6 @@ class Sinks:
                 await self._report(f"sink {feed.name}: {feed.lost} rows did not get there; the run folder has them")
 
 
-def _told(job: RLJob | SFTJob | EvalJob) -> dict[str, Any]:
+def _told(job: Job) -> dict[str, Any]:
     """The job, without what may hold settings of the user's own code."""
     return job.model_dump(mode="json", exclude={"runtime_env", "sinks"})

@@ -38,7 +38,7 @@ def test_doctor_reports_what_is_there() -> None:
 
 def test_schema_is_json_schema_of_every_kind() -> None:
     schema = json.loads(volley("schema").stdout)
-    assert set(schema["discriminator"]["mapping"]) == {"rl", "sft", "eval"}
+    assert set(schema["discriminator"]["mapping"]) == {"rl", "sft", "rft", "eval"}
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=str)

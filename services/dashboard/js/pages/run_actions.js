@@ -22,9 +22,8 @@ export class Actions {
     this.view = view;
     const { desired, state, record } = view;
     const ended = ENDED.has(state);
-    const sampled = record.kind === "rl" || record.kind === "rft";
     const canResume = desired.paused || ["stopped", "failed"].includes(state);
-    this.pause.classList.toggle("hidden", ended || desired.paused || desired.stopped || !sampled);
+    this.pause.classList.toggle("hidden", ended || desired.paused || desired.stopped || record.kind !== "rl");
     this.resume.classList.toggle("hidden", !canResume || state === "done");
     this.stop.classList.toggle("hidden", ended);
     this.stop.disabled = desired.stopped;

@@ -224,7 +224,7 @@ export function chartsOf(kind) {
   const loss = new Lines({ title: "Loss" }, [["loss", "loss", "series-0"]]);
   const entropy = new Lines({ title: "Entropy", note: "nats per token", range: [0, null] }, [["entropy", "entropy", "series-3"]]);
   const gradient = new Lines({ title: "Gradient norm", range: [0, null] }, [["grad_norm", "gradient norm", "series-2"]]);
-  if (kind === "sft") return [loss, entropy, gradient, speed];
+  if (kind === "sft" || kind === "rft") return [loss, entropy, gradient, speed];
   if (kind === "eval") return [new BeforeAfter()];
   return [
     new PassCurves(),

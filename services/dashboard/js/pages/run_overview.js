@@ -23,7 +23,7 @@ export class OverviewTab {
       "div",
       { class: "page" },
       this.tiles.element,
-      kind === "sft" ? null : this.makeControls(model),
+      kind === "sft" || kind === "rft" ? null : this.makeControls(model),
       this.problem,
       h("div", { class: "grid" }, this.ordered()),
       this.makeOthers(model),

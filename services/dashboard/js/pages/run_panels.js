@@ -15,8 +15,8 @@ function tile(label) {
 
 export class Tiles {
   constructor(kind) {
-    const all = { step: tile("Step"), ...(kind === "sft" ? { loss: tile("Loss") } : {}) };
-    if (kind === "rl" || kind === "rft") {
+    const all = { step: tile("Step"), ...(kind === "sft" || kind === "rft" ? { loss: tile("Loss") } : {}) };
+    if (kind === "rl") {
       Object.assign(all, { low: tile("pass@1"), high: tile("pass@n"), reward: tile("Reward"), kl: tile("KL to the start"), live: tile("Live groups"), speed: tile("Samples per second") });
     }
     this.all = all;

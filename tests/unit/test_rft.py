@@ -1,0 +1,190 @@
+"""Rejection sampling: which samples are kept, what is trained on, and what an interrupted run finds again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from services.desired import change
+from services.driver import _resume_point
+from services.eval_samples import SampleLog
+from services.kept_samples import Kept, counts, keep
+from services.needs import needs_of, phases_of
+from services.rft_run import plan_of
+from services.run_folder import RunFolder
+from services.state import Desired
+from services.tokens import EncodedPrompt
+from volley.errors import HostError, JobError
+from volley.job import JOB, RFTJob
+from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+
+PROMPTS = [
+    EncodedPrompt(Prompt(f"p{i}", f"text {i}", {}, {"level": str(i % 2)}), np.array([1, 10 + i], np.int32))
+    for i in range(3)
+]
+
+
+def rft(**changes: Any) -> RFTJob:
+    tree = {
+        "kind": "rft",
+        "name": "kept",
+        "model": {"path": "nowhere"},
+        "data": {"path": "nowhere.jsonl"},
+        "scorer": {"kind": "exact"},
+        "steps": 3,
+        **changes,
+    }
+    job = JOB.validate_python({key: value for key, value in tree.items() if value is not None})
+    assert isinstance(job, RFTJob)
+    return job
+
+
+def drawn(prompt: int, text: str, reward: float | None, token_ids: tuple[int, ...] = (5, 2)) -> dict[str, Any]:
+    return {"prompt_id": f"p{prompt}", "sample": text, "reward": reward, "token_ids": list(token_ids)}
+
+
+def kept_texts(rows: list[dict[str, Any]], *, most: int = 9, correct_from: float = 1.0) -> list[tuple[str, str]]:
+    kept = keep(rows, PROMPTS, most=most, correct_from=correct_from)
+    return [(sample.prompt.prompt.id, sample.text) for sample in kept.samples]
+
+
+def test_a_text_is_kept_once_a_prompt() -> None:
+    rows = [drawn(0, "a", 1.0, (5,)), drawn(0, "a", 1.0, (6, 2)), drawn(0, "b", 1.0), drawn(1, "a", 1.0)]
+    assert kept_texts(rows) == [("p0", "a"), ("p0", "b"), ("p1", "a")]
+    first = keep(rows, PROMPTS, most=9, correct_from=1.0).samples[0]
+    assert first.tokens_a.tolist() == [5]
+
+
+def test_no_more_than_so_many_of_a_prompt_the_first_drawn() -> None:
+    rows = [drawn(0, text, 1.0) for text in "abcd"] + [drawn(1, "x", 1.0)]
+    assert kept_texts(rows, most=2) == [("p0", "a"), ("p0", "b"), ("p1", "x")]
+    assert keep(rows, PROMPTS, most=2, correct_from=1.0).correct == 5
+
+
+def test_the_threshold_itself_is_correct() -> None:
+    rows = [drawn(0, "low", 0.49), drawn(0, "at", 0.5), drawn(0, "over", 0.75)]
+    assert kept_texts(rows, correct_from=0.5) == [("p0", "at"), ("p0", "over")]
+
+
+def test_what_could_not_be_scored_never_counts_even_where_any_reward_is_correct() -> None:
+    rows = [drawn(0, "lost", None), drawn(0, "bad", -3.0)]
+    assert kept_texts(rows, correct_from=-1e9) == [("p0", "bad")]
+    assert keep(rows, PROMPTS, most=1, correct_from=-1e9).unscored == 1
+
+
+def test_samples_come_in_the_order_of_the_prompts_however_they_were_finished() -> None:
+    rows = [drawn(2, "c", 1.0), drawn(0, "b", 1.0), drawn(0, "a", 1.0)]
+    assert kept_texts(rows) == [("p0", "b"), ("p0", "a"), ("p2", "c")]
+
+
+def test_nothing_kept_is_the_jobs_fault_and_nothing_scored_is_not() -> None:
+    with pytest.raises(JobError, match=r"no sample was correct: of 2 samples of 3 prompts the best earned 0\.5"):
+        keep([drawn(0, "a", 0.5), drawn(1, "b", 0.0)], PROMPTS, most=4, correct_from=1.0)
+    with pytest.raises(JobError, match="and 1 could not be scored"):
+        keep([drawn(0, "a", 0.5), drawn(1, "b", None)], PROMPTS, most=4, correct_from=1.0)
+    with pytest.raises(HostError, match="none of 1 samples could be scored"):
+        keep([drawn(0, "a", None)], PROMPTS, most=4, correct_from=1.0)
+
+
+def test_counts_by_tag() -> None:
+    rows = [drawn(0, "a", 1.0), drawn(0, "b", 1.0), drawn(1, "c", 0.0), drawn(2, "d", None)]
+    told = counts(keep(rows, PROMPTS, most=4, correct_from=1.0), [each.prompt for each in PROMPTS])
+    assert told == {
+        "samples": 4,
+        "samples_correct": 2,
+        "samples_unscored": 1,
+        "samples_kept": 2,
+        "prompts": 3,
+        "prompts_kept": 1,
+        "by_tag": [
+            {"tag": "level", "value": "0", "prompts": 2, "prompts_kept": 1, "samples_kept": 2},
+            {"tag": "level", "value": "1", "prompts": 1, "prompts_kept": 0, "samples_kept": 0},
+        ],
+    }
+    assert json.loads(json.dumps(told)) == told
+
+
+def kept_of(count: int) -> Kept:
+    return keep([drawn(i % 3, str(i), 1.0, (i, i + 1)) for i in range(count)], PROMPTS, most=count, correct_from=1.0)
+
+
+def test_training_takes_the_tokens_that_were_drawn() -> None:
+    plan = plan_of(rft(), kept_of(4))
+    tokens = {(tuple(row.prompt_p.tolist()), tuple(row.answer_a.tolist())) for row in plan.rows}
+    assert tokens == {((1, 10), (0, 1)), ((1, 10), (3, 4)), ((1, 11), (1, 2)), ((1, 12), (2, 3))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "expected"),
+    [
+        ({"rows_per_step": 4}, 10, (3, 4)),
+        ({"steps": None, "passes": 1, "rows_per_step": 4}, 10, (3, 4)),
+        ({"steps": None, "passes": 2, "rows_per_step": 4}, 10, (5, 4)),
+        ({"steps": None, "passes": 2, "rows_per_step": 128}, 10, (2, 10)),  # a pass is a pass, however few were kept
+        ({"steps": None, "passes": 3, "learner": {"ranks": 4}}, 2, (2, 4)),
+    ],
+)
+def test_how_long_it_trains(changes: dict[str, Any], count: int, expected: tuple[int, int]) -> None:
+    plan = plan_of(rft(**changes), kept_of(count))
+    assert (plan.steps, plan.rows_per_step) == expected
+    met = [id(row) for step in range(plan.steps) for row in plan.batch(step)][:count]
+    assert len(set(met)) == count  # the first pass meets every row once
+
+
+@pytest.mark.parametrize("changes", [{"steps": None}, {"passes": 2}])
+def test_a_job_gives_one_of_steps_and_passes(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="give one of steps and passes"):
+        rft(**changes)
+
+
+def test_it_never_needs_both_phases_at_once() -> None:
+    job = rft(
+        actors={"count": 3, "gpus": 1, "resources": {"fast": 1}},
+        learner={"ranks": 2, "gpus_per_rank": 1, "resources_per_rank": {"fast": 2, "big": 1}},
+    )
+    sampling, training = phases_of(job)
+    assert (sampling.gpus, training.gpus, needs_of(job).gpus) == (3, 2, 3)
+    assert needs_of(job).custom == {"big": 2, "fast": 4}
+    assert needs_of(job).memory_bytes == max(sampling.memory_bytes, training.memory_bytes)
+
+
+def test_a_live_run_can_be_stopped_but_not_steered() -> None:
+    assert change(Desired(), rft(), {"stopped": True}).stopped
+    with pytest.raises(JobError, match="actors: a job of kind rft has none"):
+        change(Desired(), rft(), {"actors": 2})
+
+
+def group(prompt: int) -> Group:
+    return Group(
+        group_id=-1,
+        prompt_id=f"p{prompt}",
+        prompt_p=np.zeros(1, np.int32),
+        tokens_T=np.array([7, 8, 2, 9], np.int32),
+        logprobs_T=np.zeros(4, np.float32),
+        versions_T=np.zeros(4, np.int32),
+        lengths_n=np.array([3, 1], np.int32),
+        stopped_n=np.array([True, False]),
+        texts=("ab", "c"),
+        actor="actor-0",
+        seconds=0.1,
+    )
+
+
+def test_another_driver_finds_every_sample_with_its_tokens(tmp_path: Path) -> None:
+    job = rft()
+    folder = RunFolder.create(tmp_path, job)
+    log, prompts = SampleLog(folder, token_ids=True), [each.prompt for each in PROMPTS]
+    right, lost = Verdict(VerdictStatus.PASSED, 1.0), Verdict(VerdictStatus.INFRA_ERROR, None)
+    log.write(0, prompts[0], group(0), Scores.pack([right, right]))
+    log.write(1, prompts[1], group(1), Scores.pack([right, lost]))
+    folder.append("metrics", [{"step": 0}])
+    assert _resume_point(job, folder) is None
+    assert [row["token_ids"] for row in log.rows()] == [[7, 8, 2], [9]] * 2
+    assert log.take_up(prompts, 2, unscored=True).keys() == {"p0", "p1"}
+    folder.rewind(0, samples=False)
+    assert (folder.read("metrics"), len(folder.read("samples"))) == ([], 4)
+    assert log.take_up(prompts, 2).keys() == {"p0"}  # what could not be scored is tried again
+    assert len(folder.read("samples")) == 2
