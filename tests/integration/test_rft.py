@@ -68,7 +68,7 @@ async def test_the_trained_model_earns_more(done: Result, tree: dict[str, Any]) 
 async def test_what_was_kept_is_correct_distinct_and_told(done: Result) -> None:
     samples, kept = done.folder.read("samples"), done.folder.read("kept")
     assert len(samples) == 32 * 32
-    expected = {}
+    expected: dict[str, dict[str, float]] = {}
     for row in samples:
         if row["reward"] >= GOOD:
             expected.setdefault(row["prompt_id"], {}).setdefault(row["sample"], row["reward"])
