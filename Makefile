@@ -37,7 +37,7 @@ format: setup-dev ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 docs: setup-dev ## the documentation as a site, under site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: ## resolve deploy/locks again from pyproject.toml, and the images' locks after it
 	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --extra dev --no-header --no-annotate \
