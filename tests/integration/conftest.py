@@ -1,11 +1,11 @@
-"""Real processes, started once a session where they can be shared."""
+"""Real processes, started once a module where they can be shared."""
 
 from collections.abc import Iterator
 
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_local() -> Iterator[None]:
     """A local Ray head on the loopback interface, with more logical CPUs than the tests reserve."""
     import ray
