@@ -98,12 +98,16 @@ class SlotBuffer(Generic[T]):
         """The bound the open group was admitted under."""
         return self._open[group_id].lag
 
+    def can_take(self, version: int) -> bool:
+        """Would `take` give a batch?"""
+        return self.ready >= self.batch and self._fits(self._left_behind(), version + 1)
+
     def take(self, version: int) -> list[tuple[int, T]] | None:
         """The next batch for a learner at ``version``, in order of admission, or None until it can be made.
 
         Its slots stay held until `release`.
         """
-        if self.ready < self.batch or not self._fits(self._left_behind(), version + 1):
+        if not self.can_take(version):
             return None
         ready = ((slot.deadline, gid) for gid, slot in self._open.items() if slot.ready is not None)
         chosen = sorted(gid for _, gid in heapq.nsmallest(self.batch, ready))  # once a batch, not once a group

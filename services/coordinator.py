@@ -87,7 +87,7 @@ class Coordinator:
         self._changed = asyncio.Condition()
         self._health = ScoringHealth(job.infra_errors)
         self._making: dict[int, str] = {}  # groups under way, and in which stage
-        self._refills = self.ledger.dropped.total()  # groups dropped before a batch took them: each is replaced
+        self._refills = resume.refills
         self._dead_batches, self._solve_rates = resume.dead_batches, SolveRates(job, resume.solve_rates)
         self._saved_at = self.version if self.version else None
         for ready in resume.ready:
@@ -318,12 +318,15 @@ class Coordinator:
         return None
 
     async def _progress(self) -> None:
-        """Wait for one more ready group, or a change of what is desired or held; groups dropped are no progress."""
-        ready, held, desired = self.buffer.ready, self.held, self.desired
+        """Wait for a batch, one more ready group, or another state of things; a drop alone is no progress."""
+        ready, before = self.buffer.ready, (self.held, self.desired)
+
+        def moved() -> bool:
+            changed = self.buffer.ready > ready or (self.held, self.desired) != before
+            return changed or self.buffer.can_take(self.version)
+
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: self.buffer.ready > ready or self.held != held or self.desired is not desired
-            )
+            await self._changed.wait_for(moved)
 
     def _awaited(self) -> str:
         due = self.buffer.waiting_for(self.version)
@@ -384,7 +387,8 @@ class Coordinator:
     def _state(self) -> dict[str, Any]:
         """What a resumed run must know, JSON."""
         rates = self._solve_rates.state()
-        return {"ledger": self.ledger.state(), "dead_batches": self._dead_batches, "solve_rates": rates}
+        counts = {"refills": self._refills, "dead_batches": self._dead_batches}
+        return {"ledger": self.ledger.state(), **counts, "solve_rates": rates}
 
     async def _close_ledger(self) -> None:
         for group_id in sorted(self.ledger.in_flight):

@@ -13,7 +13,7 @@ from services.run_folder import RunFolder
 from services.state import Desired
 from volley.errors import JobError
 from volley.job import RFTJob, RLJob, SFTJob
-from volley.objectives import check_objective, with_changes
+from volley.objectives import check_objective, resolve
 from volley.update import check_update
 
 FILE = "desired.json"
@@ -34,15 +34,19 @@ def change(desired: Desired, job: Job, changes: dict[str, Any]) -> Desired:
         raise JobError(f"{', '.join(unknown)}: not to be changed on a live run; choose from {choices}")
     _check_kind(job, changes)
     if "objective" in changes:
-        added = changes["objective"]
-        changes = {**changes, "objective": {} if added is None else {**desired.objective, **added}}
+        changes = {**changes, "objective": _laid_over(desired.objective, changes["objective"])}
     try:
         wanted = Desired.model_validate({**desired.model_dump(), **_with_defaults(changes)})
     except ValidationError as error:
         raise JobError(explain("change", error)) from error
-    if isinstance(job, RLJob):
-        _check_objective(job, wanted.objective)
+    check_desired(job, wanted)
     return wanted.model_copy(update={"revision": desired.revision + 1})
+
+
+def check_desired(job: Job, desired: Desired) -> None:
+    """Raises `JobError` where the objective would be undefined at some step of the job."""
+    if isinstance(job, RLJob):
+        _check_objective(job, desired.objective)
 
 
 def read_desired(folder: RunFolder) -> Desired:
@@ -70,6 +74,11 @@ def change_in_folder(folder: RunFolder, job: Job, changes: dict[str, Any]) -> De
     return desired
 
 
+def _laid_over(before: dict[str, Any], added: dict[str, Any] | None) -> dict[str, Any]:
+    """Null in place of a field is as the job says; null in place of all of them is so of all."""
+    return {} if added is None else {key: value for key, value in {**before, **added}.items() if value is not None}
+
+
 def _check_kind(job: Job, changes: dict[str, Any]) -> None:
     """Only some kinds of job have what a change is about."""
     missing = {"objective", "learning_rate", "max_lag"} if not isinstance(job, RLJob) else set()
@@ -86,10 +95,12 @@ def _with_defaults(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_objective(job: RLJob, fields: dict[str, Any]) -> None:
+    """The objective must be one at the start and after every stage of the schedule."""
     try:
-        objective = with_changes(job.objective, fields)
-        check_objective(objective, job.sampling.n)
-        check_update(job.update, objective)
+        for step in (0, *(stage.at for stage in job.schedule.stages)):
+            objective = resolve(job.objective, job.schedule, step, fields)
+            check_objective(objective, job.sampling.n)
+            check_update(job.update, objective)
     except ValidationError as error:
         raise JobError(explain("objective", error)) from error
     except ValueError as error:

@@ -20,6 +20,7 @@ from services.checkpoints import complete_checkpoints, save_checkpoint, steps_of
 from services.context import Context, RunStopped, its_turn
 from services.coordinator import Coordinator
 from services.data.prompts import read_prompts
+from services.desired import check_desired
 from services.evaluate import evaluate, groups_at_once
 from services.kept_groups import FILE as GROUPS_FILE
 from services.kept_groups import KeptGroup, packed, referred, unpacked
@@ -70,6 +71,7 @@ async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path
     """
     folder, display = context.folder, context.display
     desired = await context.desired()
+    check_desired(job, desired)
     sized = sized_as_desired(job, desired)
     display.say(
         f"{job.name}: starting {sized.actors.count} actor(s), {sized.reward_workers.count} reward worker(s), "
@@ -134,16 +136,20 @@ class Lives:
 
     async def run(self, checkpoint: Path | None) -> bool:
         """As `Coordinator.run`."""
-        resume = await self._take_up(checkpoint) if checkpoint else ResumePoint.start()
-        await self.recorder.event("resumed" if checkpoint else "started", step=resume.step)
+        begin = partial(self._begin, checkpoint)
         async with self.steering.running():
             while True:
                 try:
-                    return await self._live(resume)
+                    return await self._live(await begin())
                 except (WorkerDied, DeadlineExceeded) as end:
                     if self.learner.failure is None or not self.restarts.allow():
                         raise
-                    resume = await self._restart_learner(end)
+                    begin = partial(self._restart_learner, end)
+
+    async def _begin(self, checkpoint: Path | None) -> ResumePoint:
+        resume = await self._take_up(checkpoint) if checkpoint else ResumePoint.start()
+        await self.recorder.event("resumed" if checkpoint else "started", step=resume.step)
+        return resume
 
     async def _live(self, resume: ResumePoint) -> bool:
         coordinator = Coordinator(
@@ -165,7 +171,7 @@ class Lives:
             return await coordinator.run()
         finally:
             self.context.status.source = dict
-            self.context.status.set(step=coordinator.version, state="starting")
+            self.context.status.set(**{**self.steering.view(), "state": "starting"})
 
     async def _restart_learner(self, end: VolleyError) -> ResumePoint:
         """Another learner, where the newest checkpoint was written; the actors go back to its weights."""

@@ -125,6 +125,9 @@ async def run_on(
         except VolleyError as error:
             problem = str(error)
             raise
+        except Exception as error:
+            problem = f"unexpected {type(error).__name__}: {error}"
+            raise
         finally:
             seconds = time.monotonic() - begun
             with contextlib.suppress(OSError):  # a full disk: Redis has it too

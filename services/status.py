@@ -39,7 +39,8 @@ class Status:
     def end(self, state: RunState, problem: str) -> None:
         """Report the end."""
         self.source = dict
-        self.set(state=state, problem=problem, workers=(), waiting=(), ended=time.time())
+        gone: dict[str, Any] = {"workers": (), "waiting": (), "groups": {}, "actors": 0, "reward_workers": 0}
+        self.set(state=state, problem=problem, ended=time.time(), **gone)
 
     async def beat(self) -> None:
         """Report for ever."""

@@ -17,7 +17,7 @@ from learner.group import LearnerGroup
 from reward_servers.pool import RewardPool
 from services.autoscale import LOOKS, Look, next_count
 from services.coordinator import Coordinator
-from services.desired import read_desired, write_desired
+from services.desired import check_desired, read_desired, write_desired
 from services.recorder import RunRecorder
 from services.run_folder import RunFolder
 from services.start import cancel_all, first_error
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 15.0
+LAST_EVENTS_SECONDS = 10.0
 OVERDUE_SECONDS = 60.0  # a wait that lasts longer is an event
 
 
@@ -48,7 +49,8 @@ async def newest_desired(folder: RunFolder, store: Store) -> Desired:
     except HostError:
         return here
     if there.revision > here.revision:
-        write_desired(folder, there)
+        with contextlib.suppress(OSError):  # a full disk: a copy is no reason to miss a stop
+            write_desired(folder, there)
         return there
     return here
 
@@ -78,6 +80,8 @@ class Steering:
         self._learner: LearnerGroup | None = None
         self._auto_actors = job.actors.count
         self._looks: deque[Look] = deque(maxlen=LOOKS)
+        self._refused: int | None = None  # revision that could not be
+        self._events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._told = {"actor": 0, "reward_worker": 0}
         self._targets = {"actors": asyncio.Event(), "reward_workers": asyncio.Event()}
         self._troubles: dict[str, str] = {}
@@ -91,6 +95,7 @@ class Steering:
         """For the length of the block: look for changes and bring them about."""
         loops = (
             self._look(),
+            self._write_events(),
             self._keep("actors", lambda: self.actors_wanted, self._actors.scale),
             self._keep("reward_workers", lambda: self.reward_workers_wanted, self._rewards.scale),
         )
@@ -101,7 +106,7 @@ class Steering:
                     yield
                 finally:
                     await cancel_all(steering)
-                    await self._tell_deaths()
+                    await self._write_the_rest()
         except BaseExceptionGroup as group:
             raise first_error(group) from group
 
@@ -150,16 +155,15 @@ class Steering:
         """Take up changes as they come. A change that can not be is reported, and what held before goes on."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await self._tell_deaths()
-            await self._watch()
-            self._autoscale()
             try:
                 desired = await newest_desired(self._folder, self._store)
-                if desired.revision != self.desired.revision:
+                if desired.revision not in (self.desired.revision, self._refused):
                     await self._take_up(desired)
-                self._troubles.pop("desired", None)
+                    self._troubles.pop("desired", None)
             except (JobError, ValueError) as problem:
-                await self._trouble("desired", f"what is desired can not be: {problem}")
+                self._trouble("desired", f"what is desired can not be: {problem}")
+            self._watch()
+            self._autoscale()
 
     def _autoscale(self) -> None:
         """Follow the learner's hunger, where the job allows it and the user wants no number of their own."""
@@ -176,13 +180,20 @@ class Steering:
             self._targets["actors"].set()
 
     async def _take_up(self, desired: Desired) -> None:
-        before, self.desired = self.desired, desired
+        """Raises `JobError`, once, for what can not be."""
+        self._refused = desired.revision
+        check_desired(self._job, desired)
+        counts = self.actors_wanted, self.reward_workers_wanted
         if self._coordinator is not None:
             await self._coordinator.want(desired)
+        before, self.desired, self._refused = self.desired, desired, None
         changes = {key: value for key, value in desired.model_dump().items() if value != before.model_dump()[key]}
-        await self._recorder.event("desired_changed", **changes)
-        for changed in self._targets.values():
-            changed.set()
+        self._tell("desired_changed", **changes)
+        for changed, old, new in zip(
+            self._targets.values(), counts, (self.actors_wanted, self.reward_workers_wanted), strict=True
+        ):
+            if old != new:
+                changed.set()
 
     async def _keep(self, role: str, wanted: Callable[[], int], scale: Callable[[int], Awaitable[None]]) -> None:
         """Bring the role to its wanted count at every change; try again while that fails."""
@@ -194,30 +205,45 @@ class Steering:
             try:
                 await scale(count)
                 self._troubles.pop(role, None)
-                await self._recorder.event("scaled", role=role, count=count)
+                self._tell("scaled", role=role, count=count)
             except VolleyError as problem:
-                await self._trouble(role, f"{role} can not be scaled to {count}: {problem}")
+                self._trouble(role, f"{role} can not be scaled to {count}: {problem}")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), RETRY_SECONDS)
                 changed.set()
 
-    async def _watch(self) -> None:
-        """An event for each long wait, unless the run is held on purpose."""
-        if self._coordinator is not None and not self._coordinator.held:
-            for words in self._coordinator.waits.overdue(OVERDUE_SECONDS):
-                await self._recorder.event("waiting", problem=words)
-
-    async def _tell_deaths(self) -> None:
+    def _watch(self) -> None:
+        """Events for deaths, and for long waits unless the run is held on purpose."""
         for role, pool in (("actor", self._actors), ("reward_worker", self._rewards)):
             for death in pool.deaths[self._told[role] :]:
                 self._told[role] += 1
-                await self._recorder.event(f"{role}_died", problem=str(death))
+                self._tell(f"{role}_died", problem=str(death))
+        if self._coordinator is not None and not self._coordinator.held:
+            for words in self._coordinator.waits.overdue(OVERDUE_SECONDS):
+                self._tell("waiting", problem=words)
 
-    async def _trouble(self, key: str, text: str) -> None:
+    def _trouble(self, key: str, text: str) -> None:
         """Say it once: in an event, and in the run's state until it is over."""
         if self._troubles.get(key) != text:
             self._troubles[key] = text
-            await self._recorder.event("trouble", problem=text)
+            self._tell("trouble", problem=text)
+
+    def _tell(self, kind: str, **details: Any) -> None:
+        """An event, written by a task of its own: a full disk must not keep a change from being taken up."""
+        self._events.put_nowait((kind, details))
+
+    async def _write_events(self) -> None:
+        while True:
+            kind, details = await self._events.get()
+            await self._recorder.event(kind, **details)
+
+    async def _write_the_rest(self) -> None:
+        self._watch()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_EVENTS_SECONDS):
+                while not self._events.empty():
+                    kind, details = self._events.get_nowait()
+                    await self._recorder.event(kind, **details)
 
 
 def _view(role: Literal["actor", "reward_worker", "learner_rank"], of: WorkerInfo) -> WorkerView:

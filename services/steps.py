@@ -67,11 +67,13 @@ class FinishedStep:
 class ResumePoint:
     """Between two steps: ``step`` are done, where every group was, and what schedules go by.
 
-    ``ready`` are those of the groups in flight that only wait to be trained on; the others are made again.
+    ``ready`` are those of the groups in flight that only wait to be trained on; the others are made again. ``refills``
+    counts the groups that were dropped before a batch took them, each of which another one replaced.
     """
 
     step: int
     ledger: Ledger
+    refills: int
     dead_batches: int
     solve_rates: dict[str, SolveRate]
     ready: tuple[ReadyGroup, ...] = ()
@@ -80,12 +82,13 @@ class ResumePoint:
     def of(cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = ()) -> "ResumePoint":
         """From what `Coordinator` gave its checkpoint."""
         rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
-        return cls(step, Ledger.of(state["ledger"]), int(state["dead_batches"]), rates, tuple(ready))
+        ledger, refills = Ledger.of(state["ledger"]), int(state["refills"])
+        return cls(step, ledger, refills, int(state["dead_batches"]), rates, tuple(ready))
 
     @classmethod
     def start(cls) -> "ResumePoint":
         """Before the first step."""
-        return cls(0, Ledger(), 0, {})
+        return cls(0, Ledger(), 0, 0, {})
 
 
 class Recorder(Protocol):

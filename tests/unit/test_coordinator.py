@@ -13,6 +13,7 @@ import pytest
 
 from actors.config import ActorUpdate, BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
+from services.buffer import SlotBuffer
 from services.coordinator import Coordinator
 from services.state import Desired
 from services.steps import FinishedStep, ReadyGroup, ResumePoint
@@ -189,6 +190,20 @@ async def test_a_group_that_can_not_be_scored_is_dropped_and_replaced() -> None:
     assert counts["dropped"] == recorded.events.count("group_dropped") >= 9
     assert made.ledger.dropped == {"0 of 4 samples could be scored": counts["dropped"]}
     assert len(set(learner.trained)) == 100
+
+
+async def test_a_drop_that_makes_a_batch_possible_wakes_the_learner() -> None:
+    """With the last group it waited for gone, the batch is there: no further group is needed."""
+    buffer = SlotBuffer[str](2, 1)
+    for group_id in (1, 2, 3):
+        buffer.admit(group_id, started_at=0)
+    for group_id in (1, 2):
+        buffer.put(group_id, "ready", oldest_version=0)
+    assert not buffer.can_take(1)
+    assert buffer.take(1) is None
+    buffer.drop(3)
+    assert buffer.can_take(1)
+    assert buffer.take(1) == [(1, "ready"), (2, "ready")]
 
 
 async def test_evaluations_are_at_the_start_every_so_often_and_at_the_end() -> None:

@@ -97,10 +97,19 @@ def test_desired_changes_add_up_and_bad_ones_change_nothing(tmp_path: Path) -> N
     desired = read_desired(folder)
     assert (desired.objective, desired.actors, desired.revision) == ({"k": 4, "center": True}, 3, 2)
     assert change_in_folder(folder, spec, {"actors": None, "paused": None}).actors is None
+    assert change_in_folder(folder, spec, {"objective": {"center": None}}).objective == {"k": 4}
     assert change_in_folder(folder, spec, {"objective": None}).objective == {}
+
     (folder.path / "desired.json").write_text('{"objectiv": {}}')
     with pytest.raises(JobError, match="objectiv: unknown key"):
         read_desired(folder)
+
+
+def test_a_change_must_fit_every_stage_of_the_schedule(tmp_path: Path) -> None:
+    stages = [{"at": 60, "set": {"k": 8}}]
+    spec = job(tmp_path, objective={"kind": "max_at_k", "k": 4}, sampling={"n": 8}, schedule={"stages": stages})
+    with pytest.raises(JobError, match="subset_loo"):
+        change_in_folder(RunFolder.create(tmp_path, spec), spec, {"objective": {"baseline": "subset_loo"}})
 
 
 def test_a_row_cut_off_in_its_writing_is_no_row(folder: RunFolder) -> None:
