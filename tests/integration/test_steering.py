@@ -16,6 +16,7 @@ import pytest
 import ray
 import redis.asyncio
 import yaml
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from services.checkpoints import complete_checkpoints
 from services.desired import change_in_folder
@@ -292,8 +293,8 @@ async def test_a_resumed_seeded_run_without_lag_is_the_uninterrupted_one(
 async def test_a_run_without_room_is_pending_and_says_for_what(stack: Stack, inputs: Path, tmp_path: Path) -> None:
     """It starts once there is room, and a pending one can be stopped."""
     free = ray.available_resources()["CPU"]
-    holder = ray.remote(num_cpus=free)(_Holder).remote()
-    await holder.ready.remote()
+    holder = placement_group([{"CPU": free}])
+    await holder.ready()
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(rl_job(inputs, steps=2, evaluation=None)))
     job = load_job(file)
@@ -311,12 +312,5 @@ async def test_a_run_without_room_is_pending_and_says_for_what(stack: Stack, inp
         assert (await second.task).state == "stopped"
         held = await first.until(lambda seen: "CPU" in seen.problem)
         assert held.problem == "waits for room on the cluster: the job reserves 2.1 CPUs, it has 0 free"
-        ray.kill(holder)
+        remove_placement_group(holder)
         assert (await first.task).state == "done"
-
-
-class _Holder:
-    """Keeps the CPUs it reserves."""
-
-    def ready(self) -> None:
-        """Answer once it has them."""
