@@ -16,6 +16,7 @@ class Bar:
     def __init__(self, display: "Display", label: str, total: int) -> None:
         self._display, self._label, self._total = display, label, total
         self._done, self._begun, self._spoke = 0, time.monotonic(), time.monotonic()
+        self._unsaid = ""
         self._progress: Progress | None = None
         if display.console.is_terminal:
             self._progress = Progress(
@@ -38,9 +39,10 @@ class Bar:
             self._progress.update(self._task, advance=by)
             if note is not None:
                 self._progress.update(self._task, note=note)
-        elif time.monotonic() - self._spoke >= LINE_SECONDS and note is not None:
-            self._spoke = time.monotonic()
-            self._display.say(f"  {self._label} {self._done}/{self._total}  {note}")
+        elif note is not None:
+            self._unsaid = f"  {self._label} {self._done}/{self._total}  {note}"
+            if time.monotonic() - self._spoke >= LINE_SECONDS:
+                self._say_newest()
 
     def go_to(self, done: int) -> None:
         """So many are done: the work was taken up again where it had been before."""
@@ -51,8 +53,15 @@ class Bar:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+        self._say_newest()
         if self._done == self._total:
             self._display.say(f"  {self._label}: {self._total} in {time.monotonic() - self._begun:.0f} s")
+
+    def _say_newest(self) -> None:
+        if self._unsaid:
+            self._spoke = time.monotonic()
+            self._display.say(self._unsaid)
+            self._unsaid = ""
 
 
 class Display:

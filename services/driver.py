@@ -138,11 +138,12 @@ async def _say_interrupted(store: Store, run_id: str, problem: str) -> None:
 
 
 async def _say_told_to_end(store: Store, run_id: str) -> None:
-    """A signal is no wish of the run's user: another driver goes on."""
+    """A signal is no wish of the run's user: another driver goes on. Nor is it the run's fault, however early."""
     observed = await store.observed(run_id)
-    if observed.state == "stopped" and not (await store.desired(run_id)).stopped:
+    if observed.state not in ("done", "failed") and not (await store.desired(run_id)).stopped:
         problem = "its driver was told to end; it goes on with another by itself"
-        await store.put_observed(run_id, observed.model_copy(update={"problem": problem}))
+        changes = {"state": "stopped", "problem": problem, "updated": time.time()}
+        await store.put_observed(run_id, observed.model_copy(update=changes))
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ JobStatus = Literal["none", "alive", "ended", "killed"]
 CALL_SECONDS = 15.0
 SUBMIT_SECONDS = 60.0
 LIST_SECONDS = 1.0  # a listing of all jobs is good for so long
-STOP_WAIT_SECONDS = 60  # between SIGTERM and SIGKILL: the driver writes a checkpoint
+STOP_WAIT_SECONDS = 60  # between SIGTERM and SIGKILL: the driver ends its processes
 
 
 class Launcher(Protocol):

@@ -4,6 +4,7 @@ job.yaml            the resolved job
 metrics.jsonl       one object a step
 events.jsonl        one object an event
 desired.json        what the user changed of the live run
+import_from         folder of the job file it was started from: the job's own code lies there
 ledger.jsonl        one object for each group trained on: its prompt and its step
 samples.jsonl       an excerpt of samples with verdicts and advantages; of an eval or rft job every sample
 kept.jsonl          what an rft job trained on: prompt, answer, reward
@@ -58,6 +59,15 @@ class RunFolder:
         """An earlier run's folder and its job; raises `JobError` where there is none."""
         folder = cls(path.resolve())
         return folder, load_job(folder.path / "job.yaml")
+
+    def keep_import_from(self, folder: Path) -> None:
+        """Remember where the job's own code lies, for a resume from another directory."""
+        (self.path / "import_from").write_text(f"{folder.resolve()}\n")
+
+    def import_from(self) -> Path | None:
+        """What `keep_import_from` was told, None where it was not."""
+        file = self.path / "import_from"
+        return Path(file.read_text().removesuffix("\n")) if file.exists() else None
 
     @property
     def run_id(self) -> str:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from services.foreground import run_in_foreground
@@ -20,10 +21,20 @@ KILLED_SECONDS = 20.0
 POLL_SECONDS = 0.1
 
 
-def bring_up(settings: UpSettings) -> tuple[StackState, bool]:
+class UpOtherwise(HostError):
+    """A stack is up with other settings than those asked for."""
+
+    exit_code = 4
+
+
+def bring_up(settings: UpSettings, given: Collection[str] = ()) -> tuple[StackState, bool]:
     """The stack that is up in the settings' folder, and whether this call started it.
 
+    Args:
+        given: names of the settings that a stack which is up already must have too.
+
     Raises:
+        UpOtherwise: it has not.
         HostError: it does not come up; the message has the keeper's last words.
     """
     folder = StackFolder(settings.folder)
@@ -46,11 +57,26 @@ def bring_up(settings: UpSettings) -> tuple[StackState, bool]:
     while time.monotonic() < deadline:
         state = folder.state()
         if state is not None and state.ready and folder.keeper() == state.keeper:
-            return state, keeper is not None and keeper.pid == state.keeper
+            started = keeper is not None and keeper.pid == state.keeper
+            if not started and (others := differences(settings, given, state)):
+                raise UpOtherwise(f"already up with other settings: `volley down` first; {', '.join(others)}")
+            return state, started
         if keeper is not None and keeper.poll() is not None and folder.keeper() is None:
             raise HostError(f"the stack did not come up: {_last_words(log)}")
         time.sleep(POLL_SECONDS)
     raise HostError(f"the stack did not come up within {UP_SECONDS:g} s, see {log}: {_last_words(log)}")
+
+
+def differences(settings: UpSettings, given: Collection[str], state: StackState) -> list[str]:
+    """What of the ``given`` settings the stack in ``state`` was started otherwise with, in words."""
+    embedded = state.redis.startswith(f"unix://{state.private}/")
+    running = {**state.settings, "redis": None if embedded else state.redis}
+    asked = {**settings.told(), "redis": settings.redis}
+    return [
+        f"--{name.replace('_', '-')}" + ("" if name == "redis" else f" is {running.get(name)}, not {asked[name]}")
+        for name in sorted(asked.keys() & set(given))
+        if running.get(name) != asked[name]
+    ]
 
 
 def stay_up(settings: UpSettings) -> None:

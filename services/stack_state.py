@@ -14,8 +14,9 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from volley.errors import HostError
 
@@ -34,6 +35,7 @@ class StackState:
         private: folder of sockets and of Ray's session, removed when the stack goes down.
         guarded: every request to the API needs a token.
         ready: the API has answered.
+        settings: that it was started with, but for secrets.
     """
 
     keeper: int
@@ -43,6 +45,7 @@ class StackState:
     private: str
     guarded: bool
     ready: bool
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
             └─> API server   REST, dashboard, supervisor of the runs
 
 Each is started again when it dies. They are told to end when the keeper ends, even by SIGKILL. At the end the runs are
-stopped first, in order, and go on at the next ``volley up``.
+stopped first, in order, and go on at the next ``volley up`` from their newest checkpoints.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 from pydantic import Field
@@ -36,7 +37,7 @@ from volley.errors import HostError, VolleyError
 log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8265
-RUNS_END_SECONDS = 40.0  # for the drivers to write what they have
+RUNS_END_SECONDS = 40.0  # for the drivers to end their processes; they write no checkpoint
 
 
 class UpSettings(Spec):
@@ -54,6 +55,10 @@ class UpSettings(Spec):
     allow_code: tuple[str, ...] = ()
     known_as: tuple[str, ...] = ()
     require_token: bool = Field(False, description="of processes of this machine too")
+
+    def told(self) -> dict[str, Any]:
+        """The settings as JSON, but for ``folder`` and for ``redis``, whose URL may hold a password."""
+        return self.model_dump(mode="json", exclude={"folder", "redis"})
 
     @property
     def guarded(self) -> bool:
@@ -113,6 +118,7 @@ async def _stack(settings: UpSettings, folder: StackFolder, private: Path) -> As
         private=str(private),
         guarded=settings.guarded,
         ready=False,
+        settings=settings.told(),
     )
     if settings.guarded and not folder.admin_token.exists():
         write_private(folder.admin_token, secrets.token_urlsafe(32))

@@ -11,7 +11,8 @@ takes over where it stopped; while Redis or Ray is away nothing is decided.
 |---------------------------------|----------------------------------------------------------|----------------------|
 | queued                          | submit                                                   | kill if mute         |
 | starting, running, paused, ...  | submit again, at growing intervals; end as failed after  | kill if mute         |
-|                                 | `BARREN_LIVES` without a step                            |                      |
+|                                 | `BARREN_LIVES` without a step; a driver that waited for  |                      |
+|                                 | room to its end, or was told to end, is none of these    |                      |
 | any of these, a stop is desired | end as stopped                                           | kill if mute         |
 | stopped, no stop is desired     | as if it had died: nobody asked it to stop               | kill if it stays     |
 | failed                          | submit if its user desired something since, or if the    | kill if it stays     |
@@ -59,17 +60,27 @@ class Lives(Spec):
     revision: int = 0  # of what was desired when the last one was submitted
     step: int = 0  # most steps done when one was submitted
     barren: int = 0  # drivers in a row that were submitted though the one before had done no step
+    killed: bool = False  # by the supervisor: the last one was mute
 
     def after_submit(self, desired: Desired, observed: Observed, now: float) -> "Lives":
         """With one more driver. A run that its user takes up again begins with a clean slate."""
         fresh = self.count == 0 or observed.step > self.step or self.taken_up(desired, observed)
+        barren = self.barren if self.blameless(observed) else self.barren + 1
         return Lives(
             count=self.count + 1,
             submitted=now,
             revision=desired.revision,
             step=max(self.step, observed.step),
-            barren=0 if fresh else self.barren + 1,
+            barren=0 if fresh else barren,
         )
+
+    def blameless(self, observed: Observed) -> bool:
+        """Did the last driver have no chance of a step: it waited for room, or others told it to end?
+
+        What an earlier one reported does not speak for it.
+        """
+        spoke = observed.updated > self.submitted
+        return spoke and not self.killed and observed.state in ("pending", "stopped")
 
     def taken_up(self, desired: Desired, observed: Observed) -> bool:
         """Has the user of a run that ended desired something since?"""
@@ -128,7 +139,8 @@ def decide(
         return Wait(settled=True)
     if job == "none" and observed.state != "queued" and not observed.lost(now) and observed.state not in ENDED:
         return Wait()  # Ray does not know the driver, yet it spoke a moment ago
-    if lives.barren >= BARREN_LIVES - 1 and observed.step <= lives.step:
+    barren = observed.step <= lives.step and not lives.blameless(observed)
+    if barren and lives.barren >= BARREN_LIVES - 1:
         return End("failed", f"{BARREN_LIVES} drivers in a row ended without a step done")
     return Submit() if now >= lives.submitted + delay(lives) else Wait()
 
@@ -224,6 +236,7 @@ class Supervisor:
                 await self._submit(run_id, lives, lives.after_submit(desired, observed, time.time()))
             case Kill(why=why):
                 log.warning("run %s: %s, it is killed", run_id, why)
+                await self._put_lives(run_id, lives.model_copy(update={"killed": True}))
                 await self._launcher.stop(run_id)
             case End(state=state, problem=problem):
                 if state == "failed":

@@ -83,7 +83,8 @@ def _code(target: str, settings: ApiSettings, where: str) -> Iterator[FieldProbl
         allowed = ", ".join(settings.allow_code) or "nothing"
         yield FieldProblem(
             pointer=where,
-            detail=f"the server's setting allow_code allows code from {allowed}; {module} is to be added to it",
+            detail=f"the server's setting allow_code allows code from {allowed}, not from {module}: "
+            f"start the service with: volley up --import-from DIR --allow-code {module}",
         )
 
 

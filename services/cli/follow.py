@@ -110,12 +110,17 @@ class Screen:
 
 
 def _print_lines(api: Remote, run_id: str, screen: Screen) -> int:
-    said, spoke = "", 0.0
+    said, spoke, shown = "", 0.0, -1
     typer.echo(f"{run_id}: {screen.view['state']}")
     if screen.ended():
         return screen.exit_code
     for event in api.follow(run_id):
         screen.take(event)
+        newest = max(screen.rows, default=-1)
+        due = event.kind == "metrics" and time.monotonic() - spoke > LINE_SECONDS
+        if newest > shown and (due or screen.ended()):
+            shown, spoke = newest, time.monotonic()
+            typer.echo(f"  step {newest}  {screen.figures()}")
         state = " ".join(filter(None, (screen.view["state"], screen.view["observed"]["problem"])))
         if event.kind == "observed" and state != said:
             said = state
@@ -123,9 +128,6 @@ def _print_lines(api: Remote, run_id: str, screen: Screen) -> int:
         elif event.kind == "events":
             for item in _items(event.data):
                 typer.echo(f"  {_event_words(item)}")
-        elif event.kind == "metrics" and time.monotonic() - spoke > LINE_SECONDS:
-            spoke = time.monotonic()
-            typer.echo(f"  step {max(screen.rows)}  {screen.figures()}")
         if screen.ended():
             break
     return screen.exit_code

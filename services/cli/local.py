@@ -2,11 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from services.cli.options import JobFile, Json, Overrides, Quiet, Ray, Redis, print_json
+
+if TYPE_CHECKING:
+    from services.display import Display
+    from services.job_file import Job
+    from services.run_folder import RunFolder
 
 
 def run(
@@ -19,9 +24,8 @@ def run(
 ) -> None:
     """Run a job here: start what is missing, follow it to its end, leave a run folder."""
     from services.display import Display
-    from services.foreground import run_in_foreground
     from services.job_file import importable_from, load_job, parse_overrides
-    from services.run import prepare, run_alone
+    from services.run import prepare
     from services.run_folder import RunFolder
 
     job = load_job(job_file, parse_overrides(set_))
@@ -29,9 +33,9 @@ def run(
     display = Display(quiet=quiet)
     prepared = prepare(job)  # a job that can not run leaves no folder
     folder = RunFolder.create(out, job)
+    folder.keep_import_from(job_file.parent)
     display.say(f"{job.kind} job {job.name}: {folder.path}")
-    result = run_in_foreground(run_alone(job, folder, display, prepared=prepared, redis_url=redis, ray_address=ray))
-    display.say(f"{result.state} in {result.seconds:.0f} s")
+    _run_here(job, folder, display, prepared=prepared, redis_url=redis, ray_address=ray)
 
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool) -> None:
@@ -39,9 +43,8 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     from services.checkpoints import newest_checkpoint, steps_of
     from services.desired import change_in_folder, read_desired
     from services.display import Display
-    from services.foreground import run_in_foreground
     from services.job_file import importable_from
-    from services.run import prepare, run_alone
+    from services.run import prepare
     from services.run_folder import RunFolder
     from volley.errors import JobError
     from volley.job import RLJob, SFTJob
@@ -50,18 +53,45 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     if isinstance(job, SFTJob):
         raise JobError(f"{run_folder}: only rl, rft and eval jobs are resumed, this is {job.kind}; run it again")
     importable_from(Path.cwd())
+    if (where := folder.import_from()) is not None:
+        importable_from(where)
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
     prepared = prepare(job)
     desired = read_desired(folder)
     if desired.stopped or desired.paused:
         change_in_folder(folder, job, {"stopped": False, "paused": False})
     display = Display(quiet=quiet)
-    where = f" after step {steps_of(checkpoint)}" if checkpoint else ""
-    display.say(f"resuming {job.name}{where}: {folder.path}")
-    result = run_in_foreground(
-        run_alone(job, folder, display, prepared=prepared, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
-    )
+    after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
+    display.say(f"resuming {job.name}{after}: {folder.path}")
+    _run_here(job, folder, display, prepared=prepared, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+
+
+def _run_here(job: "Job", folder: "RunFolder", display: "Display", **how: Any) -> None:
+    """`services.run.run_alone` until its end, or until Ctrl-C: then say how to go on."""
+    from services.foreground import run_in_foreground
+    from services.run import run_alone
+
+    try:
+        result = run_in_foreground(run_alone(job, folder, display, **how))
+    except KeyboardInterrupt:
+        display.say(f"interrupted: {way_on(job, folder)}")
+        raise
     display.say(f"{result.state} in {result.seconds:.0f} s")
+
+
+def way_on(job: "Job", folder: "RunFolder") -> str:
+    """What can be done with a run that was interrupted; it writes no checkpoint then."""
+    from services.checkpoints import complete_checkpoints, steps_of
+    from volley.job import RLJob, SFTJob
+
+    if isinstance(job, SFTJob):
+        return "an sft job is not resumed, run it again"
+    if not isinstance(job, RLJob):
+        return f"`volley resume {folder.path}` goes on with the prompts left"
+    there = complete_checkpoints(folder)
+    if not there:
+        return "there is no checkpoint to resume from, run it again; checkpoint.every in the job has them written"
+    return f"`volley resume {folder.path}` goes on after step {steps_of(there[-1])}, its newest checkpoint"
 
 
 def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006

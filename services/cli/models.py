@@ -1,6 +1,7 @@
 """Commands about the models that runs make: take one out of a run, ask one for many answers."""
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ def export(
     from services.export import export_checkpoint
 
     folder = _folder(run, server)
+    _hush()
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet; the output is ours
         used = export_checkpoint(folder, checkpoint, out.absolute())
     if as_json:
@@ -75,6 +77,8 @@ def eval_(
     with contextlib.redirect_stdout(sys.stderr):
         job = eval_job(_model_path(Path(model), folder, checkpoint), folder, given, parse_overrides(set_))
         importable_from(Path.cwd())
+        if folder is not None and (where := folder.import_from()) is not None:
+            importable_from(where)
         prepared = prepare(job)
         made = RunFolder.create(out, job)
         run_in_foreground(run_alone(job, made, display, prepared=prepared, redis_url=redis, ray_address=ray))
@@ -141,6 +145,12 @@ def _model_path(given: Path, folder: "RunFolder | None", checkpoint: int | None)
     if not out.exists():
         export_checkpoint(folder, step, out)
     return out
+
+
+def _hush() -> None:
+    """Have the libraries that load a model show no bars, and look for no accelerator: none is needed."""
+    os.environ["TQDM_DISABLE"] = "1"
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def _folder(run: str, server: str | None) -> "RunFolder":

@@ -9,6 +9,7 @@ from services.cli.options import Json, StackDir, print_json
 
 
 def up(
+    context: typer.Context,
     folder: StackDir = None,
     host: Annotated[
         str, typer.Option(help="anything but a loopback address needs a token for every request")
@@ -39,7 +40,10 @@ def up(
     foreground: Annotated[bool, typer.Option("--foreground", help="stay here, for a container or systemd")] = False,
     as_json: Json = False,
 ) -> None:
-    """Bring up the service on this machine: Redis, Ray, API and dashboard, kept up in the background."""
+    """Bring up the service on this machine: Redis, Ray, API and dashboard, kept up in the background.
+
+    Where it is up already nothing happens, but that options it was not started with are refused.
+    """
     from services.stack_control import bring_up, stay_up
     from services.stack_state import StackFolder
     from services.stack_up import UpSettings, default_cpus
@@ -62,7 +66,9 @@ def up(
     if foreground:
         stay_up(settings)
         return
-    state, started = bring_up(settings)
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    state, started = bring_up(settings, given)
     if as_json:
         print_json({"server": state.server, "keeper": state.keeper, "folder": str(where.path), "started": started})
     else:
@@ -70,7 +76,7 @@ def up(
 
 
 def down(folder: StackDir = None, as_json: Json = False) -> None:
-    """End what `volley up` started. Runs are stopped in order and go on at the next `volley up`."""
+    """End what `volley up` started. Runs go on at the next `volley up`, from their newest checkpoints."""
     from services.stack_control import bring_down
     from services.stack_state import StackFolder
 

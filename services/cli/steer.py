@@ -121,5 +121,9 @@ def _tell(view: dict[str, Any], as_json: bool) -> None:
 
 
 def _words(desired: dict[str, Any]) -> str:
-    said = [f"{key}={value}" for key, value in desired.items() if key != "revision" and value not in (None, False, {})]
+    said = [
+        f"{key}={value}"
+        for key, value in desired.items()
+        if key != "revision" and value is not None and value is not False and value != {}
+    ]
     return f"{' '.join(said) or 'as the job says'} (revision {desired['revision']})"

@@ -1,6 +1,7 @@
 """Commands against a server on a real socket: tables, JSON, exit codes, which server and which token."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +10,15 @@ import pytest
 import yaml
 
 from services.cli import main
+from services.cli.local import way_on
 from services.cli.steer import desired_changes
 from services.desired import read_desired
+from services.display import Display
 from services.job_file import load_job
 from services.remote import Remote, read_events
 from services.run_folder import RunFolder
 from services.stack_state import StackFolder, StackState
+from services.stack_up import UpSettings
 from tests.unit.fake_api import FakeApi, served, sse
 from volley.errors import JobError
 
@@ -163,6 +167,7 @@ def test_steering_by_id_patches_what_is_desired(api: FakeApi, volley: Volley) ->
     code, out, _ = volley("resume", "a", "--json")
     assert code == 0
     assert json.loads(out)["desired"]["stopped"] is False
+    assert "desired: actors=0 " in volley("scale", "a", "--actors", "0")[1], "0 is something to say"
 
 
 def test_steering_what_has_ended_is_a_conflict(api: FakeApi, volley: Volley) -> None:
@@ -190,6 +195,23 @@ def test_a_run_folder_is_steered_by_its_file(volley: Volley, tmp_path: Path, job
     assert code == 1
     assert "k" in errors
     assert read_desired(folder).revision == 3
+
+
+def test_who_interrupts_a_run_is_told_how_to_go_on(tmp_path: Path, job_file: Path) -> None:
+    job = load_job(job_file)
+    folder = RunFolder.at(tmp_path / "run", job)
+    assert "no checkpoint" in way_on(job, folder)
+    (folder.checkpoints / "step-10").mkdir()
+    assert way_on(job, folder).startswith(f"`volley resume {folder.path}` goes on after step 10")
+
+
+def test_a_bar_that_nobody_watches_ends_with_its_newest_note(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display().bar("train", 5) as bar:
+        bar.advance("reward 0.1")
+        bar.advance("reward 0.2")
+    out = capsys.readouterr().out
+    assert "train 2/5  reward 0.2" in out
+    assert "reward 0.1" not in out
 
 
 def test_a_checkpoint_that_is_not_there_is_3(volley: Volley, tmp_path: Path, job_file: Path) -> None:
@@ -245,6 +267,7 @@ def test_follow_where_nobody_watches_prints_lines(api: FakeApi, volley: Volley) 
     assert out.splitlines()[0] == "a: running"
     assert "reward_mean 0.5" in out
     assert "actor_died problem=killed" in out
+    assert out.splitlines()[-2].startswith("  step 1  reward_mean 0.75")
     assert out.splitlines()[-1] == "a: failed the end of it"
 
 
@@ -332,6 +355,27 @@ def test_the_stack_of_volley_up_is_found_by_its_folder(
     folder.path.mkdir()
     folder.write_state(StackState(1, url, "unix:///x", "http://x", "/tmp/x", guarded=False, ready=True))
     assert volley("ls")[0] == 0
+
+
+def test_up_refuses_options_that_the_stack_was_not_started_with(volley: Volley, tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path / "stack")
+    settings = UpSettings(folder=folder.path, port=7, cpus=8, runs=folder.runs, redis="redis://:s3cret@host/0")
+    state = StackState(
+        os.getpid(), "http://x", "redis://:s3cret@host/0", "http://y", "/p", False, True, settings.told()
+    )
+    assert "s3cret" not in json.dumps(state.settings)
+    with folder.kept():
+        folder.write_state(state)
+        up = ("up", "--dir", str(folder.path))
+        for same in ((), ("--port", "7", "--redis", "redis://:s3cret@host/0"), ("--runs", str(folder.runs))):
+            code, out, _ = volley(*up, *same)
+            assert (code, out.split(":")[0]) == (0, "already up")
+        code, _, errors = volley(*up, "--port", "7", "--allow-code", "mine", "--redis", "redis://:0ther@host/0")
+    assert code == 4
+    assert "already up with other settings: `volley down` first" in errors
+    assert "--allow-code is [], not ['mine']" in errors
+    assert "--redis" in errors
+    assert not any(word in errors for word in ("--port", "s3cret", "0ther"))
 
 
 def test_a_server_that_is_not_there_is_one_line(volley: Volley) -> None:

@@ -28,6 +28,15 @@ def test_the_resolved_job_is_in_it_and_reads_back(folder: RunFolder) -> None:
     assert read == JOB.validate_python(yaml.safe_load((folder.path / "job.yaml").read_text()))
 
 
+def test_it_remembers_where_the_code_of_the_job_lies(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder.import_from() is None
+    monkeypatch.chdir(tmp_path)
+    folder.keep_import_from(Path())
+    assert folder.import_from() == tmp_path.resolve()
+
+
 def test_two_runs_of_one_job_have_folders_of_their_own(tmp_path: Path) -> None:
     names = {RunFolder.create(tmp_path, job(tmp_path)).path for _ in range(3)}
     assert len(names) == 3

@@ -97,3 +97,9 @@ def test_a_server_takes_code_only_where_it_allows_all(tmp_path: Path) -> None:
         each.pointer for each in refusals(tree, ApiSettings(redis_url="redis://x", allow_code=("rewards_of_mine",)))
     ] == ["/job/runtime_env"]
     assert list(refusals(tree, ApiSettings(redis_url="redis://x", allow_code=("*",)))) == []
+
+
+def test_a_refused_scorer_names_the_option_that_allows_it() -> None:
+    scorer = {"scorer": {"kind": "python", "target": "my_scores:reward"}}
+    (refused,) = refusals(scorer, ApiSettings(redis_url="redis://x"))
+    assert refused.detail.endswith("start the service with: volley up --import-from DIR --allow-code my_scores")

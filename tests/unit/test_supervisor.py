@@ -140,6 +140,18 @@ def test_drivers_that_get_nowhere_come_at_growing_intervals_and_end() -> None:
     )
 
 
+@pytest.mark.parametrize("state", ["pending", "stopped"])
+def test_a_driver_that_waited_for_room_or_was_told_to_end_is_no_barren_life(state: RunState) -> None:
+    """It spoke after it was submitted; what an earlier driver said is no excuse, nor is having been mute."""
+    seen, last = observed(state), BARREN_LIVES - 1
+    assert act(seen, "ended", lives(4, step=3, barren=last)) == Submit()
+    assert lives(4, step=3, barren=2).after_submit(Desired(), seen, NOW).barren == 2
+    for blamed in (lives(4, ago=0.5, step=3, barren=last), lives(4, step=3, barren=last, killed=True)):
+        assert isinstance(act(seen, "ended", blamed), End)
+        after = blamed.after_submit(Desired(), seen, NOW)
+        assert (after.barren, after.killed) == (BARREN_LIVES, False)
+
+
 def test_a_driver_that_did_a_step_begins_the_count_anew() -> None:
     had = lives(4, step=3, barren=BARREN_LIVES - 1)
     assert isinstance(act(observed("running", step=3), "ended", had), End)
