@@ -172,7 +172,7 @@ async def sample_and_score(
                     temperature=sampling.temperature,
                     top_p=sampling.top_p,
                     max_tokens=sampling.max_tokens,
-                    seed=seed * 1_000_003 + index if sampling.seeded else None,
+                    seed=(seed * 1_000_003 + index) % 2**63 if sampling.seeded else None,
                 )
             )
             scores = await rewards.score(group, encoded.prompt)

@@ -183,7 +183,13 @@ class Remote:
 
     def log(self, run_id: str, process: str, tail: int) -> str:
         """The last ``tail`` bytes of one process's log."""
-        return self._call("GET", _path(run_id, "logs", process), params={"tail": tail}).text
+        return self.log_piece(run_id, process, tail)[0]
+
+    def log_piece(self, run_id: str, process: str, most: int, offset: int | None = None) -> tuple[str, int]:
+        """At most ``most`` bytes of a log from byte ``offset``, None: its end; and the offset to go on from."""
+        params = {"tail": most, **({} if offset is None else {"offset": offset})}
+        answer = self._call("GET", _path(run_id, "logs", process), params=params)
+        return answer.text, int(answer.headers["x-next-offset"])
 
     def follow(self, run_id: str) -> Iterator[Event]:
         """What happens in the run, from now on and for ever; a server that goes away is waited for.

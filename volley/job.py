@@ -19,6 +19,12 @@ from volley.scoring import ScorerSpec
 from volley.sinks import SinkSpec
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
 
+# Far beyond any run; past them counters overflow or a typing error fills the memory.
+MOST_STEPS = 10**9
+MOST_ROWS = 10**6  # of one batch
+MOST_SAMPLES = 10**5  # of one prompt
+MOST_TOKENS = 10**7  # of one sample
+
 
 class ModelSpec(Spec):
     """A causal language model in Hugging Face format."""
@@ -30,9 +36,9 @@ class ModelSpec(Spec):
 class Sampling(Spec):
     """How samples are drawn. Training has no top_p or top_k: the log-probs are those of the distribution."""
 
-    n: int = Field(16, ge=1, description="samples per prompt")
+    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="samples per prompt")
     temperature: float = Field(1.0, gt=0)
-    max_tokens: int = Field(1024, ge=1, description="length limit of one sample")
+    max_tokens: int = Field(1024, ge=1, le=MOST_TOKENS, description="length limit of one sample")
     seeded: bool = Field(False, description="one seed per group: same weights, same samples; slower sampling")
 
 
@@ -111,7 +117,7 @@ class CheckpointSpec(Spec):
 
 class _Job(Spec):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**63 - 1)
     model: ModelSpec
     data: DataSpec
     sinks: tuple[SinkSpec, ...] = Field((), description="where metrics go besides metrics.jsonl")
@@ -128,9 +134,11 @@ class RLJob(_Sampled):
     """Reinforcement learning of a k-sample objective."""
 
     kind: Literal["rl"] = "rl"
-    steps: int = Field(ge=1)
-    prompts_per_step: int = Field(32, ge=1, description="P, groups in one batch")
-    max_lag: int = Field(1, ge=0, description="L, versions a token may be old when trained on; 0 is synchronous")
+    steps: int = Field(ge=1, le=MOST_STEPS)
+    prompts_per_step: int = Field(32, ge=1, le=MOST_ROWS, description="P, groups in one batch")
+    max_lag: int = Field(
+        1, ge=0, le=10_000, description="L, versions a token may be old when trained on; 0 is synchronous"
+    )
     sampling: Sampling = Sampling()
     objective: Objective
     schedule: Schedule = Field(Schedule(), description="how the objective changes over the run")
@@ -169,8 +177,8 @@ class SFTJob(_Job):
     """Supervised fine-tuning: loss on the answer's tokens only."""
 
     kind: Literal["sft"] = "sft"
-    steps: int = Field(ge=1)
-    rows_per_step: int = Field(128, ge=1)
+    steps: int = Field(ge=1, le=MOST_STEPS)
+    rows_per_step: int = Field(128, ge=1, le=MOST_ROWS)
     answer_field: str = "answer"
     optimizer: Optimizer = Optimizer(lr=1e-5)
     learner: LearnerSpec = LearnerSpec()
@@ -184,9 +192,11 @@ class RFTJob(_Sampled):
     sampling: EvalSampling = EvalSampling()
     keep: int = Field(4, ge=1, description="M, samples kept of a prompt at most: correct ones with different texts")
     correct_from: float = Field(1.0, description="reward from which a sample is correct", allow_inf_nan=False)
-    steps: int | None = Field(None, ge=1, description="steps on the kept samples; or give passes")
-    passes: int | None = Field(None, ge=1, description="passes over the kept samples; or give steps")
-    rows_per_step: int = Field(128, ge=1, description="kept samples in one batch; all of them where fewer were kept")
+    steps: int | None = Field(None, ge=1, le=MOST_STEPS, description="steps on the kept samples; or give passes")
+    passes: int | None = Field(None, ge=1, le=MOST_ROWS, description="passes over the kept samples; or give steps")
+    rows_per_step: int = Field(
+        128, ge=1, le=MOST_ROWS, description="kept samples in one batch; all of them where fewer were kept"
+    )
     optimizer: Optimizer = Optimizer(lr=1e-5)
     learner: LearnerSpec = LearnerSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()

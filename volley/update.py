@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from volley.base import Resources, Spec
 from volley.objectives import MajAtK, MaxAtK, MaxRL, Mean, Objective, PassAtKAnalytic
@@ -143,6 +143,16 @@ class Optimizer(Spec):
     schedule: Literal["constant", "cosine"] = "constant"
 
 
+# What the learner sets itself, and what to write instead.
+_OWNED = {
+    "train_batch_size": "prompts_per_step, or rows_per_step where the job has that",
+    "train_micro_batch_size_per_gpu": "learner.tokens_per_micro_batch",
+    "gradient_accumulation_steps": "learner.tokens_per_micro_batch",
+    "optimizer": "the job's own optimizer: {lr: ...}",
+    "scheduler": "optimizer.schedule and optimizer.warmup_steps",
+}
+
+
 class LearnerSpec(Spec):
     """The ranks that update the policy."""
 
@@ -159,3 +169,16 @@ class LearnerSpec(Spec):
         3, ge=0, description="restarts from a checkpoint within an hour, after a rank died or hung"
     )
     deepspeed: dict[str, Any] = Field(default_factory=dict, description="passed through to deepspeed.initialize")
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _not_the_learners_own(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for key, instead in _OWNED.items():
+            if key in options:
+                raise ValueError(f"{key} is the learner's to set: drop it and write {instead}")
+        zero = options.get("zero_optimization", {})
+        if not isinstance(zero, dict):
+            raise ValueError("zero_optimization is to be a mapping: write zero_optimization: {overlap_comm: true}")
+        if zero.get("stage", 3) != 3:
+            raise ValueError(f"zero_optimization.stage {zero['stage']}: the learner shards as stage 3; drop it")
+        return options

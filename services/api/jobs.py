@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
 
+from services.api.deepspeed_options import not_taken
 from services.api.problems import FieldProblem, Problem, invalid_job
 from services.api.settings import EVERYTHING, ApiSettings
 from services.job_file import Job
@@ -71,6 +72,8 @@ def refusals(tree: Any, settings: ApiSettings, pointer: str = "/job") -> Iterato
             )
         if key == "engine" and isinstance(value, Mapping):
             yield from _engine(value, settings, where)
+        elif key == "deepspeed" and EVERYTHING not in settings.allow_code:
+            yield from (FieldProblem(pointer=at, detail=detail) for at, detail in not_taken(value, where))
         elif key != "deepspeed":
             yield from refusals(value, settings, where)
 

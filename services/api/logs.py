@@ -1,15 +1,20 @@
 """What the processes of a run said: files in its run folder, and the driver's first words, which Ray keeps."""
 
+import codecs
 import os
 import re
 import stat
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from services.api.schemas import LogFile
 
 DRIVER = "driver"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _TEXT = frozenset({".log", ".out", ".err", ".txt", ".jsonl"})
+_CHARACTER = 4  # bytes of the longest one in UTF-8
+_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes within a character
 
 
 def log_files(folder: Path) -> list[LogFile]:
@@ -26,8 +31,21 @@ def log_files(folder: Path) -> list[LogFile]:
     return sorted(found, key=lambda file: file.process)
 
 
-def tail(folder: Path, process: str, most: int) -> str | None:
-    """The last ``most`` bytes of a process's log, from the beginning of a line; None where there is none."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a log, and the byte at which the next one begins."""
+
+    text: str
+    next: int
+
+
+def read_log(folder: Path, process: str, most: int, offset: int | None = None) -> Piece | None:
+    """At most ``most`` bytes of a process's log; None where there is none.
+
+    Args:
+        offset: the byte to begin at, the beginning where the log is shorter than that. None: the log's end, from the
+            beginning of a line, or within the last line where that alone is longer.
+    """
     logs = folder / "logs"
     try:
         files = sorted(file for file in logs.iterdir() if _is_log(file.name) and _process(file.name) == process)
@@ -40,10 +58,33 @@ def tail(folder: Path, process: str, most: int) -> str | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
-        begin = max(0, status.st_size - most)
-        file.seek(begin)
-        text = file.read(most).decode("utf-8", errors="replace")
-    return text.partition("\n")[2] if begin and "\n" in text else text
+        return _end(file, status.st_size, most) if offset is None else _from(file, status.st_size, most, offset)
+
+
+def _end(file: BinaryIO, size: int, most: int) -> Piece:
+    begin = max(0, size - most)
+    file.seek(max(0, begin - 1))  # one byte more says whether a line begins here
+    data = file.read(size - file.tell())
+    if begin:
+        whole = data.partition(b"\n")[2]
+        data = whole or data[1:].lstrip(_CONTINUATION)
+    text, waiting = _decoded(data)
+    return Piece(text, size - waiting)
+
+
+def _from(file: BinaryIO, size: int, most: int, offset: int) -> Piece:
+    begin = offset if offset <= size else 0
+    file.seek(begin)
+    data = file.read(max(most, _CHARACTER))
+    text, waiting = _decoded(data)
+    return Piece(text, begin + len(data) - waiting)
+
+
+def _decoded(data: bytes) -> tuple[str, int]:
+    """The text, and how many bytes at the end are the beginning of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    return text, len(decoder.getstate()[0])
 
 
 def _is_log(name: str) -> bool:

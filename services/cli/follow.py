@@ -19,6 +19,7 @@ EVENTS_SHOWN = 8
 CURVE = 60  # steps in the sparkline
 LINE_SECONDS = 15.0  # between lines of figures where nobody watches
 POLL_SECONDS = 2.0
+LOG_BYTES = 1 << 20  # of a log at once
 
 
 def follow_run(api: Remote, run_id: str, *, as_json: bool) -> int:
@@ -42,14 +43,12 @@ def follow_run(api: Remote, run_id: str, *, as_json: bool) -> int:
 
 def follow_log(api: Remote, run_id: str, process: str, tail: int) -> None:
     """Print the log's end, then what comes, until interrupted."""
-    seen = _size(api, run_id, process)
-    typer.echo(api.log(run_id, process, tail), nl=False)
+    text, seen = api.log_piece(run_id, process, tail)
     while True:
-        time.sleep(POLL_SECONDS)
-        size = _size(api, run_id, process)
-        if size > seen:
-            typer.echo(api.log(run_id, process, size - seen), nl=False)
-        seen = size
+        typer.echo(text, nl=False)
+        if not text:
+            time.sleep(POLL_SECONDS)
+        text, seen = api.log_piece(run_id, process, LOG_BYTES, seen)
 
 
 class Screen:
@@ -160,8 +159,3 @@ def _event_words(event: dict[str, Any]) -> str:
         return f"version {event['version']}, held out: pass{estimates}"
     details = [f"{key}={value}" for key, value in event.items() if key not in ("id", "kind", "time")]
     return " ".join([event["kind"], *details])[:200]
-
-
-def _size(api: Remote, run_id: str, process: str) -> int:
-    sizes = {each["process"]: each["bytes"] or 0 for each in api.processes(run_id)}
-    return int(sizes.get(process, 0))

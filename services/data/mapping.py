@@ -28,7 +28,7 @@ def mapped(spec: SourceSpec, row: Row) -> dict[str, Any]:
     for name, path in spec.fields.items():
         value = look_up(row.fields, path)
         if value is MISSING:
-            raise row.error(f"no field '{path}'; the row has {', '.join(map(repr, row.fields)) or 'no fields'}")
+            raise row.error(f"no field '{path}'; the row has {row.columns()}")
         fields[name] = value
     for name in spec.json_fields:
         value = fields.get(name)

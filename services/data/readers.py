@@ -33,6 +33,13 @@ class Row:
     path: Path
     number: int
     fields: dict[str, Any]
+    unnamed: bool = False  # by their format alone the names may be cells of a row: a table's first line
+
+    def columns(self) -> str:
+        """The names of the fields in words, or how many there are where a name may be somebody's data."""
+        if self.unnamed:
+            return f"{len(self.fields)} columns: see that the first line names them"
+        return ", ".join(map(repr, self.fields)) or "no fields"
 
     def error(self, problem: str) -> DataError:
         return DataError(self.path, self.number, problem)
@@ -192,7 +199,7 @@ def _csv(path: Path, stream: IO[bytes], delimiter: str, bad: Bad) -> Iterator[Ro
             if header is None:
                 header = _header(path, cells)
             elif len(cells) == len(header):
-                yield Row(path, lines.line_num, dict(zip(header, cells, strict=True)))
+                yield Row(path, lines.line_num, dict(zip(header, cells, strict=True)), unnamed=True)
             else:
                 bad(DataError(path, lines.line_num, f"{len(cells)} cells under {len(header)} headings"))
     except UnicodeDecodeError as error:

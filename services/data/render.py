@@ -57,7 +57,7 @@ def field_value(row: Row, fields: Mapping[str, Any], name: str) -> Any:
     """The value of a field that must be there; raises `DataError`."""
     value = fields.get(name)
     if value is None:
-        raise row.error(f"no field '{name}'; the row has {', '.join(map(repr, row.fields)) or 'no fields'}")
+        raise row.error(f"no field '{name}'; the row has {row.columns()}")
     return value
 
 

@@ -21,6 +21,7 @@ class FakeApi:
         runs: run views by id.
         seen: method, path, headers and body of every request.
         stream: server-sent events of the live route, in pieces; a piece that is None cuts the connection.
+        log: what the driver of every run said.
         token: what requests must send, None: nothing.
     """
 
@@ -30,6 +31,7 @@ class FakeApi:
         self.stream: list[str | None] = []
         self.token: str | None = None
         self.tokens: dict[str, str] = {}
+        self.log = "hello there"
         self.app = self._routes()
 
     def add(self, run_id: str, **observed: Any) -> dict[str, Any]:
@@ -123,10 +125,12 @@ class FakeApi:
             return JSONResponse(answers[part])
 
         @app.get("/v1/runs/{run_id}/logs/{process}")
-        async def log(process: str, tail: int) -> Response:
+        async def log(process: str, tail: int, offset: int | None = None) -> Response:
             if process != "driver":
                 return problem(404, f"there is no log of {process}")
-            return PlainTextResponse("hello there"[-tail:])
+            begin = max(0, len(self.log) - tail) if offset is None else offset
+            piece = self.log[begin : begin + tail]
+            return PlainTextResponse(piece, headers={"X-Next-Offset": str(begin + len(piece))})
 
         @app.get("/v1/tokens")
         async def tokens() -> dict[str, Any]:

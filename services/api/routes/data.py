@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from services.api.auth import READ
 from services.api.context import Ctx, RunPath
 from services.api.index import cursor_of, place_of
-from services.api.logs import DRIVER, NAME, log_files, tail
+from services.api.logs import DRIVER, NAME, Piece, log_files, read_log
 from services.api.openapi import problems
 from services.api.problems import Problem
 from services.api.routes.answers import as_json, raw_json
@@ -141,16 +141,18 @@ async def get_log(
     run_id: RunPath,
     process: Annotated[str, PathParameter(pattern=NAME)],
     context: Ctx,
-    tail_: Annotated[int, Query(alias="tail", ge=1, le=1 << 20, description="bytes from the end")] = 65536,
+    tail_: Annotated[int, Query(alias="tail", ge=1, le=1 << 20, description="bytes at most")] = 65536,
+    offset: Annotated[int | None, Query(ge=0, lt=1 << 62, description="byte to begin at; none: the log's end")] = None,
 ) -> Response:
-    """The end of a process's log."""
+    """The end of a process's log, or what follows `offset`; the header `X-Next-Offset` is the next one to ask for."""
     record, _, _ = await context.look(run_id)
-    text = await asyncio.to_thread(tail, Path(record.folder), process, tail_)
-    if text is None and process == DRIVER and context.launcher is not None:
-        text = await context.launcher.logs(run_id, tail_)
-    if text is None:
+    piece = await asyncio.to_thread(read_log, Path(record.folder), process, tail_, offset)
+    if piece is None and process == DRIVER and context.launcher is not None:
+        # Ray's words have no offsets: they are given once, and a log of the driver's own begins at 0.
+        piece = Piece("" if offset is not None else await context.launcher.logs(run_id, tail_), 0)
+    if piece is None:
         raise Problem(404, "no-such-log", f"no process {process} left a log that this server can see")
-    return PlainTextResponse(text)
+    return PlainTextResponse(piece.text, headers={"X-Next-Offset": str(piece.next)})
 
 
 def latest(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -98,8 +98,7 @@ async def change_run(run_id: RunPath, wanted: Changes, context: Ctx, if_match: I
     `If-Match` with the revision in an earlier answer's `ETag` refuses the change where somebody was quicker.
     """
     record, _, observed = await context.look(run_id)
-    if observed.state in ENDED:
-        raise Problem(409, "run-has-ended", f"the run is {observed.state}: resume it first")
+    check_changeable(observed)
     changes = wanted.model_dump(include=wanted.model_fields_set)
     if not changes:
         raise Problem(422, "invalid-request", f"name what to change: {', '.join(Changes.model_fields)}")
@@ -118,6 +117,13 @@ async def change_run(run_id: RunPath, wanted: Changes, context: Ctx, if_match: I
             raise Problem(422, "change-not-possible", str(error), errors=errors) from error
 
     return await _desire(run_id, context, change)
+
+
+def check_changeable(observed: Observed) -> None:
+    """Raises `Problem` 409 for a run that has ended."""
+    if observed.state in ENDED:
+        advice = "it can not be changed any more" if observed.state == "done" else "resume it first"
+        raise Problem(409, "run-has-ended", f"the run is {observed.state}: {advice}")
 
 
 @operate.post("/runs/{run_id}/stop", status_code=202, response_model=RunView, responses=problems(404))

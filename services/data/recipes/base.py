@@ -56,8 +56,7 @@ def named(row: Row, *names: str) -> Any:
     """The value under the first of ``names`` the row has, whatever their case; raises `DataError` where it has none."""
     value = optional(row, *names)
     if value is None:
-        has = ", ".join(map(repr, row.fields)) or "no fields"
-        raise row.error(f"no field '{names[0]}', so this is another layout; the row has {has}")
+        raise row.error(f"no field '{names[0]}', so this is another layout; the row has {row.columns()}")
     return value
 
 

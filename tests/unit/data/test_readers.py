@@ -83,6 +83,7 @@ def test_what_a_data_frame_calls_nan_is_missing(tmp_path: Path) -> None:
         ("x.json", '"text"', 1, "not a list of objects"),
         ("x.json", "[1,\n2", 1, "line 2"),
         ("x.csv", "prompt,n\na,1\nb\n", 3, "1 cells under 2 headings"),
+        ("x.csv", "my secret,42\na,1\n", 2, "the row has 2 columns: see that the first line names them"),
         ("x.csv", "prompt,prompt\na,1\n", 1, "name every column, each once"),
         ("x.csv", 'prompt\n"a\n', 2, "not CSV"),
         ("x.parquet", "plainly not", 1, "not Parquet"),
