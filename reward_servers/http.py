@@ -5,16 +5,19 @@
 
 A request is read within limits of size, time, depth and count before a slot hears of it; a full queue answers 429
 with ``Retry-After``; a client that is slow to send its headers or body is cut off; one that leaves frees its place.
+Told to end, the server takes no new work and has ``DRAIN_S`` for the old; what is left gets 503 with ``Retry-After``.
 """
 
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -25,11 +28,12 @@ from reward_servers.http_body import BadBody, read_json
 from reward_servers.http_schema import ItemOut, SandboxOut, ScoreAnswer, ScoreRequest, VerdictOut, job_of
 from reward_servers.slots import Full, Job, Slots
 from volley.errors import HostError
-from volley.records import Prompt
+from volley.records import Prompt, Verdict
 from volley.scoring import SandboxLimits, SandboxSpec
 
 HEADERS_DEADLINE_S = 10.0
 ANSWER_DEADLINE_S = 900.0
+DRAIN_S = 8.0
 RETRY_AFTER_S = 2
 CONNECTIONS = 256
 MinTier = Literal["auto", "A", "B", "C", "none"]
@@ -49,21 +53,48 @@ def serve(
         HostError: the host does not reach ``min_tier``, or ``token_file`` holds no token.
     """
     token = _read_token(token_file) if token_file else None
-    app = create_app(Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token)
-    uvicorn.run(
+    ending = Ending()
+    app = create_app(Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token, ending)
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
         http=Impatient,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=int(DRAIN_S) + 2,
         log_level="warning",
         access_log=False,
     )
+    with suppress(KeyboardInterrupt):
+        DrainingServer(config, ending).run()
 
 
-def create_app(slots: Slots, token: str | None = None) -> FastAPI:
+class Ending:
+    """That the server was told to end: ``begun`` from then on, ``over`` once requests under way are out of time."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.over = asyncio.Event()
+
+    def begin(self) -> None:
+        self.begun = True
+        asyncio.get_running_loop().call_later(DRAIN_S, self.over.set)
+
+
+class DrainingServer(uvicorn.Server):
+    """Answers the requests under way before it ends."""
+
+    def __init__(self, config: uvicorn.Config, ending: Ending) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending.begin()
+        await super().shutdown(sockets)
+
+
+def create_app(slots: Slots, token: str | None, ending: Ending) -> FastAPI:
     """The application around ``slots``, which it starts and stops."""
 
     @asynccontextmanager
@@ -79,6 +110,9 @@ def create_app(slots: Slots, token: str | None = None) -> FastAPI:
     async def score(request: Request) -> Response:
         if not _allowed(request, token):
             return _refusal(401, "a bearer token is needed")
+        return await _unless_over(judged(request), ending)
+
+    async def judged(request: Request) -> Response:
         try:
             wanted = ScoreRequest.model_validate(await read_json(request))
             jobs = [_job(item) for item in wanted.items]
@@ -139,25 +173,61 @@ def metric_lines(slots: Slots) -> Iterator[str]:
 
 
 class Impatient(H11Protocol):
-    """A connection that is closed when a request's headers do not arrive in time."""
+    """A connection that is closed when the headers of a request, the first or a later one, do not arrive in time.
 
-    def connection_made(self, transport: Any) -> None:
+    What a client sends while no answer is owed to it has one deadline: a head, and before that the rest of a body that
+    was answered unread.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._alarm = asyncio.get_running_loop().call_later(HEADERS_DEADLINE_S, self._cut_off)
+        self._alarm: asyncio.TimerHandle | None = None
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
+            self._calm()
+        else:
+            self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._alarm.cancel()
+        self._calm()
         super().connection_lost(exc)
 
+    def _arm(self) -> None:
+        if self._alarm is None:
+            self._alarm = self.loop.call_later(HEADERS_DEADLINE_S, self._cut_off)
+
+    def _calm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
     def _cut_off(self) -> None:
-        transport: asyncio.Transport = vars(self)["transport"]
-        if vars(self)["cycle"] is None and not transport.is_closing():
-            transport.close()
+        self._alarm = None
+        if not self.transport.is_closing():
+            self.transport.close()
 
 
 def _job(item: Any) -> Job:
     spec, row = job_of(item.scorer, SandboxLimits())
     return Job(spec, Prompt(item.id, "", row), tuple(item.responses), item.scorer.model_dump_json())
+
+
+async def _unless_over(work: Coroutine[Any, Any, Response], ending: Ending) -> Response:
+    """The answer that ``work`` gives, or 503 where the server ends first."""
+    busy = {"Retry-After": str(RETRY_AFTER_S)}
+    if ending.begun:
+        work.close()
+        return _refusal(503, "the server is ending", busy)
+    answer, over = asyncio.ensure_future(work), asyncio.ensure_future(ending.over.wait())
+    try:
+        await asyncio.wait({answer, over}, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else _refusal(503, "the server is ending", busy)
+    finally:
+        answer.cancel()
+        over.cancel()
 
 
 async def _answer(request: Request, slots: Slots, jobs: list[Job], ids: list[str]) -> Response:
@@ -166,13 +236,15 @@ async def _answer(request: Request, slots: Slots, jobs: list[Job], ids: list[str
     except Full:
         return _refusal(429, "the queue is full", {"Retry-After": str(RETRY_AFTER_S)})
     with _cancelling(jobs):
-        verdicts = asyncio.gather(*(asyncio.wrap_future(job.done) for job in jobs))
+        verdicts = asyncio.ensure_future(_verdicts(jobs))
         gone = asyncio.ensure_future(_disconnected(request))
         either: set[asyncio.Future[Any]] = {verdicts, gone}
-        done, _ = await asyncio.wait(either, timeout=ANSWER_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
-        if verdicts not in done:
+        try:
+            done, _ = await asyncio.wait(either, timeout=ANSWER_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
             verdicts.cancel()
+        if verdicts not in done:
             return _refusal(503, "out of time", {"Retry-After": str(RETRY_AFTER_S)})
     items = [
         ItemOut(id=name, verdicts=[VerdictOut.of(verdict) for verdict in scored])
@@ -181,6 +253,10 @@ async def _answer(request: Request, slots: Slots, jobs: list[Job], ids: list[str
     return Response(
         ScoreAnswer(items=items, sandbox=sandbox_of(slots)).model_dump_json(), media_type="application/json"
     )
+
+
+async def _verdicts(jobs: list[Job]) -> list[list[Verdict]]:
+    return await asyncio.gather(*(asyncio.wrap_future(job.done) for job in jobs))
 
 
 async def _disconnected(request: Request) -> None:

@@ -6,8 +6,9 @@
                  kill it, start another under the same name, score the group again
 
 Scoring is idempotent, so a group may be scored again. A group that took ``ATTEMPTS`` workers with it comes back as
-infra errors: it leaves the run instead of ending it. More than ``respawns`` replacements in all raise ``WorkerDied``:
-something is wrong with the host or the scorer, and starting workers for ever would hide it.
+infra errors: it leaves the run instead of ending it. More than ``respawns`` replacements in all raise ``WorkerDied``
+from every ``score``, waiting or to come: something is wrong with the host or the scorer, and starting workers for ever
+would hide it.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import contextlib
 import logging
 import sys
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ class RewardPool:
         self._config = config
         self._workers: dict[int, _Worker] = {}
         self._births: Counter[int] = Counter()
-        self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._living: set[_Worker] = set()  # retired and starting ones too: all that `stop` has to end
+        self._idle: asyncio.LifoQueue[_Worker | BaseException] = asyncio.LifoQueue()
+        self._failure: BaseException | None = None
         self._waiting = 0
         self._base = config.workers.count
         self._deaths: list[VolleyError] = []
@@ -126,7 +129,7 @@ class RewardPool:
         The group's deadline counts from the moment a worker takes it, not while it waits for one.
 
         Raises:
-            WorkerDied: workers died or hung more often than ``respawns`` allows.
+            WorkerDied: workers died or hung more often than ``respawns`` allows, or the pool was stopped.
         """
         failure = ""
         for _ in range(ATTEMPTS):
@@ -166,19 +169,24 @@ class RewardPool:
                 self._idle.put_nowait(worker)
             for index in [i for i in self._workers if i >= count]:
                 self._workers.pop(index).retired = True
+            self._raise_failure()
             idle = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
-            await asyncio.gather(*(self._give_back(worker) for worker in idle))
+            await asyncio.gather(*(self._give_back(worker) for worker in idle if isinstance(worker, _Worker)))
 
     async def stop(self) -> None:
         """End every worker and what it started. Raises nothing for a worker that is dead already."""
         if self._scaling is not None:
             self._scaling.cancel()
             await asyncio.wait({self._scaling})
-        for task in self._background:
-            task.cancel()
-        workers = list(self._workers.values())
+        self._fail(WorkerDied("reward-pool", "it was stopped"))
+        while self._background:
+            for task in self._background:
+                task.cancel()
+            await asyncio.wait(self._background)
         self._workers.clear()
-        await asyncio.gather(*(_end(worker) for worker in workers))
+        for worker in self._living:
+            worker.retired = True
+        await self._end(self._living)
 
     async def _score_on(self, worker: "_Worker", group: Any, prompt: Prompt) -> Scores:
         bound = self._config.workers.group_deadline_s
@@ -213,25 +221,54 @@ class RewardPool:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a worker is not replaced: %s", error)
+            self._fail(error)
+
+    def _fail(self, failure: BaseException) -> None:
+        """No worker will come any more: whoever waits for one is told."""
+        self._failure = self._failure or failure
+        self._idle.put_nowait(self._failure)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     async def _next_idle(self) -> "_Worker":
+        self._raise_failure()
         self._waiting += 1
         try:
-            return await self._idle.get()
+            worker = await self._idle.get()
         finally:
             self._waiting -= 1
+        if isinstance(worker, BaseException):
+            self._idle.put_nowait(worker)  # for the next that waits
+            raise worker
+        return worker
 
     async def _give_back(self, worker: "_Worker") -> None:
         if worker.retired:
-            await _end(worker)
+            await self._end([worker])
         else:
             self._idle.put_nowait(worker)
 
     async def _replace(self, worker: "_Worker", end: VolleyError) -> None:
         """Kill ``worker`` and start another in its place. Raises WorkerDied when the pool's respawns are used up."""
         await asyncio.to_thread(_kill, worker)
+        self._living.discard(worker)
         if worker.retired:
             return
+        try:
+            fresh = await self._successor(worker, end)
+        except BaseException:
+            if self._workers.get(worker.index) is worker:
+                del self._workers[worker.index]
+            raise
+        if self._workers.get(worker.index) is not worker:  # retired meanwhile
+            await self._end([fresh])
+            return
+        self._workers[worker.index] = fresh
+        self._idle.put_nowait(fresh)
+
+    async def _successor(self, worker: "_Worker", end: VolleyError) -> "_Worker":
         while True:
             self._deaths.append(end)
             if not self._restarts.allow():
@@ -242,17 +279,12 @@ class RewardPool:
             except (DeadlineExceeded, WorkerDied) as problem:
                 end = problem
             else:
-                break
-        if self._workers.get(worker.index) is not worker:  # retired meanwhile
-            await _end(fresh)
-            return
-        self._workers[worker.index] = fresh
-        self._idle.put_nowait(fresh)
+                return fresh
 
     async def _autoscale(self, most: int) -> None:
         """Follow the queue. A worker that does not start is logged and tried again: the run goes on without it."""
         quiet = 0
-        while True:
+        while self._failure is None:
             await asyncio.sleep(LOOK_EVERY_S)
             quiet = quiet + 1 if self._waiting == 0 else 0
             high = max(most, self._base)
@@ -265,13 +297,24 @@ class RewardPool:
                     log.warning("scaling to %d reward workers: %s", wanted, problem)
 
     async def _spawn(self, indices: list[int]) -> list["_Worker"]:
+        self._raise_failure()
         started = [self._create(index) for index in indices]
-        outcomes = await asyncio.gather(*(self._await_ready(worker) for worker in started), return_exceptions=True)
+        self._living.update(started)
+        try:
+            outcomes = await asyncio.gather(*(self._await_ready(worker) for worker in started), return_exceptions=True)
+        except asyncio.CancelledError:
+            self._in_background(self._end(started))
+            raise
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
-            await asyncio.gather(*(_end(worker) for worker in started))
+            await self._end(started)
             raise failures[0]
         return started
+
+    async def _end(self, workers: Collection["_Worker"]) -> None:
+        ending = tuple(workers)
+        await asyncio.gather(*(_end(worker) for worker in ending))
+        self._living.difference_update(ending)
 
     def _create(self, index: int) -> "_Worker":
         name = f"reward-{index}"

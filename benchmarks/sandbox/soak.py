@@ -12,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
+
 from reward_servers.sandbox.health import Sandbox
 from reward_servers.sandbox.judge import Case, same_tokens
 from tests.integration.sandbox.attacks import ATTACKS, EXPECTED, STDIN
@@ -29,7 +31,7 @@ def counters() -> dict[str, int]:
     """What must not grow."""
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-        "processes": sum(1 for entry in Path("/proc").iterdir() if entry.name.isdigit()),
+        "processes": len(psutil.Process().children(recursive=True)),
         "mounts": len(Path("/proc/mounts").read_text().splitlines()),
         "cgroups": sum(1 for path in Path("/sys/fs/cgroup").rglob("volley-slot-*") if path.is_dir()),
     }

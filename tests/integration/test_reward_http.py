@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -192,6 +193,41 @@ def test_slow_headers_are_cut_off(server: str) -> None:
         assert 5 < time.monotonic() - began < 15
 
 
+def test_slow_heads_after_a_first_request_are_cut_off(server: str) -> None:
+    host, port = server.removeprefix("http://").split(":")
+    connections = [socket.create_connection((host, int(port)), 5) for _ in range(40)]
+    for each in connections:
+        each.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in each.recv(1000)
+        each.setblocking(False)
+    began = time.monotonic()
+    held = set(connections)
+    for byte in b"GET /healthz HTTP/1.1\r\nX-Slow: ":
+        held -= {each for each in held if not takes(each, bytes([byte]))}
+        if not held:
+            break
+        time.sleep(1)
+    for each in connections:
+        each.close()
+    assert not held
+    assert 9 < time.monotonic() - began < 15
+    assert httpx.get(f"{server}/healthz").status_code == 200
+
+
+def takes(connection: socket.socket, byte: bytes) -> bool:
+    try:
+        if connection.recv(1000) == b"":
+            return False
+    except BlockingIOError:
+        pass
+    except OSError:
+        return False
+    try:
+        return connection.send(byte) == 1
+    except OSError:
+        return False
+
+
 def test_a_full_queue_says_when_to_come_back(server: str) -> None:
     items = [
         {"id": str(i), "scorer": ADD, "responses": [f"import time\ntime.sleep(0.05)\nprint({i})"]} for i in range(60)
@@ -278,3 +314,39 @@ def test_nothing_is_left_of_a_killed_server(tmp_path: Path) -> None:
             break
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)  # noqa: PTH110
+
+
+def test_a_server_told_to_end_says_when_to_come_back(tmp_path: Path) -> None:
+    token, log = tmp_path / "token", tmp_path / "log"
+    token.write_text("secret")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{(port := probe.getsockname()[1])}"
+    with log.open("wb") as errors:
+        command = [sys.executable, "-c", START, str(port), str(token)]
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=errors)
+    try:
+        for _ in range(300):
+            try:
+                httpx.get(f"{url}/readyz")
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        naps = [f"import time\ntime.sleep(4)\nprint({i})" for i in range(64)]
+        items = [{"id": str(i), "scorer": ADD, "responses": [nap]} for i, nap in enumerate(naps)]
+        with ThreadPoolExecutor(1) as pool:
+            under_way = pool.submit(post, url, json.dumps({"items": items}))
+            time.sleep(1)
+            assert not under_way.done()
+            process.terminate()
+            time.sleep(0.5)
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{url}/healthz")
+            answer = under_way.result(30)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"].isdecimal()
+        assert process.wait(30) == -signal.SIGTERM
+        assert log.read_text() == ""
+    finally:
+        process.kill()
+        process.wait()

@@ -212,3 +212,57 @@ async def test_a_group_given_up_while_it_is_scored_takes_no_worker_with_it(tmp_p
     scores = await asyncio.wait_for(pool.score(ray.put(group(("fine",))), reference), 30)
     assert scores.rewards_n.tolist() == [1.0]
     await pool.stop()
+
+
+async def test_a_death_nobody_waited_for_ends_the_pool_too(tmp_path: Path) -> None:
+    few = config(tmp_path, python=True)
+    pool = await RewardPool.start(RewardConfig(few.scorer, few.workers, few.log_dir, few.prefix, respawns=0))
+    reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
+    given_up = asyncio.create_task(pool.score(ray.put(group(("slow", "kill"))), reference))
+    await asyncio.sleep(0.3)
+    given_up.cancel()
+    fine = ray.put(group(("fine",)))
+    waiting = [asyncio.create_task(pool.score(fine, reference)) for _ in range(3)]
+    failures = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+    assert [type(failure) for failure in failures] == [WorkerDied] * 3
+    with pytest.raises(WorkerDied, match=r"reward-0.*replaced 0 times"):
+        await asyncio.wait_for(pool.score(fine, reference), 1)
+    assert pool.count == 0
+    assert pool.waiting == 0
+    await pool.stop()
+
+
+async def test_stop_ends_a_retired_worker_that_is_busy(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True, count=2))
+    pids = [worker.pid for worker in pool.workers()]
+    reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
+    long = ray.put(group(("slow",) * 60))
+    busy = [asyncio.create_task(pool.score(long, reference)) for _ in range(2)]
+    await asyncio.sleep(0.5)
+    await pool.scale(1)
+    await asyncio.wait_for(pool.stop(), 20)
+    ends = await asyncio.wait_for(asyncio.gather(*busy, return_exceptions=True), 10)
+    assert [type(end) for end in ends] == [WorkerDied] * 2
+    assert await gone("reward_functions:trouble")
+    for _ in range(100):  # Ray ends a killed actor's process in its own time
+        if not any(psutil.pid_exists(pid) for pid in pids):
+            break
+        await asyncio.sleep(0.1)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+async def test_growth_that_is_given_up_leaves_no_worker(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True))
+    growing = asyncio.create_task(pool.scale(3))
+    await asyncio.sleep(0.1)
+    growing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await growing
+    assert pool.count == 1
+    for _ in range(300):
+        mine = [name for name in ray.util.list_named_actors() if name.startswith(tmp_path.name)]
+        if len(mine) == 1:
+            break
+        await asyncio.sleep(0.1)
+    assert mine == [f"{tmp_path.name}-reward-0"]
+    await pool.stop()
