@@ -1,6 +1,8 @@
 """Run a job of kind ``eval``: n samples of every prompt, and pass@k for each k."""
 
+import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actors.pool import ActorPool
@@ -9,8 +11,9 @@ from reward_servers.scorers import check_scorer
 from services import plots
 from services.context import Context, its_turn
 from services.data.prompts import read_prompts
+from services.estimates import Evaluation, Sampled
 from services.eval_samples import SampleLog
-from services.evaluate import evaluate, groups_at_once
+from services.evaluate import evaluate, evaluation_of, groups_at_once
 from services.needs import needs_of
 from services.recorder import RunRecorder
 from services.runtime_env import code_is_here
@@ -39,14 +42,29 @@ def prepare(job: EvalJob) -> Prepared:
 async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
     """One evaluation of the job's model, which is version 0.
 
-    Every sample goes to ``samples.jsonl``. Prompts whose samples an interrupted run left there are not sampled again.
+    Every sample goes to ``samples.jsonl``. Prompts whose samples an interrupted run left there are not sampled again;
+    where none is left to sample no process is started. The folder holds one evaluation, however often it is resumed.
     """
     folder, display = context.folder, context.display
-    recorder = RunRecorder(folder, context.outbox, display, samples_kept=0, sinks=context.sinks)
-    log = SampleLog(folder)
-    known = log.take_up([each.prompt for each in prepared.prompts], job.sampling.n)
+    log, prompts = SampleLog(folder), [each.prompt for each in prepared.prompts]
+    known = await asyncio.to_thread(log.take_up, prompts, job.sampling.n)
     if known:
-        display.say(f"{job.name}: {len(known)} of {len(prepared.prompts)} prompts were sampled before")
+        display.say(f"{job.name}: {len(known)} of {len(prompts)} prompts were sampled before")
+    if len(known) == len(prompts):
+        sampled = [known[prompt.id] for prompt in prompts]
+        evaluation = evaluation_of(prompts, sampled, job.ks, version=0, seed=job.seed)
+    else:
+        evaluation = await _sampled(job, prepared, log, known, context)
+    (folder.path / "evaluations.jsonl").unlink(missing_ok=True)  # that of a life before: the same, or cut short
+    await RunRecorder(folder, context.outbox, display, samples_kept=0, sinks=context.sinks).evaluation(evaluation)
+    plots.pass_at_k({job.name: evaluation.row()}, folder.plots / "pass_at_k.png")
+
+
+async def _sampled(
+    job: EvalJob, prepared: Prepared, log: SampleLog, known: Mapping[str, Sampled], context: Context
+) -> Evaluation:
+    """The evaluation, after n samples of every prompt that is not ``known``."""
+    folder, display = context.folder, context.display
     display.say(f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s)")
     async with contextlib.AsyncExitStack() as stack:
         async with its_turn(context, needs_of(job)):
@@ -57,7 +75,7 @@ async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
             )
         context.status.set(state="running")
         with display.bar(f"{job.name} prompts", len(prepared.prompts)) as bar:
-            evaluation = await evaluate(
+            return await evaluate(
                 prepared.prompts,
                 job.sampling,
                 job.ks,
@@ -69,5 +87,3 @@ async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
                 on_scored=log.write,
                 known=known,
             )
-        await recorder.evaluation(evaluation)
-    plots.pass_at_k({job.name: evaluation.row()}, folder.plots / "pass_at_k.png")

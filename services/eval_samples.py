@@ -7,10 +7,11 @@ there; what an interrupted run left of another prompt is taken out.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from services.estimates import Sampled
 from services.run_folder import RunFolder
 from volley.errors import HostError
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
@@ -37,6 +38,7 @@ def group_rows(
             "reward": verdict.reward,
             "detail": verdict.detail,
             "tokens": int(group.lengths_n[number]),
+            "logprob": float(group.logprobs_T[end - group.lengths_n[number] : end].sum(dtype=np.float64)),
             "stopped": bool(group.stopped_n[number]),
             **({"token_ids": group.tokens_T[end - group.lengths_n[number] : end].tolist()} if token_ids else {}),
         }
@@ -66,8 +68,8 @@ class SampleLog:
         path = self._folder.path / f"{NAME}.jsonl"
         return _rows(path) if path.exists() else iter(())
 
-    def take_up(self, prompts: Sequence[Prompt], n: int, *, unscored: bool = False) -> dict[str, Scores]:
-        """Scores of the prompts that are done, by id; the file keeps their samples and no others.
+    def take_up(self, prompts: Sequence[Prompt], n: int, *, unscored: bool = False) -> dict[str, Sampled]:
+        """The prompts that are done, by id; the file keeps their samples and no others.
 
         Args:
             unscored: is a prompt done whose scoring failed for some samples?
@@ -76,14 +78,28 @@ class SampleLog:
         if not path.exists():
             return {}
         wanted = {prompt.id: prompt.text for prompt in prompts}
-        found: dict[str, dict[int, Verdict]] = {}
+        found: dict[str, dict[int, _Kept]] = {}
         for row in _rows(path):
             scored = unscored or row["reward"] is not None
             if wanted.get(row["prompt_id"]) == row["prompt"] and scored and row["number"] < n:
-                found.setdefault(row["prompt_id"], {})[row["number"]] = _verdict(row)
-        done = {name: verdicts for name, verdicts in found.items() if len(verdicts) == n}
+                kept = _Kept(_verdict(row), row["tokens"], row["logprob"])
+                found.setdefault(row["prompt_id"], {})[row["number"]] = kept
+        done = {name: [kept[i] for i in range(n)] for name, kept in found.items() if len(kept) == n}
         _keep(path, done)
-        return {name: Scores.pack([verdicts[i] for i in range(n)]) for name, verdicts in done.items()}
+        return {name: _sampled(kept) for name, kept in done.items()}
+
+
+class _Kept(NamedTuple):
+    """What an evaluation needs of one sample."""
+
+    verdict: Verdict
+    tokens: int
+    logprob: float
+
+
+def _sampled(kept: Sequence[_Kept]) -> Sampled:
+    scores = Scores.pack([each.verdict for each in kept])
+    return Sampled(scores, sum(each.tokens for each in kept), sum(each.logprob for each in kept))
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:

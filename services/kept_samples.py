@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.evaluate import tag_values
+from services.estimates import tag_values
 from services.tokens import EncodedPrompt
 from volley.errors import HostError, JobError
 from volley.records import Prompt

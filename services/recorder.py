@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.display import Bar, Display
-from services.evaluate import Evaluation
+from services.estimates import Evaluation
 from services.outbox import Outbox
+from services.progress import Progress, passed
 from services.room import Room
 from services.run_folder import RunFolder
 from services.steps import FinishedStep, ReadyGroup
-from volley.records import STATUSES, Group
+from volley.records import STATUSES, Group, Prompt
 
 if TYPE_CHECKING:
     from services.sinks.sinks import Sinks
@@ -30,6 +31,7 @@ class RunRecorder:
 
     Args:
         samples_kept: samples written at each excerpt.
+        prompts: those that are trained on, for what is told of them by tag.
         bar: advanced with every step.
         sinks: told of every step and evaluation.
     """
@@ -42,15 +44,17 @@ class RunRecorder:
         samples_kept: int,
         bar: Bar | None = None,
         sinks: "Sinks | None" = None,
+        prompts: Sequence[Prompt] = (),
     ) -> None:
         self.folder, self.outbox, self.display, self.bar = folder, outbox, display, bar
         self.samples_kept, self.sinks = samples_kept, sinks
+        self.progress = Progress(prompts)
         self.room = Room(self._disk)
         self._last = time.time()
 
     async def step(self, finished: FinishedStep) -> None:
         now = time.time()
-        row = step_row(finished, seconds=now - self._last)
+        row = step_row(finished, self.progress, seconds=now - self._last)
         self._last = now
         await self._append("metrics", [row])
         await self._append("ledger", ledger_rows(finished))
@@ -66,6 +70,7 @@ class RunRecorder:
     def start_clock(self, step: int) -> None:
         """The step numbered ``step`` begins here, not with the processes it waited for."""
         self._last = time.time()
+        self.progress.take_up(self.folder.read("ledger"))
         if self.bar is not None:
             self.bar.go_to(step)
         if self.sinks is not None:
@@ -93,7 +98,7 @@ class RunRecorder:
         if self.sinks is not None:
             self.sinks.evaluation(row)
         await self.event("evaluation", **row)
-        values = "  ".join(f"@{e.k} {e.mean:.3f}" for e in evaluation.estimates)
+        values = "  ".join(f"@{e.k} {e.mean:.3f}" for e in evaluation.figures.estimates)
         self.display.say(f"  version {evaluation.version}, held out: pass{values}")
         self._last = time.time()
 
@@ -149,8 +154,8 @@ def timeline(finished: FinishedStep) -> dict[str, Any]:
     }
 
 
-def step_row(finished: FinishedStep, *, seconds: float) -> dict[str, Any]:
-    """The metrics of one step; names, units and definitions in `volley.metrics`."""
+def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> dict[str, Any]:
+    """The metrics of one step, whose batch ``progress`` counts; names, units and definitions in `volley.metrics`."""
     batch, broadcast, times = finished.batch, finished.broadcast, finished.times
     statuses = Counter(STATUSES[code] for ready in batch for code in ready.scores.status_n.tolist())
     samples = sum(ready.meta.n for ready in batch)
@@ -160,6 +165,7 @@ def step_row(finished: FinishedStep, *, seconds: float) -> dict[str, Any]:
         "version": finished.step + 1,
         "time": time.time(),
         **finished.report.metrics,
+        **progress.add(finished.batch),
         "lag_histogram": {str(lag): count for lag, count in sorted(finished.report.lag_histogram.items())},
         "seconds_step": seconds,
         "seconds_wait": times.waited - times.begun,
@@ -178,13 +184,14 @@ def step_row(finished: FinishedStep, *, seconds: float) -> dict[str, Any]:
 
 
 def ledger_rows(finished: FinishedStep) -> list[dict[str, Any]]:
-    """One object for each group of the batch: which prompt it was of, and how it ended."""
+    """One object for each group of the batch: of which prompt, how many samples passed, and how it ended."""
     dropped = finished.report.dropped
     return [
         {
             "step": finished.step,
             "group": ready.meta.group_id,
             "prompt_id": ready.prompt.id,
+            "passed": passed(ready.scores),
             "end": f"dropped: {dropped[ready.meta.group_id]}" if ready.meta.group_id in dropped else "trained",
         }
         for ready in finished.batch

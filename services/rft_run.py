@@ -20,6 +20,7 @@ from services.checkpoints import complete_checkpoints, steps_of
 from services.context import Context, its_turn
 from services.data.mixture import Order
 from services.data.prompts import read_prompts
+from services.estimates import Sampled
 from services.eval_samples import SampleLog
 from services.evaluate import groups_at_once, sample_and_score
 from services.kept_samples import Kept, counts, keep
@@ -32,7 +33,6 @@ from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model
 from services.wiring import actor_config, reward_config
 from volley.errors import HostError
 from volley.job import RFTJob
-from volley.records import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def plan_of(job: RFTJob, kept: Kept) -> Plan:
 
 
 async def _sample(
-    job: RFTJob, prepared: Prepared, log: SampleLog, known: dict[str, Scores], needs: Needs, context: Context
+    job: RFTJob, prepared: Prepared, log: SampleLog, known: dict[str, Sampled], needs: Needs, context: Context
 ) -> None:
     """n samples of every prompt that is not ``known``, scored and in the log; the actors are gone afterwards."""
     folder, display = context.folder, context.display

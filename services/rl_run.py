@@ -86,7 +86,8 @@ async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path
                 LearnerGroup.start(rl_learner_config(job, folder)),
             )
         with display.bar(f"{job.name} steps", job.steps) as bar:
-            recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar, context.sinks)
+            met = [encoded.prompt for encoded in prepared.prompts]
+            recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar, context.sinks, met)
             lives = Lives(job, prepared, context, recorder, stack, actors, rewards, learner, desired)
             finished = await lives.run(checkpoint)
         if not finished:

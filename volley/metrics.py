@@ -15,7 +15,7 @@ class Metric:
     """What a number in ``metrics.jsonl`` means.
 
     Attributes:
-        unit: of the value; "1" for pure numbers.
+        unit: of the value; "1" for pure numbers; empty for a table of others.
         definition: one sentence.
         when: which steps carry it; empty for all steps of a reinforcement job.
     """
@@ -25,6 +25,8 @@ class Metric:
     when: str = ""
 
 
+TAGGED = "prompts have tags; of tags with at most 16 values, such as `level/5`"
+ANSWERS = "the scorer extracts answers"
 SUPERVISED = "also supervised steps"
 REFERENCE = "the starting policy is consulted: `update.kl.coefficient` above 0, or `update.kl.logged`"
 VALUE = "there is a value model"
@@ -45,6 +47,22 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "live_group_fraction": Metric("1", "Share of the groups trained on with an advantage other than 0."),
         "verdict_<status>": Metric("1", "Share of the batch's samples with this verdict; absent where there is none."),
         "truncated_fraction": Metric("1", "Share of the batch's samples cut at their length limit."),
+        "length_mean": Metric("tokens", "Mean length of the batch's samples."),
+        "distinct_answers": Metric("answers", "Different answers to a prompt, a mean over groups.", ANSWERS),
+        "prompts_met": Metric("prompts", "Different prompts trained on since the start."),
+        "prompts_solved": Metric("prompts", "Those of them of which some sample has passed, at any step so far."),
+        "cumulative_solve_rate": Metric("1", "`prompts_solved` by `prompts_met`."),
+    },
+    "By tag": {
+        "reward_mean_by_tag": Metric("reward", "Mean reward of the batch's prompts with a value of a tag.", TAGGED),
+        "length_mean_by_tag": Metric("tokens", "Mean length of their samples.", TAGGED),
+        "entropy_by_tag": Metric(
+            "nats/token",
+            "Mean of -log-prob of their sample tokens as they were drawn: an estimate of the policy's entropy.",
+            TAGGED,
+        ),
+        "distinct_answers_by_tag": Metric("answers", "`distinct_answers` of them.", f"{ANSWERS}; {TAGGED}"),
+        "cumulative_solve_rate_by_tag": Metric("1", "`cumulative_solve_rate` of all such prompts met.", TAGGED),
     },
     "The update": {
         "loss": Metric(
@@ -111,6 +129,28 @@ _METRICS: dict[str, dict[str, Metric]] = {
     },
 }
 
+EVALUATION: Mapping[str, Metric] = MappingProxyType(
+    {
+        "version": Metric("1", "Version of the weights that was asked; 0 is the model of the job."),
+        "prompts": Metric("prompts", "Prompts asked."),
+        "n": Metric("samples", "Samples of each prompt."),
+        "estimates": Metric(
+            "reward",
+            "For each k: mean over prompts of the unbiased estimate of max@k, which on 0/1 rewards is pass@k, and the "
+            "ends `low` and `high` of its 95% bootstrap interval over prompts. Sinks: `pass_at_<k>`.",
+        ),
+        "majority": Metric(
+            "reward", "The same for maj@k. Sinks: `maj_at_<k>`.", f"{ANSWERS}, and pays equal ones alike"
+        ),
+        "distinct_answers": Metric("answers", "Different answers to a prompt, a mean over prompts.", ANSWERS),
+        "length_mean": Metric("tokens", "Mean length of a sample."),
+        "entropy": Metric("nats/token", "Mean of -log-prob of the sample tokens as they were drawn."),
+        "by_tag": Metric(
+            "", "All of these but `version` and `n` for the prompts of each value of each tag of at most 64 values."
+        ),
+    }
+)
+
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {name: metric for section in _METRICS.values() for name, metric in section.items()}
 )
@@ -125,19 +165,24 @@ def family(name: str) -> str | None:
     return None
 
 
+def name_part(text: str) -> str:
+    """A tag, or its value, as a part of a metric's name that every sink takes: MLflow's rules are the strictest."""
+    return re.sub(r"[^\w .:-]|^\W+$", "_", text)[:64].strip(" .") or "_"
+
+
 def page() -> str:
-    """The table as Markdown."""
+    """The tables as Markdown."""
     lines = [
-        "# Metrics of a step",
+        "# Metrics",
         "",
-        "Each row of `metrics.jsonl`, and of `/v1/runs/{id}/metrics`, is one step. This page is made by",
-        "`python -m volley.metrics`; a test holds the names against what a run emits.",
+        "Each row of `metrics.jsonl`, and of `/v1/runs/{id}/metrics`, is one step; each row of `evaluations.jsonl` one",
+        "evaluation. This page is made by `python -m volley.metrics`; a test holds the names against what a run emits.",
     ]
-    for title, section in _METRICS.items():
+    for title, section in (*_METRICS.items(), ("Evaluations", EVALUATION)):
         lines += ["", f"## {title}", "", "| name | unit | definition |", "|---|---|---|"]
         for name, metric in section.items():
             when = f" *({metric.when})*" if metric.when else ""
-            lines.append(f"| `{name}` | {metric.unit} | {metric.definition}{when} |")
+            lines.append(f"| `{name}` | {metric.unit or 'table'} | {metric.definition}{when} |")
     return "\n".join(lines) + "\n"
 
 

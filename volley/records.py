@@ -122,6 +122,7 @@ class Group:
             n=self.n,
             prompt_tokens=len(self.prompt_p),
             sample_tokens=len(self.tokens_T),
+            logprob_sum=float(self.logprobs_T.sum(dtype=np.float64)),
             oldest_version=int(self.versions_T.min()) if len(self.versions_T) else 0,
             newest_version=int(self.versions_T.max()) if len(self.versions_T) else 0,
             truncated=int((~self.stopped_n).sum()),
@@ -139,6 +140,7 @@ class GroupMeta:
     n: int
     prompt_tokens: int
     sample_tokens: int
+    logprob_sum: float
     oldest_version: int
     newest_version: int
     truncated: int

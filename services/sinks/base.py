@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from volley.metrics import name_part
+
 RowKind = Literal["step", "evaluation"]
 
 
@@ -17,7 +19,7 @@ class SinkRow:
     Attributes:
         number: of the step, or the version that was evaluated.
         time: seconds since 1970.
-        values: finite numbers by name; the names of `volley.metrics`, and ``pass_at_<k>`` of an evaluation.
+        values: finite numbers by name; the names of `volley.metrics`, and of an evaluation those of `evaluation_row`.
     """
 
     kind: RowKind
@@ -65,10 +67,21 @@ def step_row(row: Mapping[str, Any]) -> SinkRow:
 
 
 def evaluation_row(row: Mapping[str, Any], now: float) -> SinkRow:
-    """Of a row of ``evaluations.jsonl``."""
-    values = numbers({name: value for name, value in row.items() if name != "estimates"})
-    values |= {f"pass_at_{each['k']}": float(each["mean"]) for each in row["estimates"]}
+    """Of a row of ``evaluations.jsonl``: ``pass_at_<k>``, ``maj_at_<k>``, and these of each tag's values.
+
+    Those of level 5 are named ``by_tag/level/5/pass_at_<k>``.
+    """
+    values = numbers(row) | _estimates(row)
+    for each in row.get("by_tag", ()):
+        where = f"by_tag/{name_part(each['tag'])}/{name_part(each['value'])}"
+        values |= {f"{where}/{name}": value for name, value in (numbers(each) | _estimates(each)).items()}
     return SinkRow("evaluation", int(row["version"]), now, values)
+
+
+def _estimates(row: Mapping[str, Any]) -> dict[str, float]:
+    """max@k and maj@k; a row may lack the second."""
+    named = (("pass_at", row["estimates"]), ("maj_at", row.get("majority", ())))
+    return {f"{name}_{each['k']}": float(each["mean"]) for name, found in named for each in found}
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -43,7 +43,9 @@ class FakeActors:
         if request.group_id == self.hangs_at:
             await asyncio.sleep(3600)
         await asyncio.sleep(self.rng.random() * self.slowest)
-        meta = GroupMeta(request.group_id, request.prompt_id, "actor-0", request.n, 3, 8, started, self.version, 0, 0.0)
+        meta = GroupMeta(
+            request.group_id, request.prompt_id, "actor-0", request.n, 3, 8, -8.0, started, self.version, 0, 0.0
+        )
         return f"ref {request.group_id}", meta
 
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:

@@ -2,38 +2,57 @@
 
 import itertools
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from services.estimates import Evaluation, Sampled, summarise, tag_values
 from services.eval_samples import SampleLog
-from services.evaluate import summarise
 from services.run_folder import RunFolder
+from volley.metrics import EVALUATION
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
 
 PROMPTS = [Prompt(f"p{i}", f"text {i}", {}, {"level": str(i % 2), "id": f"p{i}"}) for i in range(4)]
 REWARDS = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=np.float64)
 ANSWERS = np.array([[0, 1, 1, 0], [0, 1, 2, -1], [0, 0, 0, 0], [0, 1, 0, 2]], dtype=np.int32)
 
+TOKENS, LOGPROBS = (8, 4, 12, 0), (-4.0, -1.0, -6.0, 0.0)
 
-def test_a_tag_value_has_the_estimates_of_its_prompts_alone() -> None:
-    whole = summarise(PROMPTS, REWARDS, ANSWERS, (1, 2, 4), version=3, seed=1)
-    assert [e.mean for e in whole.estimates] == pytest.approx([0.4375, (5 / 6 + 0 + 1 + 0.5) / 4, 0.75])
-    levels = {each.value: each for each in whole.by_tag if each.tag == "level"}
+
+def summary(
+    rows: Sequence[int], ks: Sequence[int], rewards: NDArray[np.float64] = REWARDS, answers: NDArray[np.int32] = ANSWERS
+) -> Evaluation:
+    sampled = [
+        Sampled(replace(Scores.pack([]), rewards_n=rewards[i], answers_n=answers[i]), TOKENS[i], LOGPROBS[i])
+        for i in rows
+    ]
+    return summarise([PROMPTS[i] for i in rows], sampled, ks, version=3, seed=1)
+
+
+def test_a_tag_value_has_the_figures_of_its_prompts_alone() -> None:
+    whole = summary(range(4), (1, 2, 4))
+    assert [e.mean for e in whole.figures.estimates] == pytest.approx([0.4375, (5 / 6 + 0 + 1 + 0.5) / 4, 0.75])
+    levels = {each.value: each.figures for each in whole.by_tag if each.tag == "level"}
     for value, rows in (("0", [0, 2]), ("1", [1, 3])):
-        alone = summarise([PROMPTS[i] for i in rows], REWARDS[rows], ANSWERS[rows], (1, 2, 4), version=3, seed=1)
-        assert (levels[value].prompts, levels[value].estimates, levels[value].majority) == (
-            2,
-            alone.estimates,
-            alone.majority,
-        )
-    row = json.loads(json.dumps(whole.row()))
-    assert row["by_tag"][0].keys() == {"tag", "value", "prompts", "estimates", "majority"}
+        assert levels[value] == summary(rows, (1, 2, 4)).figures
+    assert (levels["0"].prompts, levels["1"].distinct_answers) == (2, 3.0)
+    assert json.loads(json.dumps(whole.row()))["by_tag"][0].keys() == {"tag", "value", *whole.figures.row()}
+    assert {*whole.row()} == {*EVALUATION}
+
+
+def test_length_and_entropy_are_of_all_tokens() -> None:
+    figures = summary(range(4), (1,)).figures
+    assert figures.length_mean == 24 / 16
+    assert figures.entropy == pytest.approx(11 / 24)
+    assert summary([3], (1,)).figures.entropy is None
 
 
 def test_majority_is_the_mean_over_all_draws_of_k_votes() -> None:
-    (estimate,) = summarise(PROMPTS[:1], REWARDS[:1], ANSWERS[:1], (3,), version=0, seed=0).majority
+    (estimate,) = summary([0], (3,)).figures.majority
     votes = []
     for draw in itertools.combinations(range(4), 3):
         answers = [int(ANSWERS[0, i]) for i in draw]
@@ -44,15 +63,16 @@ def test_majority_is_the_mean_over_all_draws_of_k_votes() -> None:
 
 
 def test_there_is_no_majority_without_answers_or_where_one_answer_is_paid_in_two_ways() -> None:
-    none = np.full_like(ANSWERS, -1)
-    assert summarise(PROMPTS, REWARDS, none, (1,), version=0, seed=0).majority == ()
-    assert summarise(PROMPTS, REWARDS, np.zeros_like(ANSWERS), (1,), version=0, seed=0).majority == ()
+    none, one = np.full_like(ANSWERS, -1), np.zeros_like(ANSWERS)
+    assert summary(range(4), (1,), answers=none).figures.majority == ()
+    assert summary(range(4), (1,), answers=none).figures.distinct_answers is None
+    assert summary(range(4), (1,), answers=one).figures.majority == ()
 
 
 def test_a_tag_that_names_every_prompt_is_no_breakdown() -> None:
     many = [Prompt(str(i), "x", {}, {"id": str(i)}) for i in range(65)]
-    rewards, answers = np.zeros((65, 2)), np.full((65, 2), -1, np.int32)
-    assert summarise(many, rewards, answers, (1,), version=0, seed=0).by_tag == ()
+    assert tag_values(many) == []
+    assert len(tag_values(many[:64])) == 64
 
 
 def group(n: int) -> Group:
@@ -61,7 +81,7 @@ def group(n: int) -> Group:
         prompt_id="p",
         prompt_p=np.zeros(1, np.int32),
         tokens_T=np.zeros(n, np.int32),
-        logprobs_T=np.zeros(n, np.float32),
+        logprobs_T=np.linspace(-0.1, -0.2, n, dtype=np.float32),
         versions_T=np.zeros(n, np.int32),
         lengths_n=np.ones(n, np.int32),
         stopped_n=np.ones(n, np.bool_),
@@ -86,7 +106,9 @@ def test_whole_prompts_are_taken_up_and_what_is_left_of_others_goes(tmp_path: Pa
         known = log.take_up(PROMPTS, 2)
         assert known.keys() == {"p0", "p2"}
         assert path.read_bytes() == whole
-    assert known["p0"].rewards_n.tolist() == [1.0, 0.0]
-    assert known["p0"].answers_n.tolist() == [0, -1]
+    assert known["p0"].scores.rewards_n.tolist() == [1.0, 0.0]
+    assert known["p0"].scores.answers_n.tolist() == [0, -1]
+    assert known["p0"].tokens == 2
+    assert known["p0"].logprob == pytest.approx(-0.3)
     changed = [Prompt("p0", "another text"), PROMPTS[2]]
     assert log.take_up(changed, 2).keys() == {"p2"}

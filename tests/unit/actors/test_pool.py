@@ -54,7 +54,17 @@ class FakeMember:
             if self.death is not None:
                 raise self.death
             return f"group of {self.name}", GroupMeta(
-                request.group_id, request.prompt_id, self.name, request.n, 2, 9, self.version, self.version, 0, 0.1
+                request.group_id,
+                request.prompt_id,
+                self.name,
+                request.n,
+                2,
+                9,
+                -9.0,
+                self.version,
+                self.version,
+                0,
+                0.1,
             )
         finally:
             self.samples -= request.n

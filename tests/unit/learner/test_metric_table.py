@@ -14,6 +14,7 @@ from learner.policy import Policy
 from learner.records import SFTRow, StepReport
 from learner.supervised import supervised_step
 from services.ledger import Ledger
+from services.progress import Progress
 from services.recorder import step_row
 from services.steps import FinishedStep, ReadyGroup, StepTimes
 from tests.plain_engine import PlainEngine
@@ -42,16 +43,19 @@ def reinforced() -> set[str]:
 
 def row(metrics: dict[str, float]) -> Iterable[str]:
     """A step's row as the recorder writes it."""
-    verdicts = [Verdict(status, 1.0 if status.bears_reward else None) for status in (*STATUSES, VerdictStatus.PASSED)]
+    every = (*STATUSES, VerdictStatus.PASSED)
+    verdicts = [Verdict(each, 1.0 if each.bears_reward else None, answer="7") for each in every]
+    prompts = {group.prompt_id: Prompt(group.prompt_id, "", tags={"level": "5"}) for group in groups_of()}
     ready = tuple(
-        ReadyGroup(None, group.meta(), Prompt(group.prompt_id, ""), Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
+        ReadyGroup(None, group.meta(), prompts[group.prompt_id], Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
         for group in groups_of()
     )
     batch = batch_of(groups_of(), PolicyUpdate())
     report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
     times = StepTimes(0.0, 1.0, 2.0, 3.0)
-    return step_row(FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts()), seconds=1.0)
+    finished = FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts())
+    return step_row(finished, Progress([*prompts.values()]), seconds=1.0)
 
 
 @pytest.fixture(scope="module")

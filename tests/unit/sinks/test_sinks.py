@@ -48,7 +48,21 @@ def metrics(step: int, reward: float) -> dict[str, Any]:
 
 def evaluation(version: int, solved: float) -> dict[str, Any]:
     estimates = [{"k": k, "mean": solved * k, "low": 0.0, "high": 1.0} for k in (1, 4)]
-    return {"version": version, "prompts": 3, "n": 4, "distinct_answers": 2.5, "estimates": estimates}
+    majority = [{"k": 4, "mean": solved, "low": 0.0, "high": 1.0}]
+    hard = {"tag": "level", "value": "a/b = 5", "prompts": 2, "estimates": estimates[:1], "majority": majority}
+    return {
+        "version": version,
+        "prompts": 3,
+        "n": 4,
+        "distinct_answers": 2.5,
+        "estimates": estimates,
+        "majority": majority,
+        "by_tag": [hard],
+    }
+
+
+SHOWN = {"pass_at_4": 4.0, "maj_at_4": 1.0, "by_tag/level/a_b _ 5/pass_at_1": 1.0, "by_tag/level/a_b _ 5/maj_at_4": 1.0}
+SOLVED = ((0, 0.1), (3, 0.2), (6, 0.25))  # what `two_lives` tells of each version
 
 
 class Told:
@@ -98,7 +112,8 @@ async def test_tensorboard_shows_the_steps_of_the_last_life(folder: RunFolder) -
 
     assert read("train", "reward_mean") == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 13.0), (4, 14.0), (5, 15.0)]
     assert read("train", "lag_histogram/1") == [(step, 2.0) for step in range(6)]
-    assert read("evaluation", "pass_at_4") == [(0, 0.4), (3, 0.8), (6, 1.0)]
+    for name, factor in SHOWN.items():
+        assert read("evaluation", name) == [(version, solved * factor) for version, solved in SOLVED]
 
 
 async def test_a_run_that_goes_back_while_it_lives_purges_too(folder: RunFolder) -> None:
@@ -130,8 +145,10 @@ async def test_mlflow_has_each_step_once_in_one_run(folder: RunFolder, monkeypat
     assert run.data.params["objective.k"] == "8"
     rewards = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "reward_mean")]
     assert sorted(rewards) == [(step, pytest.approx(0.1 * step)) for step in range(5)] + [(5, 15.0)]
-    solved = client.get_metric_history(run.info.run_id, "evaluation/pass_at_4")
-    assert sorted((each.step, each.value) for each in solved) == [(0, 0.4), (3, 0.8), (6, 1.0)]
+    for name, factor in SHOWN.items():
+        found = client.get_metric_history(run.info.run_id, f"evaluation/{name}")
+        shown = sorted((each.step, each.value) for each in found)
+        assert shown == [(version, solved * factor) for version, solved in SOLVED]
 
 
 async def test_wandb_offline_files_hold_each_step_once(folder: RunFolder) -> None:
@@ -152,11 +169,9 @@ async def test_wandb_offline_files_hold_each_step_once(folder: RunFolder) -> Non
     steps = [(row["step"], row["reward_mean"]) for row in history if "reward_mean" in row]
     assert steps == [(step, pytest.approx(0.1 * step)) for step in range(5)] + [(5, 15.0)]
     evaluations = [row for row in history if "evaluation/pass_at_4" in row]
-    assert [(row["evaluation/version"], row["evaluation/pass_at_4"]) for row in evaluations] == [
-        (0, 0.4),
-        (3, 0.8),
-        (6, 1.0),
-    ]
+    for name, factor in SHOWN.items():
+        shown = [(row["evaluation/version"], row[f"evaluation/{name}"]) for row in evaluations]
+        assert shown == [(version, pytest.approx(solved * factor)) for version, solved in SOLVED]
 
 
 def wandb_records(file: Path) -> Sequence[Any]:
@@ -287,7 +302,14 @@ def test_what_is_a_number() -> None:
         "distinct_answers": 2.5,
         "pass_at_1": 0.5,
         "pass_at_4": 2.0,
+        "maj_at_4": 0.5,
+        "by_tag/level/a_b _ 5/prompts": 2.0,
+        "by_tag/level/a_b _ 5/pass_at_1": 0.5,
+        "by_tag/level/a_b _ 5/maj_at_4": 0.5,
     }
+    odd = {"tag": "..", "value": "", "prompts": 1, "estimates": [], "majority": []}
+    only = {"version": 0, "estimates": [], "by_tag": [odd]}
+    assert evaluation_row(only, 7.0).values == {"by_tag/_/_/prompts": 1.0}
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow"])
