@@ -1,0 +1,116 @@
+"""Small Python functions from examples: data, and a model that writes Python a word at a time.
+
+A prompt shows three calls of an unknown function; the sample is its definition, judged on these and five more calls.
+
+    f([4,1,7])=[14,2] f([3,3,0,2])=[6,6,0] ...:   ->  def f(x): return [v*2 for v in x[:-1]][::-1]  is one guess
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LISTS = (  # each takes a list and gives one
+    "sorted({})",
+    "{}[::-1]",
+    "{}[1:]",
+    "{}[:-1]",
+    "{}[:2]",
+    "[v+1 for v in {}]",
+    "[v*2 for v in {}]",
+    "[v*v for v in {}]",
+    "[v for v in {} if v>4]",
+    "[v for v in {} if v%2]",
+)
+VALUES = ("{}", "sum({})", "len({})", "max({})", "min({})")  # the last step
+SHOWN, HIDDEN = 3, 5
+WORD = r" ?[a-z]+|\d|[^a-z\d]"
+WORDS = (
+    *("def", " f", " return", " for", " in", " if", "x", " x", "v", " v", "sorted", " sorted", "sum", " sum"),
+    *("len", " len", "max", " max", "min", " min", " ", *"0123456789()[]:,=+-*%>"),
+)
+
+
+def program(rng: random.Random) -> str:
+    """An expression in x: one or two list steps and a last one."""
+    expression = "x"
+    for _ in range(rng.randint(1, 2)):
+        expression = rng.choice(LISTS).format(expression)
+    return rng.choice(VALUES).format(expression)
+
+
+def calls(rng: random.Random, expression: str) -> list[tuple[list[int], Any]]:
+    """Arguments and what the function returns; ValueError where it has no value, or always the same."""
+    arguments = [[rng.randint(0, 9) for _ in range(rng.randint(3, 4))] for _ in range(SHOWN + HIDDEN)]
+    function = eval(f"lambda x: {expression}")  # noqa: S307 - made of the templates above
+    found = [(argument, function(argument)) for argument in arguments]
+    if len({json.dumps(value) for _, value in found}) < len(found) // 2:
+        raise ValueError("says too little")
+    return found
+
+
+def rows(rng: random.Random, total: int) -> Iterator[dict[str, Any]]:
+    """Prompts with their tests and one right answer."""
+    while total:
+        expression = program(rng)
+        try:
+            found = calls(rng, expression)
+        except ValueError:
+            continue
+        shown = " ".join(f"{argument}={value}".replace(" ", "") for argument, value in found[:SHOWN])
+        tests = "\n".join(f"assert f({argument}) == {value}" for argument, value in found)
+        answer = f"def f(x): return {expression}"
+        yield {"prompt": f"{shown}:", "answer": answer, "tests": [{"asserts": tests}]}
+        total -= 1
+
+
+def make(folder: Path, *, supervised: int, train: int, heldout: int, seed: int = 0) -> None:
+    """Write ``sft.jsonl``, ``train.jsonl`` and ``heldout.jsonl``. Inputs are random: no two prompts are alike."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, total in (("heldout", heldout), ("sft", supervised), ("train", train)):
+        lines = (json.dumps(row) + "\n" for row in rows(random.Random(f"{seed} {name}"), total))
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+def make_model(folder: Path, *, seed: int = 0, layers: int = 4, width: int = 128, length: int = 160) -> None:
+    """An untrained Llama whose tokens are Python's words, digits and signs."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from examples.countdown.make_model import SPECIAL
+
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *WORDS])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), "isolated")
+    core.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **SPECIAL)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=length,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    make(args.folder, supervised=51_200, train=6_400, heldout=100)
+    make_model(args.folder / "untrained")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What runs of a study left, over seeds: held-out pass@k, curves of training, tables, a figure's lines, numbers.
+
+Shapes: S seeds, T steps.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.objectives.report import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    print_table,
+)
+from benchmarks.reproductions.runs import Planned, Runs
+from services.plots import smooth
+from services.run_folder import RunFolder
+
+Floats = NDArray[np.float64]
+Rows = Mapping[str, Sequence["PassAtK"]]  # by method
+WINDOW = 25  # steps of a moving mean
+KEPT = ("pass_at_1", "pass_at_16", "kl_k1")  # curves among the numbers
+COLOURS = (GREY, RED, SKY, BLUE, GREEN, ORANGE, PURPLE, "#000000")
+
+
+@dataclass(frozen=True, slots=True)
+class PassAtK:
+    """Held-out pass@k of one method.
+
+    Attributes:
+        mean: over seeds.
+        least, most: of the seeds.
+        low, high: 95% bootstrap interval over prompts, the mean of the seeds' intervals: all have the same prompts.
+    """
+
+    k: int
+    mean: float
+    least: float
+    most: float
+    low: float
+    high: float
+
+
+def heldout(runs: Sequence[Planned], *, at: int = -1) -> list[PassAtK]:
+    """The runs' evaluations: the last ones, or with ``at=0`` the first."""
+    estimates = [RunFolder(run.path).read("evaluations")[at]["estimates"] for run in runs]
+    found = []
+    for of_k in zip(*estimates, strict=True):
+        means, lows, highs = ([each[name] for each in of_k] for name in ("mean", "low", "high"))
+        spread = (float(np.mean(means)), min(means), max(means))
+        found.append(PassAtK(of_k[0]["k"], *spread, float(np.mean(lows)), float(np.mean(highs))))
+    return found
+
+
+def curve(runs: Sequence[Planned], name: str) -> Floats:
+    """A metric of training, a moving mean, [S, T]."""
+    return np.stack([smooth([row[name] for row in RunFolder(run.path).read("metrics")], WINDOW) for run in runs])
+
+
+def at_kl(runs: Sequence[Planned], name: str, grid_X: Floats) -> Floats:
+    """A metric when the divergence from the start first reaches each value, [S, X]; nan where it never does."""
+    kl_ST = np.maximum.accumulate(curve(runs, "kl_k1"), axis=-1)
+    pairs = zip(kl_ST, curve(runs, name), strict=True)
+    return np.array([np.interp(grid_X, kl_T, y_T, left=np.nan, right=np.nan) for kl_T, y_T in pairs])
+
+
+def print_pass_at_k(rows: Rows) -> None:
+    """Percent: the mean over seeds, the seeds' least and most, the interval over prompts."""
+    first = next(iter(rows.values()))
+    lines = []
+    for name, estimates in rows.items():
+        lines.append([name, *(f"{100 * each.mean:.1f}" for each in estimates)])
+        lines.append(["  seeds", *(f"{100 * each.least:.0f}-{100 * each.most:.0f}" for each in estimates)])
+        lines.append(["  95%", *(f"{100 * each.low:.0f}-{100 * each.high:.0f}" for each in estimates)])
+    print_table(["held-out prompts, %", *(f"pass@{each.k}" for each in first)], lines)
+
+
+def draw_pass_at_k(axis: Any, rows: Rows) -> None:
+    """Held-out pass@k against k; bands from the least to the most seed."""
+    for colour, (name, estimates) in zip(COLOURS, rows.items(), strict=False):
+        ks = [each.k for each in estimates]
+        axis.plot(ks, [100 * each.mean for each in estimates], color=colour, label=name, marker="o", markersize=3)
+        axis.fill_between(
+            ks,
+            [100 * each.least for each in estimates],
+            [100 * each.most for each in estimates],
+            color=colour,
+            alpha=0.2,
+            linewidth=0,
+        )
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
+    axis.set(xlabel="k, tries", ylabel="pass@k, % of held-out prompts")
+
+
+def draw_curves(axis: Any, runs: Runs, name: str, label: str, *, skip: int = 1, scale: float = 100) -> None:
+    """A metric against steps: the mean of the seeds, the band from the least to the most; ``skip`` colours first."""
+    for colour, (method, of_method) in zip(COLOURS[skip:], runs.items(), strict=False):
+        y_ST = scale * curve(of_method, name)
+        steps = np.arange(y_ST.shape[1])
+        axis.plot(steps, y_ST.mean(axis=0), color=colour, label=method)
+        axis.fill_between(steps, y_ST.min(axis=0), y_ST.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    axis.set(xlabel="step", ylabel=label)
+
+
+def draw_at_kl(axis: Any, runs: Runs, name: str, label: str, *, skip: int = 1) -> None:
+    """A metric against the divergence from the start, as far as every seed went."""
+    for colour, (method, of_method) in zip(COLOURS[skip:], runs.items(), strict=False):
+        kl_ST = curve(of_method, "kl_k1")
+        grid_X = np.linspace(kl_ST[:, 0].max(), kl_ST.max(axis=-1).min(), 100)
+        y_SX = 100 * at_kl(of_method, name, grid_X)
+        axis.plot(grid_X, y_SX.mean(axis=0), color=colour, label=method)
+        axis.fill_between(grid_X, y_SX.min(axis=0), y_SX.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    axis.set(xlabel="divergence from the start, nats a token", ylabel=label)
+
+
+def write_numbers(path: Path, rows: Rows, runs: Runs, **about: Any) -> None:
+    """What table and figure are made of, curves at every tenth step."""
+    curves = {
+        method: {
+            name: curve(of_method, name)[:, ::10].round(4).tolist() for name in ("pass_at_1", "pass_at_16", "kl_k1")
+        }
+        for method, of_method in runs.items()
+    }
+    estimates = {name: [_rounded(each) for each in of_name] for name, of_name in rows.items()}
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in (about | {"heldout": estimates}).items()]
+    lines.append('"training": ' + json.dumps(curves))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"numbers: {path}")
+
+
+def _rounded(each: PassAtK) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in asdict(each).items()}

@@ -1,0 +1,69 @@
+"""The trade-off: the same model trained for one try and for 4, 8 or 16, judged at every number of tries.
+
+    python -m benchmarks.reproductions.trade_off [--seeds 3] [--steps 250] [--at-most 4]
+
+Countdown, full stack, n = 16 samples a prompt; same start, prompts, samples and steps for every objective and each of
+the seeds. After arXiv 2503.19595, tables 1 and 2, and arXiv 2505.15201, figure 3. The curves against the divergence
+from the start are of training prompts, each of which is met once, before it is trained on.
+"""
+
+import numpy as np
+
+from benchmarks.objectives.report import panels, print_table, save
+from benchmarks.reproductions.countdown import OBJECTIVES, inputs, trained, warm_up
+from benchmarks.reproductions.results import (
+    Rows,
+    at_kl,
+    draw_at_kl,
+    draw_pass_at_k,
+    heldout,
+)
+from benchmarks.reproductions.runs import Options, Planned, Runs
+from benchmarks.reproductions.study import Study
+
+KL = np.array([0.05, 0.1, 0.2, 0.3])  # nats a token
+
+
+def runs(wanted: Options) -> dict[str, list[Planned]]:
+    """Each objective's runs, one a seed; the first one evaluates the start, too."""
+    seeds = range(1, wanted.seeds + 1)
+    return {
+        name: [trained(wanted, name, seed, first=(name, seed) == ("mean", 1)) for seed in seeds] for name in OBJECTIVES
+    }
+
+
+def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
+    """Held-out pass@k, and what was reached against the divergence from the start."""
+    print_gaps(made)
+    print_at_kl(made)
+    figure, (by_k, first, best) = panels(3)
+    draw_pass_at_k(by_k, rows)
+    draw_at_kl(first, made, "pass_at_1", "pass@1, % of training prompts")
+    draw_at_kl(best, made, "pass_at_16", "pass@16, % of training prompts")
+    by_k.legend(frameon=False)
+    save(figure, wanted.out, name)
+
+
+def print_gaps(made: Runs) -> None:
+    """Held-out points between max@8 and the mean, seed by seed."""
+    pairs = [(heldout([best]), heldout([mean])) for best, mean in zip(made["max@8"], made["mean"], strict=True)]
+    lines = []
+    for index, first in enumerate(pairs[0][0]):
+        gaps = [100 * (best[index].mean - mean[index].mean) for best, mean in pairs]
+        lines.append([f"pass@{first.k}", ", ".join(f"{gap:+.1f}" for gap in gaps), f"{np.mean(gaps):+.1f}"])
+    print_table(["max@8 less mean, points", "seed by seed", "mean"], lines)
+
+
+def print_at_kl(made: Runs) -> None:
+    """What a method has reached by the time it is so far from the start."""
+    lines = []
+    for method, of_method in made.items():
+        values = {name: 100 * at_kl(of_method, name, KL).mean(axis=0) for name in ("pass_at_1", "pass_at_16")}
+        lines.append([method, *(f"{a:.1f} / {b:.1f}" for a, b in zip(*values.values(), strict=True))])
+    print_table(["training pass@1 / pass@16, % at", *(f"{kl} nats a token" for kl in KL)], lines)
+
+
+STUDY = Study("trade_off", inputs, warm_up, runs, draw)
+
+if __name__ == "__main__":
+    STUDY.conduct(__doc__, seeds=3, steps=250)
