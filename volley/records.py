@@ -28,7 +28,7 @@ class VerdictStatus(StrEnum):
     OUTPUT_LIMIT = "output_limit"  # ... its output allowance
     SECURITY_VIOLATION = "security_violation"  # the sample's program tried something the sandbox forbids
     INFRA_ERROR = "infra_error"  # the scorer itself failed: carries no reward
-    REFUSED = "refused"  # the scorer declined the input: carries no reward
+    REFUSED = "refused"  # nothing was run, the sandbox not being what it was proved to be: carries no reward
 
     @property
     def bears_reward(self) -> bool:

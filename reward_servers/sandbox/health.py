@@ -79,11 +79,11 @@ class Sandbox:
         *,
         stop_early: bool = True,
     ) -> ProgramResult:
-        """Judge one program. An unready sandbox gives infra errors only."""
+        """Judge one program. An unready sandbox runs nothing: it refuses."""
         if time.monotonic() - self._probed > REPROBE_S:
             self.probe()
         if not self.report.ready:
-            return ProgramResult(VerdictStatus.INFRA_ERROR, 0, None, None, self.report.problem)
+            return ProgramResult(VerdictStatus.REFUSED, 0, None, None, self.report.problem)
         result = judge_program(self._slot, source, tests, limits or self._spec.limits, stop_early=stop_early)
         if result.status is VerdictStatus.INFRA_ERROR:
             self.probe()

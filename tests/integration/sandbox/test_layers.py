@@ -95,7 +95,7 @@ def test_a_sandbox_that_lost_a_layer_gives_no_reward() -> None:
     assert not sandbox.probe().ready
     result = sandbox.judge(b"print(1)", [Case(b"", same_tokens(b"1"))])
     sandbox.close()
-    assert result.status is VerdictStatus.INFRA_ERROR
+    assert result.status is VerdictStatus.REFUSED
     assert "let through" in result.detail
 
 
