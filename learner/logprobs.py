@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from learner.linear import product
+
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits held at once: 16 MiB (a cache), 512 MiB of float32
 
 
@@ -110,7 +112,7 @@ class _ChosenLogprobs(torch.autograd.Function):
                 grad_tV.addcmul_(share_tV * surprise_tV, grad_entropy_T[part, None], value=-1)
             grad_tV.scatter_add_(-1, token_T[part, None], grad_logprob_T[part, None])
             grad_tV = grad_tV.div_(ctx.temperature).to(weight_VH.dtype)
-            out_TH[part] = grad_tV @ weight_VH
+            out_TH[part] = product(grad_tV, weight_VH.t())
             if out_VH is not None:
                 out_VH.addmm_(grad_tV.T, hidden_TH[part])
             if out_V is not None:
@@ -125,6 +127,6 @@ def _chunks(hidden_TH: Tensor, weight_VH: Tensor) -> Iterator[slice]:
 
 
 def _logits(hidden_tH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    logit_tV = nn.functional.linear(hidden_tH, weight_VH, bias_V)
+    logit_tV = product(hidden_tH, weight_VH, bias_V)
     wide = torch.promote_types(logit_tV.dtype, torch.float32)
     return logit_tV.to(wide) if temperature == 1.0 else logit_tV.to(wide) / temperature

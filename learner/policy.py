@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.layout import MicroBatch, Piece, micro_batches
+from learner.linear import speed_up
 from learner.logprobs import TokenScorer
 from volley.errors import JobError
 
@@ -67,6 +68,7 @@ def _load(kind: Any, path: Path, dtype: str) -> Any:
         model = kind.from_pretrained(path, dtype=getattr(torch, dtype))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise JobError(f"model {path} does not load: {' '.join(str(error).split())[:300]}") from error
+    speed_up(model)
     return model.eval()  # dropout would make the policy differ from the one that sampled
 
 

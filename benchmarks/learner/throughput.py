@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from benchmarks.objectives.report import print_table
 from examples.countdown.make_model import make
@@ -100,7 +101,7 @@ def make_methods(
     sharded = LearnerSpec.model_validate({"deepspeed": {"zero_optimization": AS_IF_LARGE}})
     large = Engine(lambda: Policy(load_lm(model, "float32"), 1.0), OPTIMIZER, replace(config, learner=sharded))
     return {
-        "plain padded loop": padded_loop(load_lm(model, "float32"), batch),
+        "plain padded loop": padded_loop(AutoModelForCausalLM.from_pretrained(model), batch),
         "learner, plain PyTorch, flat": learner(plain, shared=False),
         "learner, plain PyTorch, shared": learner(plain, shared=True),
         "learner, ZeRO-3 as of a large model, flat": learner(large, shared=False),
