@@ -36,7 +36,7 @@ def speed_up(model: nn.Module) -> None:
 @cache
 def onednn_is_faster() -> bool:
     """Has this processor AVX-512, and is it not Intel's?"""
-    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not torch._C._has_mkldnn or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     return "GenuineIntel" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
