@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from actors.pool import ActorPool
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
-from services import plots
 from services.context import Context, its_turn
 from services.data.prompts import read_prompts
 from services.estimates import Evaluation, Sampled
@@ -57,6 +56,8 @@ async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
         evaluation = await _sampled(job, prepared, log, known, context)
     (folder.path / "evaluations.jsonl").unlink(missing_ok=True)  # that of a life before: the same, or cut short
     await RunRecorder(folder, context.outbox, display, samples_kept=0, sinks=context.sinks).evaluation(evaluation)
+    from services import plots  # here, since importing matplotlib takes a second
+
     plots.pass_at_k({job.name: evaluation.row()}, folder.plots / "pass_at_k.png")
 
 

@@ -15,7 +15,6 @@ from actors.pool import ActorPool
 from learner.group import LearnerGroup
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
-from services import plots
 from services.checkpoints import complete_checkpoints, save_checkpoint, steps_of
 from services.context import Context, RunStopped, its_turn
 from services.coordinator import Coordinator
@@ -93,6 +92,8 @@ async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path
         if not finished:
             raise RunStopped
         await lives.learner.export(folder.model)
+    from services import plots  # here, since importing matplotlib takes a second
+
     plots.learning_curves(folder)
     display.say(f"  model: {folder.model}")
 
