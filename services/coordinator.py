@@ -15,7 +15,8 @@ Who waits for whom (every wait is bounded):
     make       open group      ready group   actors or reward workers are busy        the pools (their deadlines)
     train      P ready groups  a version     fewer than P ready, or a due group is    a group becoming ready
                                              not
-    broadcast  a version       free slots    the broadcast before it is under way     the actor pool (its deadlines)
+    broadcast  a version       free slots    the broadcast before it is under way,    the actor pool (its deadlines)
+                                             or a version is evaluated
 
 The coordinator touches metadata only: token arrays stay in Ray's object store.
 """
@@ -31,6 +32,7 @@ from actors.config import GenerateRequest
 from learner.records import StepReport
 from services.buffer import SlotBuffer
 from services.data.mixture import order_of
+from services.pinned import PinnedEvaluation
 from services.roles import Generator, Judge, Learner
 from services.scoring_health import ScoringHealth
 from services.solve_rates import SolveRates
@@ -55,7 +57,7 @@ class Coordinator:
         prompts: the data set, encoded; met in the job's seeded order, pass after pass.
         actors, rewards, learner: the three roles, started, all holding version 0.
         recorder: told of every step and event.
-        evaluate: called with a version while the actors serve it, at the job's evaluation steps.
+        evaluate: called with a version at the job's evaluation steps; the actors serve it until it returns.
         desired: changes to the job; `want` brings later ones.
         resume: where a checkpoint of this job left off; actors and learner hold its version.
         checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done, what else
@@ -78,7 +80,8 @@ class Coordinator:
     ) -> None:
         self.job, self.prompts = job, prompts
         self.actors, self.rewards, self.learner = actors, rewards, learner
-        self.recorder, self.evaluate, self.checkpoint = recorder, evaluate, checkpoint
+        self.recorder, self.checkpoint = recorder, checkpoint
+        self.pinned = PinnedEvaluation(job.evaluation, job.steps, evaluate, self._notify)
         self.desired = desired or Desired()
         resume = resume or ResumePoint.start()
         self.ledger, self.version = resume.ledger, resume.step
@@ -139,7 +142,7 @@ class Coordinator:
     @property
     def starving(self) -> bool:
         """Does the learner wait for groups?"""
-        return "learner" in self.waits and not self.held
+        return "learner" in self.waits and not self.held and self.pinned.version is None
 
     def groups(self) -> dict[str, int]:
         """How many groups are in which stage."""
@@ -252,8 +255,8 @@ class Coordinator:
     # ---- train -------------------------------------------------------------------------------------------------
 
     async def _train_loop(self, tasks: asyncio.TaskGroup) -> None:
-        if self.version == 0 and self._evaluates_at(0):
-            await self.evaluate(0)
+        if self.version == 0 and self.pinned.due(0):
+            self.pinned.begin(tasks, 0)
         sending: asyncio.Task[None] | None = None
         for step in range(self.version, self.job.steps):
             begun = time.time()
@@ -273,10 +276,9 @@ class Coordinator:
                 self._send(step, batch, report, update, times), name=f"broadcast {self.version}"
             )
             await self._check_signal(report)
-            if self._evaluates_at(self.version):
+            if self.pinned.due(self.version):
                 await sending
-                with self.waits.on("learner", lambda: f"the evaluation of version {self.version}"):
-                    await self.evaluate(self.version)
+                self.pinned.begin(tasks, self.version)
             if self._saves_at(self.version):
                 await sending  # a checkpoint never runs ahead of the rows of its steps
                 await self._save()
@@ -299,19 +301,24 @@ class Coordinator:
         return report
 
     async def _save(self) -> None:
+        with self.waits.on("learner", lambda: f"the evaluation of version {self.pinned.version}"):
+            await self.pinned.finished()
         self._saved_at = self.version
         with self.waits.on("learner", lambda: f"the checkpoint of step {self.version}"):
             await self.checkpoint(self.version, self._state(), self.buffer.ready_items())
 
     async def _next_batch(self) -> tuple[ReadyGroup, ...] | None:
-        """The next batch, or None where the run is to stop. While the run is held, waiting has no bound."""
+        """The next batch, or None where the run is to stop. While the run is held, waiting has no bound.
+
+        Nor has it while a version is evaluated: that is bounded by itself, and may keep all slots and actors.
+        """
         bound = round(self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s, 3)
         with self.waits.on("learner", self._awaited):
             while not self.desired.stopped:
                 if (batch := self.buffer.take(self.version)) is not None:
                     return tuple(ready for _, ready in batch)
                 try:
-                    async with asyncio.timeout(None if self.held else bound):
+                    async with asyncio.timeout(None if self.held or self.pinned.version is not None else bound):
                         await self._progress()
                 except TimeoutError:
                     raise DeadlineExceeded("learner", self._awaited(), bound) from None
@@ -319,10 +326,10 @@ class Coordinator:
 
     async def _progress(self) -> None:
         """Wait for a batch, one more ready group, or another state of things; a drop alone is no progress."""
-        ready, before = self.buffer.ready, (self.held, self.desired)
+        ready, before = self.buffer.ready, (self.held, self.desired, self.pinned.version)
 
         def moved() -> bool:
-            changed = self.buffer.ready > ready or (self.held, self.desired) != before
+            changed = self.buffer.ready > ready or (self.held, self.desired, self.pinned.version) != before
             return changed or self.buffer.can_take(self.version)
 
         async with self._changed:
@@ -359,6 +366,8 @@ class Coordinator:
     async def _send(
         self, step: int, batch: tuple[ReadyGroup, ...], report: StepReport, update: WeightUpdate, times: StepTimes
     ) -> None:
+        with self.waits.on("broadcast", lambda: f"the evaluation of version {self.pinned.version}"):
+            await self.pinned.finished()
         with self.waits.on("broadcast", lambda: f"the actors to serve version {update.version}"):
             broadcast = await self.actors.broadcast(update)
         self.buffer.release(len(batch))
@@ -367,14 +376,6 @@ class Coordinator:
         await self.recorder.step(FinishedStep(step, batch, report, broadcast, times, update.nbytes, counts))
 
     # ---- small parts -------------------------------------------------------------------------------------------
-
-    def _evaluates_at(self, version: int) -> bool:
-        plan = self.job.evaluation
-        if plan is None:
-            return False
-        if version == 0:
-            return plan.at_start
-        return version == self.job.steps or (plan.every is not None and version % plan.every == 0)
 
     def _saves_at(self, version: int) -> bool:
         every = self.job.checkpoint.every

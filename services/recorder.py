@@ -100,7 +100,6 @@ class RunRecorder:
         await self.event("evaluation", **row)
         values = "  ".join(f"@{e.k} {e.mean:.3f}" for e in evaluation.figures.estimates)
         self.display.say(f"  version {evaluation.version}, held out: pass{values}")
-        self._last = time.time()
 
     async def _excerpt(self, finished: FinishedStep) -> None:
         room = self.samples_kept

@@ -140,11 +140,14 @@ def coordinator(
     learner: FakeLearner | None = None,
     resume: ResumePoint | None = None,
     desired: Desired | None = None,
+    evaluation_seconds: float = 0.0,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
     async def evaluate(version: int) -> None:
         assert actors.version == version, "evaluation is of one version"
+        await asyncio.sleep(evaluation_seconds)
+        assert actors.version == version, "from its beginning to its end"
         evaluated.append(version)
 
     async def checkpoint(step: int, state: dict[str, Any], ready: list[ReadyGroup]) -> None:
@@ -400,6 +403,35 @@ async def _until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not true():  # noqa: ASYNC110 - there is no event for every state
             await asyncio.sleep(0.001)
+
+
+async def test_training_goes_on_while_a_version_is_evaluated() -> None:
+    plan = {"data": {"path": "held"}, "every": 5, "sampling": {"n": 8}, "ks": [1, 8]}
+    actors = FakeActors(random.Random(0), slowest=0.001)
+    made, learner, recorded, evaluated = coordinator(job(evaluation=plan), actors, evaluation_seconds=0.2)
+    ahead: dict[int, int] = {}
+
+    async def step(batch: Sequence[ScoredGroup], *, version: int, **told: Any) -> StepReport:
+        if (under := made.pinned.version) is not None:
+            ahead[under] = max(ahead.get(under, 0), version + 1 - under)
+        return await FakeLearner.step(learner, batch, version=version, **told)
+
+    learner.step = step  # type: ignore[method-assign]
+    assert await made.run()
+    assert evaluated == [0, 5, 10, 15, 20, 25]
+    assert ahead == {0: 2, 5: 2, 10: 2, 15: 2, 20: 2}  # one step's weights wait to be sent, and the next is learned
+    assert max(learner.lags) <= 2
+    assert [finished.step for finished in recorded.steps] == list(range(25))
+
+
+async def test_without_lag_the_learner_waits_for_an_evaluation_however_long() -> None:
+    plan = {"data": {"path": "held"}, "every": 1, "sampling": {"n": 8}, "ks": [1, 8]}
+    deadlines = {"actors": {"group_deadline_s": 0.05}, "reward_workers": {"group_deadline_s": 0.05}}
+    spec = job(max_lag=0, steps=3, evaluation=plan, **deadlines)
+    made, learner, _, evaluated = coordinator(spec, FakeActors(random.Random(0), slowest=0.001), evaluation_seconds=0.5)
+    assert await made.run()
+    assert evaluated == [0, 1, 2, 3]
+    assert set(learner.lags) == {0}
 
 
 async def test_a_checkpoint_comes_after_the_evaluation_of_its_version() -> None:
