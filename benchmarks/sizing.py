@@ -17,7 +17,7 @@ import yaml
 from volley.job import JOB, RLJob
 
 GIB = 1 << 30
-SHAPES = Path("deploy/jobs/models")
+SHAPES = Path(__file__).parents[1] / "deploy" / "jobs" / "models"
 
 BF16, FP32 = 2, 4
 # ZeRO-3 under bf16, bytes a parameter, all sharded: weight 2, gradient 4, master copy 4, two moments 8.

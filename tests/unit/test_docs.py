@@ -1,9 +1,13 @@
 """The pages say what is so: links lead somewhere, commands and job files parse, generated pages are up to date."""
 
+import configparser
+import doctest
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,25 +17,76 @@ import typer
 import yaml
 
 from services.cli import app
+from tests.pages import DRAWINGS, PAGES, PARSED, ROOT, RUN, blocks, page_id, to_run
 from volley import metrics, reference
 from volley.job import JOB
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("examples/**/*.md")]
-)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.M | re.S)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 HEADING = re.compile(r"^#+ (.+)$", re.M)
+BASE = {  # a job that fragments of one are parts of
+    "kind": "rl",
+    "name": "fragment",
+    "steps": 2000,
+    "model": {"path": "model"},
+    "data": {"path": "prompts.jsonl"},
+    "scorer": {"kind": "countdown"},
+    "objective": {"kind": "max_at_k", "k": 8},
+}
 
 
-def page_id(page: Path) -> str:
-    return str(page.relative_to(ROOT))
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_no_block_is_unchecked(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in DRAWINGS | PARSED | RUN, f"{block.place}: say its language"
+        if block.how == "not run":
+            assert block.language in RUN, f"{block.place}: only commands may need what a test has not"
+            assert len(block.what) > 15, f"{block.place}: say why"
+        if block.how == "run by":
+            assert page.name in (ROOT / block.what).read_text(), f"{block.place}: {block.what} does not name the page"
 
 
-def blocks(page: Path, *languages: str) -> Iterator[str]:
-    """The fenced blocks of ``page`` in one of ``languages``."""
-    return (body for language, body in FENCE.findall(page.read_text()) if language in languages)
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "python")], ids=page_id)
+def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From top to bottom in one namespace; sessions print what the page shows."""
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {"__name__": page.stem}
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+    for block in to_run(page, "python"):
+        if block.text.startswith(">>>"):
+            session = parser.get_doctest(block.text, known, block.place, str(page), block.line)
+            runner.run(session, clear_globs=False)
+            known.update(session.globs)
+        else:
+            exec(compile(block.text, block.place, "exec"), known)  # noqa: S102 - a page of this repository
+    assert not runner.failures
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_data_in_blocks_is_what_is_read(page: Path) -> None:
+    for block in blocks(page):
+        match block.language:
+            case "yaml":
+                fits(yaml.safe_load(block.text), block.place)
+            case "json":
+                values = [block.text] if block.text.startswith("{\n") else block.text.splitlines()
+                assert all(isinstance(json.loads(value), dict) for value in values if value), block.place
+            case "toml":
+                tomllib.loads(block.text)
+            case "ini":
+                unit = configparser.ConfigParser()
+                unit.read_string(block.text)
+                parse(typer.main.get_command(app), shlex.split(unit["Service"]["ExecStart"])[1:])
+
+
+def fits(tree: dict[str, Any], place: str) -> None:
+    """Raises unless ``tree`` is a job, or keys that a job may have."""
+    if "kind" in tree:
+        JOB.validate_python(tree)
+        return
+    if "from" in tree:  # of a network policy
+        return
+    JOB.validate_python({**BASE, **tree})
 
 
 def anchor(heading: str) -> str:
@@ -61,8 +116,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The command lines of ``page``, words of each."""
-    for block in blocks(page, "bash", "sh", "console"):
-        for line in block.replace("\\\n", " ").splitlines():
+    for block in blocks(page):
+        if block.language not in ("bash", "console"):
+            continue
+        for line in block.text.replace("\\\n", " ").splitlines():
             try:
                 words = shlex.split(line.removeprefix("$ "), comments=True)
             except ValueError:
@@ -105,13 +162,6 @@ def test_every_make_target_and_module_is_there(page: Path) -> None:
         if "-m" in words and words[words.index("-m") + 1].partition(".")[0] in ("benchmarks", "examples", "volley"):
             module = ROOT / words[words.index("-m") + 1].replace(".", "/")
             assert module.with_suffix(".py").exists() or (module / "__main__.py").exists(), words
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_whole_job_is_one(page: Path) -> None:
-    for block in blocks(page, "yaml"):
-        if re.match(r"\s*(#.*\n)*kind: (rl|sft|eval|rft)\b", block):
-            JOB.validate_python(yaml.safe_load(block))
 
 
 def test_generated_pages_are_up_to_date() -> None:
