@@ -17,6 +17,24 @@ _PATHS = ("path", "working_dir", "py_modules")
 _UNION_TAGS = frozenset({"rl", "sft", "rft", "eval"})
 
 
+class _WrittenTwice(yaml.YAMLError):
+    """A mapping has a key twice."""
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """YAML forbids a key that is written twice in one mapping; PyYAML by itself takes the last of them."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise _WrittenTwice(f"line {line}: key {name!r} is there already, in line {lines[name]}; drop one")
+            lines[name] = line
+        return node
+
+
 def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     """Read, check and resolve a job file.
 
@@ -27,11 +45,13 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
         JobError: the file is missing, is not YAML, or does not describe a job.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _EachKeyOnce)
     except OSError as error:
         raise JobError(f"job file {path}: {error.strerror or error}") from error
     except RecursionError as error:
         raise JobError(f"job file {path} is nested too deeply") from error
+    except _WrittenTwice as error:
+        raise JobError(f"job file {path}, {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise JobError(f"job file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):

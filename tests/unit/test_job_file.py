@@ -76,6 +76,35 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         load_job(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "kind: rl\noptimizer:\n  lr: 1\n  eps: 2\n  lr: 3\n",
+            "job.yaml, line 5: key 'lr' is there already, in line 3",
+        ),
+        ("kind: rl\noptimizer: {lr: 1, lr: 2}\n", "job.yaml, line 2: key 'lr' is there already, in line 2"),
+        ("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, x: 3, <<: *a}\n", "line 3: key '<<' is there already"),
+    ],
+)
+def test_a_key_that_is_written_twice_is_refused_with_its_lines(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(JobError) as caught:
+        load_job(path)
+    assert message in str(caught.value)
+
+
+def test_an_anchor_that_is_merged_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    small = {**SMALL, "optimizer": "HERE"}
+    text = yaml.safe_dump(small).replace("HERE", "{<<: &a {lr: 1.0, eps: 0.5}, eps: 0.25}")
+    path.write_text(text)
+    job = load_job(path)
+    assert isinstance(job, RLJob)
+    assert (job.optimizer.lr, job.optimizer.eps) == (1.0, 0.25)
+
+
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "must be a mapping"), ("", "mapping")])
 def test_not_a_job_file(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "job.yaml"
