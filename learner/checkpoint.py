@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.engine import Engine
-from learner.weights import buckets, full_elements
+from learner.weights import buckets, full_elements, give_usual_mode
 from volley.errors import JobError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,6 +58,7 @@ def _write(tensors: dict[str, Tensor], file: Path) -> str:
 
     try:
         save_file(tensors, file)
+        give_usual_mode([file])
     except (OSError, SafetensorError) as error:
         return f"{file.name}: {error}"
     return ""

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,18 @@ def export(lm: Any, source: Path, folder: Path, bucket_bytes: int, *, write: boo
         return
     folder.mkdir(parents=True, exist_ok=True)
     lm.save_pretrained(folder, state_dict=state)
+    give_usual_mode(folder.glob("*.safetensors"))
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copy2(source / name, folder / name)
+
+
+def give_usual_mode(files: Iterable[Path]) -> None:
+    """Let the umask decide who may read ``files``: the safetensors library writes for their owner alone."""
+    for file in files:
+        fresh = file.with_name(f".{file.name}.mode")
+        fresh.touch()  # the folder's default access list has its say too
+        try:
+            file.chmod(stat.S_IMODE(fresh.stat().st_mode))
+        finally:
+            fresh.unlink()

@@ -67,7 +67,7 @@ def _write(checkpoint: Path, model: ModelSpec, out: Path) -> None:
     from safetensors import safe_open
 
     from learner.policy import load_lm
-    from learner.weights import TOKENIZER_FILES
+    from learner.weights import TOKENIZER_FILES, give_usual_mode
 
     lm = load_lm(model.path, model.dtype)
     missing = dict(lm.named_parameters())
@@ -85,6 +85,7 @@ def _write(checkpoint: Path, model: ModelSpec, out: Path) -> None:
     if missing:
         raise JobError(f"checkpoint {checkpoint} is of another model: it has no {min(missing)}")
     lm.save_pretrained(out)
+    give_usual_mode(out.glob("*.safetensors"))
     for name in TOKENIZER_FILES:
         if (model.path / name).exists():
             shutil.copy2(model.path / name, out / name)

@@ -201,4 +201,7 @@ def check_export(service: Service, run: str, tmp_path: Path) -> None:
     assert ours.keys() == learners.keys()
     assert all(ours[name].equal(learners[name]) for name in ours)
     assert (tmp_path / "exported" / "tokenizer.json").exists()
+    written = [tmp_path / "exported", folder / "model", *(folder / "checkpoints").iterdir()]
+    modes = {file.stat().st_mode & 0o777 for each in written for file in each.glob("*.safetensors")}
+    assert modes == {(folder / "metrics.jsonl").stat().st_mode & 0o777}  # as of every other file
     service.run("export", run, "--out", str(tmp_path / "exported"), code=1)

@@ -1,14 +1,17 @@
 """Weights as files in memory, read back by the safetensors library."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
-from learner.weights import DTYPES, buckets, gathered_file, packed
+from learner.weights import DTYPES, buckets, gathered_file, give_usual_mode, packed
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3)
 
@@ -39,6 +42,19 @@ def test_a_tensor_need_not_lie_end_to_end() -> None:
 def test_a_type_that_is_not_sent_is_an_error() -> None:
     with pytest.raises(KeyError):
         packed({"w": torch.zeros(2, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_the_umask_decides_who_reads_a_file(tmp_path: Path, umask: int, mode: int) -> None:
+    file = tmp_path / "w.safetensors"
+    save_file({"w": torch.zeros(2)}, file)
+    before = os.umask(umask)
+    try:
+        give_usual_mode([file])
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == mode
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_buckets_hold_every_parameter_once_and_the_file_is_a_copy() -> None:
