@@ -22,6 +22,7 @@ SHAPES = Path(__file__).parents[1] / "deploy" / "jobs" / "models"
 BF16, FP32 = 2, 4
 # ZeRO-3 under bf16, bytes a parameter, all sharded: weight 2, gradient 4, master copy 4, two moments 8.
 STATE_BYTES = BF16 + FP32 + FP32 + 2 * FP32
+OFFLOADED_BYTES = {"offload_param": BF16, "offload_optimizer": FP32 + FP32 + 2 * FP32}  # what is on the host then
 RANK_OVERHEAD = 5 * GIB  # CUDA context, NCCL buffers, layers that ZeRO-3 has gathered (1e9 parameters at most)
 ENGINE_OVERHEAD = 5 * GIB  # of each GPU of an engine: activations, CUDA graphs
 DEFAULT_UTILIZATION = 0.9  # vLLM's gpu_memory_utilization
@@ -67,9 +68,15 @@ class Shape:
 
     @property
     def activation_bytes(self) -> int:
-        """Kept for the backward pass of one token, every layer stored: inputs of norms and matrix products."""
+        """Kept for the backward pass of one token, every layer stored: inputs of matrix products, and of the two norms
+        in float32. Held against PyTorch by `benchmarks.learner.memory`."""
         h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
-        return self.num_hidden_layers * (6 * h + 2 * kv + 4 * m) * BF16
+        return self.num_hidden_layers * ((6 * h + 2 * kv + 4 * m) * BF16 + 2 * h * FP32)
+
+    @property
+    def checkpointed_bytes(self) -> int:
+        """The same where layers are checkpointed: each layer's input, and one layer while it is computed again."""
+        return self.num_hidden_layers * self.hidden_size * BF16 + self.activation_bytes // self.num_hidden_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,7 @@ class Sizing:
 
     parameters: int
     state: float
+    host: float
     reference: float
     activations: float
     rank: float
@@ -110,9 +118,11 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
         prompt_tokens: a prompt's length.
     """
     row = prompt_tokens + job.sampling.max_tokens
-    state = shape.parameters * STATE_BYTES / job.learner.ranks
-    reference = float(shape.parameters * BF16) if job.update.kl.wanted else 0.0  # whole on every rank
-    activations = float(max(row, job.learner.tokens_per_micro_batch) * shape.activation_bytes)
+    ranks, offloaded = job.learner.ranks, _offloaded_bytes(job)
+    state = shape.parameters * (STATE_BYTES - offloaded) / ranks
+    reference = shape.parameters * BF16 / ranks if job.update.kl.wanted else 0.0
+    kept = shape.checkpointed_bytes if job.learner.gradient_checkpointing else shape.activation_bytes
+    activations = float(max(row, job.learner.tokens_per_micro_batch) * kept)
 
     gpus = max(1, math.ceil(job.actors.gpus))
     utilization = float(job.actors.engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION))
@@ -126,6 +136,7 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
     return Sizing(
         parameters=shape.parameters,
         state=state,
+        host=shape.parameters * offloaded / ranks,
         reference=reference,
         activations=activations,
         rank=state + reference + activations + RANK_OVERHEAD,
@@ -145,12 +156,19 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
     )
 
 
+def _offloaded_bytes(job: RLJob) -> int:
+    """Bytes a parameter that DeepSpeed keeps in the host's memory."""
+    zero = job.learner.deepspeed.get("zero_optimization", {})
+    return sum(each for part, each in OFFLOADED_BYTES.items() if zero.get(part, {}).get("device") == "cpu")
+
+
 def page(job: RLJob, made: Sizing, gpu_gib: float, nic_gbit: float) -> str:
     """The sizing as Markdown."""
-    ranks, actors = job.learner.ranks, job.actors
+    ranks, actors, offloaded = job.learner.ranks, job.actors, _offloaded_bytes(job)
     rows = [
         ("parameters", f"{made.parameters / 1e9:.2f} billion"),
-        ("learner: states, a rank", f"{made.state / GIB:.1f} GiB = {STATE_BYTES} B x parameters / {ranks}"),
+        ("learner: states, a rank", f"{made.state / GIB:.1f} GiB = {STATE_BYTES - offloaded} B x parameters / {ranks}"),
+        *([("learner: states on the host, a rank", f"{made.host / GIB:.1f} GiB")] if offloaded else []),
         ("learner: starting policy, a rank", f"{made.reference / GIB:.1f} GiB"),
         (
             "learner: activations, a rank",

@@ -93,21 +93,9 @@ class Engine:
 
     def __init__(self, load: Callable[[], nn.Module], optimizer: Optimizer, config: LearnerConfig) -> None:
         import deepspeed
-        from transformers.integrations import HfDeepSpeedConfig
-        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         settings = deepspeed_config(config)
-        sharding = HfDeepSpeedConfig(settings)  # from_pretrained shards at once while this object lives
-        try:
-            model = load()
-        finally:
-            del sharding
-            unset_hf_deepspeed_config()
-        for module in model.modules():
-            for parameter in getattr(module, "parameters_used", ()):
-                deepspeed.zero.register_external_parameter(module, parameter)
-        if settings["zero_optimization"]["stage3_param_persistence_threshold"] >= SMALL_BYTES:
-            _layers_are_units(model)
+        model = _sharded(load, settings)
         self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
         self.rate: float | None = None  # in place of the schedule's
         self.adam = _adamw(model, optimizer)
@@ -153,6 +141,49 @@ class Engine:
                 "update more tightly, and resume from a checkpoint"
             )
         return norm, rate
+
+
+def frozen(load: Callable[[], nn.Module], config: LearnerConfig) -> Any:
+    """A model that is only asked: sharded over the ranks as the trained one is, whole on each where it is small.
+
+    Every rank must ask a sharded one as often.
+    """
+    import deepspeed
+
+    settings = deepspeed_config(config)
+    if config.learner.ranks == 1 or _is_whole(settings):
+        model = load().requires_grad_(False)
+        return model.cuda() if config.learner.gpus_per_rank else model
+    model = _sharded(load, settings).requires_grad_(False)
+    settings.pop("gradient_clipping", None)
+    settings["zero_optimization"].pop("offload_optimizer", None)
+    engine, *_ = deepspeed.initialize(model=model, config=settings)
+    return engine
+
+
+def _sharded(load: Callable[[], nn.Module], settings: dict[str, Any]) -> nn.Module:
+    """The model that ``load`` gives; its parameters are sharded as they are read."""
+    import deepspeed
+    from transformers.integrations import HfDeepSpeedConfig
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    sharding = HfDeepSpeedConfig(settings)  # from_pretrained shards at once while this object lives
+    try:
+        model = load()
+    finally:
+        del sharding
+        unset_hf_deepspeed_config()
+    for module in model.modules():
+        for parameter in getattr(module, "parameters_used", ()):
+            deepspeed.zero.register_external_parameter(module, parameter)
+    if _is_whole(settings):
+        _layers_are_units(model)
+    return model
+
+
+def _is_whole(settings: dict[str, Any]) -> bool:
+    """Does every rank keep the parameters between steps?"""
+    return bool(settings["zero_optimization"]["stage3_param_persistence_threshold"] >= SMALL_BYTES)
 
 
 def learning_rate(spec: Optimizer, step: int, steps: int) -> float:

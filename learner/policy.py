@@ -47,29 +47,66 @@ class Policy(nn.Module):
         return scores
 
 
-def load_lm(path: Path, dtype: str) -> Any:
-    """The causal language model at ``path``; raises `JobError` where it does not load."""
+def load_lm(path: Path, dtype: str, *, attention: str | None = None, checkpointed: bool = False) -> Any:
+    """The causal language model at ``path``.
+
+    Args:
+        attention: transformers' name of an implementation; None for the one it finds fit.
+        checkpointed: each layer keeps its input alone, and is computed again for the backward pass.
+
+    Raises:
+        JobError: it does not load, or can not be had so.
+    """
     from transformers import AutoModelForCausalLM
 
-    return _load(AutoModelForCausalLM, path, dtype)
+    return _load(AutoModelForCausalLM, path, dtype, attention, checkpointed)
 
 
-def load_trunk(path: Path, dtype: str) -> Any:
+def load_trunk(path: Path, dtype: str, *, attention: str | None = None, checkpointed: bool = False) -> Any:
     """The same without its output embedding."""
     from transformers import AutoModel
 
-    return _load(AutoModel, path, dtype)
+    return _load(AutoModel, path, dtype, attention, checkpointed)
 
 
-def _load(kind: Any, path: Path, dtype: str) -> Any:
+def _load(kind: Any, path: Path, dtype: str, attention: str | None, checkpointed: bool) -> Any:
     from safetensors import SafetensorError
 
+    asked = {"attn_implementation": attention} if attention else {}
     try:
-        model = kind.from_pretrained(path, dtype=getattr(torch, dtype))
+        model = kind.from_pretrained(path, dtype=getattr(torch, dtype), **asked)
+    except ImportError as error:
+        raise JobError(f"learner.attention: {attention} can not be had here, write sdpa: {_line(error)}") from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise JobError(f"model {path} does not load: {' '.join(str(error).split())[:300]}") from error
+        raise JobError(f"model {path} does not load: {_line(error)}") from error
     speed_up(model)
-    return model.eval()  # dropout would make the policy differ from the one that sampled
+    model.eval()  # dropout would make the policy differ from the one that sampled
+    if checkpointed:
+        checkpoint_layers(model)
+    return model
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Let each layer of ``model`` keep its input alone; the backward pass computes the layer again.
+
+    Raises:
+        JobError: models of this type have no layers that transformers can checkpoint.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        kind = model.config.model_type
+        raise JobError(f"models of type {kind} have no layers to checkpoint: drop learner.gradient_checkpointing")
+    model.gradient_checkpointing_enable()
+    for layer in layers:
+        layer.training = True  # or the library checkpoints nothing; its parts stay as they are, without dropout
+        for name in [name for name, value in vars(layer).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(layer, name, 0.0)  # some types of layer apply it themselves
 
 
 @torch.no_grad()

@@ -66,7 +66,7 @@ class Rank:
         import torch
 
         from learner.batch import Packer
-        from learner.engine import Engine, join_ranks, open_store
+        from learner.engine import Engine, frozen, join_ranks, open_store
         from learner.policy import Policy, load_lm, probe_layouts
         from learner.reinforce import Reinforcer
         from learner.value import Critic
@@ -76,15 +76,20 @@ class Rank:
             self.store = open_store(host, port, self.world)
         torch.manual_seed(config.seed)
         join_ranks(self.rank, self.world, self.store, cuda=self.cuda, deadline_s=config.learner.step_deadline_s)
-        path, dtype, temperature = config.model.path, config.model.dtype, config.temperature
+        dtype, spec = config.model.dtype, config.learner
+
+        def policy(*, entropy_gradient: bool, checkpointed: bool) -> Policy:
+            lm = load_lm(config.model.path, dtype, attention=spec.attention, checkpointed=checkpointed)
+            return Policy(lm, config.temperature, entropy_gradient=entropy_gradient)
+
         entropy_gradient = update is not None and update.entropy_bonus > 0
         self.engine = Engine(
-            lambda: Policy(load_lm(path, dtype), temperature, entropy_gradient=entropy_gradient),
+            lambda: policy(entropy_gradient=entropy_gradient, checkpointed=spec.gradient_checkpointing),
             config.optimizer,
             config,
         )
         self.pack = Packer(
-            budget=config.learner.tokens_per_micro_batch,
+            budget=spec.tokens_per_micro_batch,
             width=self._lm.config.get_text_config().hidden_size,
             allow_shared=probe_layouts(self.engine.module, dtype, self.engine.device),
             device=self.engine.device,
@@ -93,7 +98,7 @@ class Rank:
         if update is not None:
             reference = None
             if update.kl.wanted:
-                reference = Policy(load_lm(path, dtype), temperature).to(self.engine.device).requires_grad_(False)
+                reference = frozen(lambda: policy(entropy_gradient=False, checkpointed=False), config)
             critic = None if update.value_model is None else Critic(config, update.value_model)
             if critic is not None:
                 self.engines["value"] = critic.engine

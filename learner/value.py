@@ -55,7 +55,14 @@ class Critic:
     def __init__(self, config: LearnerConfig, spec: ValueModel) -> None:
         self.spec, self.budget = spec, config.learner.tokens_per_micro_batch
         self.engine = Engine(
-            lambda: PromptValue(load_trunk(config.model.path, config.model.dtype)),
+            lambda: PromptValue(
+                load_trunk(
+                    config.model.path,
+                    config.model.dtype,
+                    attention=config.learner.attention,
+                    checkpointed=config.learner.gradient_checkpointing,
+                )
+            ),
             config.optimizer.model_copy(update={"lr": spec.lr}),
             config,
         )

@@ -68,6 +68,20 @@ class ActorsSpec(Spec):
     start_deadline_s: float = Field(300, gt=0)
     group_deadline_s: float = Field(600, gt=0, description="longest wait for one group")
 
+    @model_validator(mode="after")
+    def _engine_has_its_gpus(self) -> Self:
+        """All GPUs of an engine are its actor's, on one node: Ray has to reserve as many as vLLM will take."""
+        sizes = [self.engine.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        if not all(isinstance(size, int) and size >= 1 for size in sizes):
+            raise ValueError("engine: tensor_parallel_size and pipeline_parallel_size are numbers of GPUs, 1 or more")
+        wanted = sizes[0] * sizes[1]
+        if wanted > 1 and self.gpus != wanted:
+            raise ValueError(
+                f"engine: an engine of {sizes[0]} x {sizes[1]} GPUs in an actor that reserves {self.gpus:g}: write "
+                f"gpus: {wanted}"
+            )
+        return self
+
 
 class RewardWorkersSpec(Spec):
     """The workers that score."""
@@ -122,6 +136,13 @@ class _Job(Spec):
     data: DataSpec
     sinks: tuple[SinkSpec, ...] = Field((), description="where metrics go besides metrics.jsonl")
     runtime_env: RuntimeEnvSpec | None = Field(None, description="what Ray brings to the processes of the run")
+
+    @model_validator(mode="after")
+    def _flash_attention_is_narrow(self) -> Self:
+        learner = getattr(self, "learner", None)  # of the kinds that train
+        if learner is not None and learner.attention == "flash_attention_2" and self.model.dtype == "float32":
+            raise ValueError("learner.attention: flash_attention_2 takes no float32: write model.dtype: bfloat16")
+        return self
 
 
 class _Sampled(_Job):

@@ -1,8 +1,8 @@
 """How a job says what one step does to the policy: the loss, the optimiser, the schedule."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from volley.base import Resources, Spec
 from volley.objectives import MajAtK, MaxAtK, MaxRL, Mean, Objective, PassAtKAnalytic
@@ -162,6 +162,12 @@ class LearnerSpec(Spec):
     resources_per_rank: Resources = Field(default_factory=dict, description="custom Ray resources a rank reserves")
     threads_per_rank: int = Field(1, ge=1, description="torch threads of a rank on CPU")
     tokens_per_micro_batch: int = Field(16384, ge=1, description="padded tokens a rank takes through the model at once")
+    gradient_checkpointing: bool = Field(
+        False, description="layers are computed again for the backward pass, not kept: less memory, a third more work"
+    )
+    attention: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
+        None, description="how attention is computed; null: as transformers finds fit, sdpa for most models"
+    )
     bucket_mb: float = Field(64, gt=0, description="weights are gathered and sent in pieces of this size")
     verify_weights: bool = Field(False, description="send a checksum that every actor verifies")
     step_deadline_s: float = Field(600, gt=0)
@@ -169,6 +175,12 @@ class LearnerSpec(Spec):
         3, ge=0, description="restarts from a checkpoint within an hour, after a rank died or hung"
     )
     deepspeed: dict[str, Any] = Field(default_factory=dict, description="passed through to deepspeed.initialize")
+
+    @model_validator(mode="after")
+    def _attention_has_its_device(self) -> Self:
+        if self.attention == "flash_attention_2" and not self.gpus_per_rank:
+            raise ValueError("attention: flash_attention_2 runs on GPUs alone: write gpus_per_rank: 1, or sdpa")
+        return self
 
     @field_validator("deepspeed")
     @classmethod

@@ -78,7 +78,8 @@ def test_the_arithmetic_of_one_job() -> None:
     made = sized(job)
     assert made.state == shape.parameters * 18 / 4
     assert made.activations == 4096 * shape.activation_bytes
-    assert made.rank == made.state + made.activations + 5 * GIB
+    assert made.reference == shape.parameters * 2 / 4
+    assert made.rank == made.state + made.reference + made.activations + 5 * GIB
     assert made.cache == pytest.approx(0.9 * 80 * GIB - 2 * shape.parameters - 5 * GIB)
     assert (made.slots, made.samples_in_flight) == (128, 2048)
     assert made.broadcast_rounds == 3  # to 4 actors: 1, 2, 4 holders after each
@@ -89,14 +90,25 @@ def test_what_does_not_fit_is_told() -> None:
     job = load(Path("deploy/jobs/gpu-8.yaml"))
     assert not sized(job, gpu_bytes=40 * GIB).fits
     assert not sized(job.model_copy(update={"learner": job.learner.model_copy(update={"ranks": 1})})).fits
-    reference = load(Path("deploy/jobs/gpu-64.yaml"), update={"kl": {"logged": True}})
-    assert sized(reference).reference == pytest.approx(61.0 * GIB, rel=0.01)
-    assert not sized(reference).fits
+    learner = load(Path("deploy/jobs/gpu-64.yaml")).learner.model_copy(update={"gradient_checkpointing": False})
+    assert not sized(load(Path("deploy/jobs/gpu-64.yaml")).model_copy(update={"learner": learner})).fits
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.sizing", "deploy/jobs/gpu-64.yaml", "--gpu-gib", "40"],
+        [sys.executable, "-m", "benchmarks.sizing", "deploy/jobs/gpu-64.yaml", "--gpu-gib", "30"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 1
     assert "does not fit" in run.stdout
+
+
+def test_states_on_the_host_leave_the_gpu() -> None:
+    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), Shape.of(Path("qwen2.5-7b"))
+    device = {"device": "cpu"}
+    zero = {"zero_optimization": {"offload_optimizer": device}}
+    made = sized(job.model_copy(update={"learner": job.learner.model_copy(update={"deepspeed": zero})}))
+    assert (made.state, made.host) == (shape.parameters * 2 / 4, shape.parameters * 16 / 4)
+    assert "| learner: states on the host, a rank | 28.4 GiB |" in page(
+        job.model_copy(update={"learner": job.learner.model_copy(update={"deepspeed": zero})}), made, 80, 100
+    )
+    assert sized(job).host == 0.0

@@ -1,0 +1,104 @@
+"""What a forward pass keeps for the backward pass, with and without checkpointed layers, against docs/sizing.md.
+
+    python -m benchmarks.learner.memory [--tokens 512]
+
+A bfloat16 decoder with the proportions of Qwen2.5-7B, an eighth as wide, on the CPU: bytes do not depend on the device.
+Kept are the tensors that PyTorch saves for the backward pass; the parameters themselves are left out.
+"""
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.sizing import Shape
+from learner.layout import MicroBatch
+from learner.policy import Policy, checkpoint_layers
+
+LAYERS = 28
+ATTENTIONS = ("sdpa", "eager")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass. ``kept``: bytes."""
+
+    kept: int
+    gradient: Tensor
+
+
+def narrow_model(attention: str) -> Any:
+    """Random weights; the same at every call."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=448,
+        intermediate_size=2368,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        vocab_size=19008,
+        tie_word_embeddings=False,
+        attn_implementation=attention,
+    )
+    return Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def row_of(tokens: int) -> MicroBatch:
+    """One row of random tokens, all but the first of which are scored."""
+    ids_RL = torch.randint(0, 19008, (1, tokens), generator=torch.Generator().manual_seed(0))
+    at_T = torch.arange(tokens - 1)
+    return MicroBatch(ids_RL, None, None, at_T, ids_RL[0, 1:], at_T)
+
+
+def measured(lm: Any, batch: MicroBatch) -> Pass:
+    """Take ``batch`` through the policy and back."""
+    policy = Policy(lm, 1.0)
+    weights = {each.untyped_storage().data_ptr() for each in lm.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprob_T, _ = policy(batch)
+    held = sum(kept.values())
+    torch.autograd.backward(-logprob_T.mean())
+    gradient = torch.cat([each.grad.flatten() for each in lm.parameters() if each.grad is not None])
+    return Pass(held, gradient)
+
+
+def main() -> None:
+    """Print one line a way of keeping."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=512)
+    tokens = parser.parse_args().tokens
+    batch = row_of(tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        narrow_model("sdpa").config.save_pretrained(folder)
+        shape = Shape.of(Path(folder))
+    print(f"{LAYERS} layers, hidden {shape.hidden_size}, feed-forward {shape.intermediate_size}, {tokens} tokens, bf16")
+    for attention in ATTENTIONS:
+        plain = measured(narrow_model(attention), batch)
+        lm = narrow_model(attention)
+        checkpoint_layers(lm)
+        spare = measured(lm, batch)
+        formulas = (shape.activation_bytes, shape.checkpointed_bytes)
+        for name, done, formula in zip(("kept", "checkpointed"), (plain, spare), formulas, strict=True):
+            print(
+                f"{attention:6} {name:13} {done.kept / tokens / 1024:8.0f} KiB a token, formula "
+                f"{formula / 1024:6.0f} KiB"
+            )
+        print(f"{attention:6} gradients equal to the bit: {torch.equal(plain.gradient, spare.gradient)}")
+
+
+if __name__ == "__main__":
+    main()
