@@ -20,6 +20,7 @@ from volley.errors import HostError
 from volley.records import Group, GroupMeta, WeightUpdate
 
 if TYPE_CHECKING:
+    from actors.adapters import Merger
     from actors.engine import Engine
 
 
@@ -33,7 +34,7 @@ class Actor:
         self._log = log_path(config.log_dir, self._name)
         self._engine: Engine | None = None
         self._updating = asyncio.Lock()
-        self._updating = asyncio.Lock()
+        self._merger: Merger | None = None
 
     async def start(self) -> ActorInfo:
         """Start the engine; returns when it serves at full speed.
@@ -69,6 +70,7 @@ class Actor:
         Raises:
             HostError: no memory for a second copy of the weights, they are gone from the object store, or what was
                 received is not what was published.
+            JobError: there is an adapter of a matrix that the model has not.
         """
         async with self._updating:
             return await self._receive(update)
@@ -80,9 +82,23 @@ class Actor:
                 files.append(await asyncio.to_thread(WeightFile, await _fetch(bucket.ref, update.version)))
             if self._config.verify and update.checksum is not None:
                 await asyncio.to_thread(_verify, update, files)
+            paths = [file.path for file in files]
+            if self._config.model.lora is not None:
+                paths = await asyncio.to_thread(self._merged, paths, files)
             fetched = time.perf_counter()
-            stall, load = await self._running.load(update.version, [file.path for file in files])
+            stall, load = await self._running.load(update.version, paths)
         return ActorUpdate(self._name, update.version, update.nbytes, fetched - started, load, stall)
+
+    def _merged(self, adapters: list[str], files: list[WeightFile]) -> list[str]:
+        """Paths of ``files`` that are added here: the whole matrices which ``adapters`` change."""
+        if self._merger is None:
+            from actors.adapters import Merger  # imports torch
+
+            self._merger = Merger(self._config.model)
+        there = len(files)
+        for file in self._merger.whole(adapters):
+            files.append(WeightFile(file))
+        return [file.path for file in files[there:]]
 
     async def served_weights(self) -> NDArray[np.uint8]:
         """The weights the engine computes with, as a safetensors file in checkpoint names."""

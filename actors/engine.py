@@ -125,7 +125,8 @@ class Engine:
         await asyncio.to_thread(self._llm.shutdown, EXIT_SECONDS)
 
     async def _prepare(self) -> None:
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({}))
+        agreed = {"partial": self._config.model.lora is not None}
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(agreed))
         await self._llm.update_weight_version("0")
         warm_up = GenerateRequest(
             -1, "", np.array([0], dtype=np.int32), min(16, self._config.actors.max_num_seqs), 1.0, 1.0, 2

@@ -37,8 +37,14 @@ def register() -> None:
 
 
 @dataclass
-class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """There is nothing to agree on beforehand."""
+class Agreed(WeightTransferInitInfo):  # type: ignore[misc]
+    """What is agreed on beforehand.
+
+    Attributes:
+        partial: updates may leave out whole layers, which stay as they are.
+    """
+
+    partial: bool = False
 
 
 @dataclass
@@ -48,17 +54,18 @@ class WeightFiles(WeightTransferUpdateInfo):  # type: ignore[misc]
     paths: list[str]
 
 
-class WeightFileEngine(WeightTransferEngine[NoInit, WeightFiles]):  # type: ignore[misc]
+class WeightFileEngine(WeightTransferEngine[Agreed, WeightFiles]):  # type: ignore[misc]
     """Loads weights from files in memory, through the model's own checkpoint loader.
 
     Layerwise reload gives every layer its checkpoint layout back while it loads and packs it for its kernels after.
     """
 
-    init_info_cls = NoInit
+    init_info_cls = Agreed
     update_info_cls = WeightFiles
 
-    def init_transfer_engine(self, init_info: NoInit) -> None:
+    def init_transfer_engine(self, init_info: Agreed) -> None:
         """Nothing to connect to."""
+        self._partial = init_info.partial
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -73,6 +80,8 @@ class WeightFileEngine(WeightTransferEngine[NoInit, WeightFiles]):  # type: igno
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        if self._partial:
+            self._missing = _half_loaded(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_heads(self.model)
         if self._missing:
@@ -80,6 +89,17 @@ class WeightFileEngine(WeightTransferEngine[NoInit, WeightFiles]):  # type: igno
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
+
+
+def _half_loaded(model: torch.nn.Module) -> set[str]:
+    """Layers that got some of their weights and not all: what they lack is gone."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    return {
+        name
+        for name, layer in model.named_modules()
+        if (info := get_layerwise_info(layer)).can_load() and 0 < info.load_numel < info.load_numel_total
+    }
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:

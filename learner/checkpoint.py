@@ -1,5 +1,7 @@
 """What a rank group must keep to go on: parameters and AdamW's moments in float32, free of the number of ranks.
 
+Parameters that are not trained are left out: they are those of the model the job names.
+
     policy-00000.safetensors ...    the tensors ``param/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, a bucket a file
     policy.json                     AdamW's step count and the files
     value-*.safetensors, value.json the same of the value model, where there is one
@@ -8,7 +10,7 @@ The files are written aside and renamed by `learner.group.LearnerGroup.save`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, r
     problem = ""
     steps = _adam_steps(engine)
     files = []
-    for number, bucket in enumerate(buckets(engine.module, bucket_bytes)):
+    for number, bucket in enumerate(buckets(_trained(engine), bucket_bytes)):
         file = f"{name}-{number:05d}.safetensors"
         files.append(file)
         mine = number % ranks == rank
@@ -73,7 +75,7 @@ def load_engine(engine: Engine, name: str, folder: Path, *, rank: int, ranks: in
     from safetensors import safe_open
 
     about = json.loads((folder / f"{name}.json").read_text())
-    parameters: dict[str, nn.Parameter] = dict(engine.module.named_parameters())
+    parameters: dict[str, nn.Parameter] = dict(_trained(engine))
     _start_adam(engine, about["adam_steps"])
     seen = set()
     for file in about["files"]:
@@ -86,6 +88,10 @@ def load_engine(engine: Engine, name: str, folder: Path, *, rank: int, ranks: in
                 seen.add(parameter_name)
     if missing := parameters.keys() - seen:
         raise JobError(f"checkpoint {folder} is of another model: it has no {min(missing)}")
+
+
+def _trained(engine: Engine) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, each) for name, each in engine.module.named_parameters() if each.requires_grad)
 
 
 def _whole(parameter: nn.Parameter, *, moments: bool) -> Mapping[str, Tensor]:

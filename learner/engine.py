@@ -209,8 +209,9 @@ def _layers_are_units(model: nn.Module) -> None:
 
 
 def _adamw(model: nn.Module, spec: Optimizer) -> torch.optim.AdamW:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(
-        model.parameters(), lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
+        trained, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
     )
 
 

@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learner.engine import Engine
 from learner.layout import MicroBatch, Piece, micro_batches
 from learner.linear import speed_up
 from learner.logprobs import TokenScorer
+from learner.lora import add_adapters, without_adapters
 from volley.errors import JobError
+from volley.job import ModelSpec
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # of a log-prob; what another order of sums may change
 
@@ -60,6 +63,29 @@ def load_lm(path: Path, dtype: str, *, attention: str | None = None, checkpointe
     from transformers import AutoModelForCausalLM
 
     return _load(AutoModelForCausalLM, path, dtype, attention, checkpointed)
+
+
+def load_trained(model: ModelSpec, seed: int, *, attention: str | None = None, checkpointed: bool = False) -> Any:
+    """The causal language model as it is trained: with new adapters where the job wants them, made with ``seed``.
+
+    Raises:
+        JobError: as `load_lm`; or it can not have these adapters.
+    """
+    lm = load_lm(model.path, model.dtype, attention=attention, checkpointed=checkpointed)
+    return lm if model.lora is None else add_adapters(lm, model, model.lora, seed)
+
+
+class StartingPolicy:
+    """The policy without its adapters, which is what training started from: a reference that takes no memory."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """As `Policy`."""
+        with without_adapters(self._engine.module):
+            scores: tuple[Tensor, Tensor] = self._engine(batch)
+        return scores
 
 
 def load_trunk(path: Path, dtype: str, *, attention: str | None = None, checkpointed: bool = False) -> Any:

@@ -67,7 +67,7 @@ class Rank:
 
         from learner.batch import Packer
         from learner.engine import Engine, frozen, join_ranks, open_store
-        from learner.policy import Policy, load_lm, probe_layouts
+        from learner.policy import Policy, StartingPolicy, load_trained, probe_layouts
         from learner.reinforce import Reinforcer
         from learner.value import Critic
 
@@ -79,7 +79,7 @@ class Rank:
         dtype, spec = config.model.dtype, config.learner
 
         def policy(*, entropy_gradient: bool, checkpointed: bool) -> Policy:
-            lm = load_lm(config.model.path, dtype, attention=spec.attention, checkpointed=checkpointed)
+            lm = load_trained(config.model, config.seed, attention=spec.attention, checkpointed=checkpointed)
             return Policy(lm, config.temperature, entropy_gradient=entropy_gradient)
 
         entropy_gradient = update is not None and update.entropy_bonus > 0
@@ -96,8 +96,10 @@ class Rank:
         )
         self.engines = {"policy": self.engine}
         if update is not None:
-            reference = None
-            if update.kl.wanted:
+            reference: Any = None
+            if update.kl.wanted and config.model.lora is not None:
+                reference = StartingPolicy(self.engine)
+            elif update.kl.wanted:
                 reference = frozen(lambda: policy(entropy_gradient=False, checkpointed=False), config)
             critic = None if update.value_model is None else Critic(config, update.value_model)
             if critic is not None:
@@ -148,12 +150,13 @@ class Rank:
         return StepReport(metrics=metrics)
 
     def publish(self, version: int) -> WeightUpdate | None:
-        """Gather the weights bucket by bucket; rank 0 puts each into the object store and returns the update."""
+        """Gather the trained weights bucket by bucket; rank 0 puts each into the object store and returns the update."""
+        from learner.lora import published
         from learner.weights import buckets, gathered_file
 
         begun = time.perf_counter()
         stored: list[WeightBucket] = []
-        for bucket in buckets(self._lm, self._bucket_bytes):
+        for bucket in buckets(published(self._lm), self._bucket_bytes):
             if (file := gathered_file(bucket, keep=self.rank == 0)) is not None:
                 stored.append(WeightBucket(ray.put(file), file.nbytes))
         if self.rank != 0:
@@ -196,7 +199,7 @@ class Rank:
         """Write the Hugging Face model; rank 0 writes."""
         from learner.weights import export
 
-        export(self._lm, self.config.model.path, folder, self._bucket_bytes, write=self.rank == 0)
+        export(self._lm, self.config.model, folder, self._bucket_bytes, write=self.rank == 0)
 
     @property
     def _lm(self) -> Any:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+
+from learner.lora import FOLDER, split, write_adapters
+from volley.job import ModelSpec
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 TOKENIZER_FILES = (
@@ -25,11 +28,13 @@ TOKENIZER_FILES = (
 )
 
 
-def buckets(lm: nn.Module, bucket_bytes: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """The model's parameters by checkpoint name, in groups of at most ``bucket_bytes`` (at least one each)."""
+def buckets(
+    parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int
+) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """Named parameters in groups of at most ``bucket_bytes`` (at least one each)."""
     bucket: list[tuple[str, nn.Parameter]] = []
     size = 0
-    for name, parameter in lm.named_parameters():
+    for name, parameter in parameters:
         nbytes = full_elements(parameter) * parameter.element_size()
         if bucket and size + nbytes > bucket_bytes:
             yield bucket
@@ -90,22 +95,29 @@ def packed(tensors: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
     return file
 
 
-def export(lm: Any, source: Path, folder: Path, bucket_bytes: int, *, write: bool) -> None:
-    """Write the whole model to ``folder`` in Hugging Face format, with the tokenizer of ``source``.
-
-    Every rank must call it; one of them with ``write``.
-    """
+def export(lm: Any, model: ModelSpec, folder: Path, bucket_bytes: int, *, write: bool) -> None:
+    """Write the whole model to ``folder`` as `write_model` does. Every rank must call it; one of them with ``write``."""
     state: dict[str, torch.Tensor] = {}
-    for bucket in buckets(lm, bucket_bytes):
+    for bucket in buckets(lm.named_parameters(), bucket_bytes):
         state.update(gathered(bucket, keep=write))
-    if not write:
-        return
+    if write:
+        write_model(lm, state, model, folder)
+
+
+def write_model(lm: Any, state: Mapping[str, torch.Tensor], model: ModelSpec, folder: Path) -> None:
+    """Write ``lm`` with the parameters ``state`` to ``folder`` in Hugging Face format, with the tokenizer of ``model``.
+
+    Adapters are merged into what they adapt, and lie beside it by themselves, in PEFT's format.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    lm.save_pretrained(folder, state_dict=state)
-    give_usual_mode(folder.glob("*.safetensors"))
+    if model.lora is not None:
+        state, adapters = split(state, model.lora)
+        write_adapters(adapters, model, model.lora, folder / FOLDER)
+    lm.save_pretrained(folder, state_dict=dict(state))
+    give_usual_mode(folder.rglob("*.safetensors"))
     for name in TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copy2(source / name, folder / name)
+        if (model.path / name).exists():
+            shutil.copy2(model.path / name, folder / name)
 
 
 def give_usual_mode(files: Iterable[Path]) -> None:

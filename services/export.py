@@ -66,11 +66,11 @@ def _write(checkpoint: Path, model: ModelSpec, out: Path) -> None:
     import torch
     from safetensors import safe_open
 
-    from learner.policy import load_lm
-    from learner.weights import TOKENIZER_FILES, give_usual_mode
+    from learner.policy import load_trained
+    from learner.weights import write_model
 
-    lm = load_lm(model.path, model.dtype)
-    missing = dict(lm.named_parameters())
+    lm = load_trained(model, seed=0)
+    missing = {name: parameter for name, parameter in lm.named_parameters() if parameter.requires_grad}
     for file in json.loads((checkpoint / "policy.json").read_text())["files"]:
         with safe_open(checkpoint / file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
@@ -84,8 +84,4 @@ def _write(checkpoint: Path, model: ModelSpec, out: Path) -> None:
                     parameter.copy_(tensor.view_as(parameter))
     if missing:
         raise JobError(f"checkpoint {checkpoint} is of another model: it has no {min(missing)}")
-    lm.save_pretrained(out)
-    give_usual_mode(out.glob("*.safetensors"))
-    for name in TOKENIZER_FILES:
-        if (model.path / name).exists():
-            shutil.copy2(model.path / name, out / name)
+    write_model(lm, {name: parameter.detach() for name, parameter in lm.named_parameters()}, model, out)

@@ -77,8 +77,9 @@ def _needs(
         cpus += spec.ranks * spec.cpus_per_rank
         gpus += spec.ranks * spec.gpus_per_rank
         processes += [_reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)] * spec.ranks
-        memory += spec.ranks * RANK_BYTES + 5 * weights  # parameters, gradient, two moments, reference
-        store += 2 * weights  # the version in use and the one being sent
+        whole = trained.model.lora is None  # parameters, gradient, two moments, reference; adapters need but the first
+        memory += spec.ranks * RANK_BYTES + (5 if whole else 1) * weights
+        store += 2 * weights if whole else 0  # the version in use and the one being sent
     reserving = tuple(process for process in processes if process)
     return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving))
 

@@ -27,6 +27,9 @@ class EncodedPrompt:
 
 def load_tokenizer(model: Path) -> Any:
     """The model's tokenizer; raises `JobError` where the folder holds none that loads."""
+    if (model / "adapter_config.json").is_file() and not (model / "config.json").is_file():
+        whole = model.parent if (model.parent / "config.json").is_file() else "the folder `volley export` writes"
+        raise JobError(f"model {model} is an adapter alone: give a whole model, which is merged in {whole}")
     if not (model / "config.json").is_file():
         raise JobError(f"model {model}: no config.json there; give a folder in Hugging Face format")
     _check_weights(model)

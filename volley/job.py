@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from volley.base import Resources, Spec
 from volley.data import DataSpec
+from volley.lora import LoraSpec
 from volley.objectives import Objective, Schedule, check_schedule, resolve
 from volley.runtime_env import RuntimeEnvSpec
 from volley.scoring import ScorerSpec
@@ -31,6 +32,7 @@ class ModelSpec(Spec):
 
     path: Path = Field(description="folder with config.json, safetensors weights and a tokenizer")
     dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraSpec | None = Field(None, description="train adapters in place of the whole model; null: the whole model")
 
 
 class Sampling(Spec):
@@ -236,6 +238,12 @@ class EvalJob(_Sampled):
     sampling: EvalSampling = EvalSampling(n=64)
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=1)
     prompts: int | None = Field(None, ge=1, description="take only the first so many prompts")
+
+    @model_validator(mode="after")
+    def _trains_nothing(self) -> Self:
+        if self.model.lora is not None:
+            raise ValueError("an eval job trains no adapter: drop model.lora, and give model.path the merged model")
+        return self
 
     @model_validator(mode="after")
     def _ks_fit_n(self) -> Self:

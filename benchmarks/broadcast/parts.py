@@ -15,6 +15,7 @@ import ray
 from actors.actor import Actor
 from actors.weight_files import WeightFile, closing_all
 from learner.rank import Rank
+from volley.job import ModelSpec
 from volley.records import WeightUpdate
 
 # Llama-shaped: width, inner width, layers, heads, key-value heads, vocabulary.
@@ -74,7 +75,7 @@ class Publisher(Rank):
         if update is None:
             raise RuntimeError("a first rank publishes")
         begun = time.perf_counter()
-        for bucket in buckets(self._lm, self._bucket_bytes):
+        for bucket in buckets(self._lm.named_parameters(), self._bucket_bytes):
             with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
                 pass
         return update, seconds, time.perf_counter() - begun, peak[0]
@@ -84,7 +85,7 @@ class Publisher(Rank):
         from learner.weights import export
 
         begun = time.perf_counter()
-        export(self._lm, source, folder, self._bucket_bytes, write=True)
+        export(self._lm, ModelSpec(path=source), folder, self._bucket_bytes, write=True)
         return time.perf_counter() - begun
 
 

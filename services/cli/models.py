@@ -65,7 +65,8 @@ def eval_(
     from services.run import prepare, run_alone
     from services.run_folder import RunFolder
 
-    folder = None if (Path(model) / "config.json").exists() else _folder(model, server)
+    is_model = any((Path(model) / file).exists() for file in ("config.json", "adapter_config.json"))
+    folder = None if is_model else _folder(model, server)
     given = {
         "data": None if data is None else {"path": str(data.absolute())},
         "scorer": _scorer(scorer),

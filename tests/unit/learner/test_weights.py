@@ -60,7 +60,7 @@ def test_the_umask_decides_who_reads_a_file(tmp_path: Path, umask: int, mode: in
 def test_buckets_hold_every_parameter_once_and_the_file_is_a_copy() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 2)).to(torch.bfloat16)
     read: dict[str, Tensor] = {}
-    for bucket in buckets(model, 150):
+    for bucket in buckets(model.named_parameters(), 150):
         file = gathered_file(bucket, keep=True)
         assert file is not None
         assert file.dtype == np.uint8

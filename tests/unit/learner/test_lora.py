@@ -1,0 +1,190 @@
+"""Adapters: what trains, what is published, and that everybody's merged model is the same to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load, load_file
+
+from actors.adapters import Merger
+from learner.batch import Packer, rank_batch
+from learner.lora import FOLDER, published, split, without_adapters
+from learner.policy import Policy, StartingPolicy, load_lm, load_trained
+from learner.reinforce import Reinforcer
+from learner.weights import packed, write_model
+from services.tokens import load_tokenizer
+from tests.learner_batches import naive_logprobs, on_policy, random_group, scored
+from tests.models import tiny_llama
+from tests.plain_engine import PlainEngine
+from volley.errors import JobError
+from volley.job import JOB, ModelSpec
+from volley.lora import DOWN, UP
+from volley.objectives import Mean
+from volley.update import KLPenalty, Optimizer, PolicyUpdate
+
+IDS = torch.arange(3, 20)[None]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With biases beside the adapted matrices, which an engine loads together with them."""
+    return tiny_llama(tmp_path_factory.mktemp("base"), attention_bias=True)
+
+
+def spec_of(base: Path, **changes: Any) -> ModelSpec:
+    lora = {"rank": 4, "alpha": 12, "target_modules": ["q_proj", "down_proj"], **changes}
+    return ModelSpec.model_validate({"path": base, "lora": lora})
+
+
+def trained(spec: ModelSpec) -> Any:
+    """The model with adapters that change something."""
+    lm = load_trained(spec, seed=1)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for _, parameter in published(lm):
+            parameter.normal_(std=0.1)
+    return lm
+
+
+def state(lm: Any) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in lm.named_parameters()}
+
+
+def test_new_adapters_change_nothing_and_are_the_same_on_every_rank(base: Path) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    one, other = load_trained(spec_of(base), seed=1), load_trained(spec_of(base), seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one(IDS).logits, load_lm(base, "float32")(IDS).logits)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(state(one).values(), state(other).values(), strict=True))
+    assert any(name.endswith(DOWN) and each.abs().max() > 0 for name, each in published(one))
+
+
+def test_a_step_of_reinforcement_changes_the_adapters_only_and_is_measured_against_the_base(base: Path) -> None:
+    lm = trained(spec_of(base))
+    before, plain = state(lm), load_lm(base, "float32")
+    engine = PlainEngine(Policy(lm, 1.0), Optimizer(lr=1e-2))
+    spec = PolicyUpdate(kl=KLPenalty(coefficient=0.1))
+    pack = Packer(budget=64, width=64, allow_shared=True, device=torch.device("cpu"))
+    reinforcer = Reinforcer(spec, engine, pack, reference=StartingPolicy(engine))  # type: ignore[arg-type]
+    group = on_policy(random_group(np.random.default_rng(0), 0), lm)
+    batch = rank_batch([group], [scored(group, [1.0, 0.0, 0.0, 2.0])], version=0, mask_truncated=False)
+    metrics, _ = reinforcer.step(batch, Mean(), 0)
+    away_T = naive_logprobs(lm_of(before, spec_of(base)), group)[0] - naive_logprobs(plain, group)[0]
+    assert metrics["kl_k1"] == pytest.approx(float(away_T.detach().mean()), rel=1e-3)
+    assert metrics["logprob_mismatch_max"] < 1e-5
+    changed = {name for name, each in state(lm).items() if not torch.equal(each, before[name])}
+    assert changed == {name for name in before if ".lora_" in name}
+    assert sum(each.numel() for _, each in published(lm)) < sum(each.numel() for each in before.values()) / 5
+
+
+def lm_of(parameters: dict[str, torch.Tensor], spec: ModelSpec) -> Any:
+    lm = load_trained(spec, seed=0)
+    lm.load_state_dict(parameters)
+    return lm
+
+
+def test_without_adapters_it_is_the_base_to_the_bit_even_after_an_error(base: Path) -> None:
+    lm = trained(spec_of(base))
+    with_adapters = lm(IDS).logits
+    with pytest.raises(RuntimeError, match="stop"), without_adapters(lm):
+        assert torch.equal(lm(IDS).logits, load_lm(base, "float32")(IDS).logits)
+        raise RuntimeError("stop")
+    assert torch.equal(lm(IDS).logits, with_adapters)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_export_actors_and_peft_merge_to_the_same_bits(base: Path, dtype: str, tmp_path: Path) -> None:
+    spec = spec_of(base).model_copy(update={"dtype": dtype})
+    lm = trained(spec)
+    whole, adapters = split(state(lm), spec.lora)  # type: ignore[arg-type]
+    assert whole.keys() == dict(load_lm(base, dtype).named_parameters()).keys()
+    files = []
+    for number, (name, parameter) in enumerate(published(lm)):  # A and B of a matrix in files of their own
+        assert torch.equal(adapters[name], parameter)
+        file = tmp_path / f"{number}.safetensors"
+        file.write_bytes(packed({name: parameter.detach()}).tobytes())
+        files.append(str(file))
+    received = {name: each for file in Merger(spec).whole(files) for name, each in load(file.tobytes()).items()}
+    blocks = {"self_attn", "mlp"}  # whole blocks: the engine holds q, k and v as one
+    assert received.keys() == {name for name in whole if blocks & set(name.split("."))}
+    assert all(torch.equal(received[name], whole[name]) for name in received)
+    untouched = state(load_lm(base, dtype))
+    changed = {name for name in whole if not torch.equal(whole[name], untouched[name])}
+    assert changed == {name.replace(UP, ".weight") for name in adapters if name.endswith(UP)}
+    if dtype == "float32":
+        by_peft = merged_by_peft(base, lm, spec, tmp_path / "by_peft")
+        assert all(torch.equal(whole[name], by_peft[name]) for name in whole)
+
+
+def merged_by_peft(base: Path, lm: Any, spec: ModelSpec, folder: Path) -> dict[str, torch.Tensor]:
+    """The folder as `peft` and `transformers` read it: they must agree on what the model computes, too."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_model(lm, state(lm), spec, folder)
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    adapted = PeftModel.from_pretrained(load_lm(base, "float32"), str(folder / FOLDER)).eval()
+    assert AutoTokenizer.from_pretrained(folder).decode([5]) == "2"
+    assert not any("lora" in name for name in load_file(folder / "model.safetensors"))
+    torch.testing.assert_close(whole(IDS).logits, lm(IDS).logits, atol=1e-4, rtol=0)
+    assert torch.equal(adapted(IDS).logits, lm(IDS).logits)
+    return state(adapted.merge_and_unload())
+
+
+def test_an_adapter_of_another_model_is_refused(base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "adapter.safetensors"
+    file.write_bytes(packed({f"model.layers.9.mlp.up_proj{end}": torch.zeros(4, 4) for end in (DOWN, UP)}).tobytes())
+    with pytest.raises(JobError, match=r"the model's files have no model.layers.9.mlp.up_proj.weight"):
+        list(Merger(spec_of(base)).whole([str(file)]))
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (["query"], r"write target_modules: all-linear, or of \[down_proj, .*v_proj\]"),
+        (["lm_head"], "lm_head can have no adapter"),
+        (["embed_tokens"], "model.embed_tokens can have no adapter"),
+    ],
+)
+def test_a_target_that_can_have_no_adapter_is_refused(base: Path, targets: list[str], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        load_trained(spec_of(base, target_modules=targets), seed=0)
+
+
+def test_all_linear_is_every_matrix_of_the_blocks(base: Path) -> None:
+    names = {name for name, _ in published(load_trained(spec_of(base, target_modules="all-linear"), seed=0))}
+    assert len(names) == 2 * 2 * 7
+    assert not any("lm_head" in name or "embed" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"dropout": 0.1}, "another one than samples: write dropout: 0"),
+        ({"target_modules": []}, "write target_modules: all-linear"),
+        ({"rank": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(base: Path, lora: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        spec_of(base, **lora)
+
+
+def test_an_evaluation_takes_no_adapter_and_says_what_to_give(base: Path, tmp_path: Path) -> None:
+    job = {
+        "kind": "eval",
+        "name": "e",
+        "data": {"path": "p.jsonl"},
+        "scorer": {"kind": "exact"},
+        "model": {"path": str(base), "lora": {}},
+    }
+    with pytest.raises(ValidationError, match=r"drop model.lora, and give model.path the merged model"):
+        JOB.validate_python(job)
+    spec = spec_of(base)
+    write_model(load_trained(spec, seed=0), state(load_trained(spec, seed=0)), spec, tmp_path / "out")
+    with pytest.raises(JobError, match=r"adapter alone: give a whole model, which is merged in .*out"):
+        load_tokenizer(tmp_path / "out" / FOLDER)
