@@ -33,13 +33,15 @@ def add_adapters(lm: Any, model: ModelSpec, spec: LoraSpec, seed: int) -> Any:
     """
     from peft import inject_adapter_in_model
 
+    ends = {name.rpartition(".")[2] for name, each in lm.named_modules() if isinstance(each, nn.Linear)} - {"lm_head"}
+    instead = f"write target_modules: all-linear, or of [{', '.join(sorted(ends))}]"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
             inject_adapter_in_model(_peft_config(model, spec), lm, ADAPTER)
         except ValueError as error:
-            raise JobError(f"model.lora: {' '.join(str(error).split())[:300]}; {_choice(lm)}") from error
-    _check(lm, model.path)
+            raise JobError(f"model.lora: {' '.join(str(error).split())[:300]}; {instead}") from error
+    _check(lm, model.path, instead)
     for name, parameter in lm.named_parameters():
         parameter.requires_grad_(_plain(name).endswith((DOWN, UP)))
         if parameter.requires_grad:  # PEFT takes float32 beside bfloat16, which DeepSpeed would not keep
@@ -123,25 +125,20 @@ def _peft_config(model: ModelSpec, spec: LoraSpec) -> Any:
     )
 
 
-def _check(lm: Any, path: Path) -> None:
+def _check(lm: Any, path: Path, instead: str) -> None:
     """Raise `JobError` for adapters that the log-probs, or the actors, would not see."""
     layers = adapted(lm)
     head = lm.get_output_embeddings()
     odd = [name for name, layer in layers.items() if not isinstance(layer.get_base_layer(), nn.Linear)]
     odd += [name for name, layer in layers.items() if layer is head]
     if odd:
-        raise JobError(f"model.lora: {odd[0]} can have no adapter, it is no linear layer of a block; {_choice(lm)}")
+        raise JobError(f"model.lora: {odd[0]} can have no adapter, it is no linear layer of a block; {instead}")
     unknown = sorted({f"{name}.weight" for name in layers} - _tensor_names(path))
     if unknown:
         raise JobError(
             f"model.lora: {path} has no tensor {unknown[0]}, to which actors would add the adapter: load the model "
             "with transformers, save_pretrained it, and train that"
         )
-
-
-def _choice(lm: Any) -> str:
-    ends = sorted({name.rpartition(".")[2] for name, each in lm.named_modules() if type(each) is nn.Linear})
-    return f"write target_modules: all-linear, or of [{', '.join(each for each in ends if each != 'lm_head')}]"
 
 
 def _tensor_names(path: Path) -> set[str]:

@@ -150,7 +150,7 @@ class Rank:
         return StepReport(metrics=metrics)
 
     def publish(self, version: int) -> WeightUpdate | None:
-        """Gather the trained weights bucket by bucket; rank 0 puts each into the object store and returns the update."""
+        """Gather what is trained bucket by bucket; rank 0 puts each into the object store and returns the update."""
         from learner.lora import published
         from learner.weights import buckets, gathered_file
 

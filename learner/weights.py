@@ -96,7 +96,7 @@ def packed(tensors: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
 
 
 def export(lm: Any, model: ModelSpec, folder: Path, bucket_bytes: int, *, write: bool) -> None:
-    """Write the whole model to ``folder`` as `write_model` does. Every rank must call it; one of them with ``write``."""
+    """Write the whole model to ``folder``, as `write_model`. Every rank must call it; one of them with ``write``."""
     state: dict[str, torch.Tensor] = {}
     for bucket in buckets(lm.named_parameters(), bucket_bytes):
         state.update(gathered(bucket, keep=write))
