@@ -71,7 +71,7 @@ async def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_with_another_nu
         await one.stop()
 
 
-async def continued(learner: LearnerGroup) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+async def continued(learner: LearnerGroup) -> dict[str, np.ndarray]:
     for step in (3, 4):
         await learner.step(batch(step)[1], version=step)
     return tensors_of(await learner.publish(5))
