@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "deploy", "examples", "benchmarks")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))])
-DRAWINGS = frozenset({"text", "math", "mermaid"})  # nothing to run or to parse
+DRAWINGS = frozenset({"text", "math"})  # nothing to run or to parse
 PARSED = frozenset({"yaml", "json", "toml", "ini"})
 RUN = frozenset({"python", "bash", "console"})
 _COMMENT = r"(?:^<!-- (?P<marker>[^\n]*) -->\n\n?)?"
