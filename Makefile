@@ -6,7 +6,7 @@ QUICK       ?=
 PYTEST_ARGS ?=
 BIN         := .venv/bin
 
-.PHONY: help setup setup-dev demo test test-unit check format docs lock clean
+.PHONY: help setup setup-dev demo test test-unit bench-quick check format docs lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ test: setup-dev ## all tests: unit, then integration with real Ray, vLLM, DeepSp
 
 test-unit: setup-dev ## the tests that take seconds
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+bench-quick: setup-dev ## speed ratios in a few minutes against benchmarks/baseline.json; fails on a loss over 15%
+	@$(BIN)/python -m benchmarks.quick
 
 check: setup-dev ## lint, format, types, import rules
 	@$(BIN)/ruff check .

@@ -26,7 +26,7 @@ from services.kept_groups import KeptGroup, packed, referred, unpacked
 from services.needs import needs_of
 from services.recorder import RunRecorder
 from services.runtime_env import code_is_here
-from services.start import start_all
+from services.start import start_all, timed
 from services.state import Desired
 from services.steering import Steering
 from services.steps import ReadyGroup, ResumePoint
@@ -76,13 +76,14 @@ async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path
         f"{job.name}: starting {sized.actors.count} actor(s), {sized.reward_workers.count} reward worker(s), "
         f"{job.learner.ranks} learner rank(s)"
     )
+    took: dict[str, float] = context.facts.setdefault("start_seconds", {})
     async with contextlib.AsyncExitStack() as stack:
         async with its_turn(context, needs_of(sized)):
             actors, rewards, learner = await start_all(
                 stack,
-                ActorPool.start(actor_config(sized, prepared.length, folder)),
-                RewardPool.start(reward_config(sized, folder)),
-                LearnerGroup.start(rl_learner_config(job, folder)),
+                timed(ActorPool.start(actor_config(sized, prepared.length, folder)), "actors", took),
+                timed(RewardPool.start(reward_config(sized, folder)), "reward_workers", took),
+                timed(LearnerGroup.start(rl_learner_config(job, folder)), "learner", took),
             )
         with display.bar(f"{job.name} steps", job.steps) as bar:
             met = [encoded.prompt for encoded in prepared.prompts]

@@ -9,7 +9,7 @@ ledger.jsonl        one object for each group trained on: its prompt and its ste
 samples.jsonl       an excerpt of samples with verdicts and advantages; of an eval or rft job every sample
 kept.jsonl          what an rft job trained on: prompt, answer, reward
 evaluations.jsonl   one object an evaluation
-summary.json        how the run ended
+summary.json        how the run ended; how long its roles took to start
 plots/              PNG
 logs/               one file a process
 checkpoints/        resumable state, the newest few

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ class Stoppable(Protocol):
 
 
 Role = TypeVar("Role", bound=Stoppable)
+T = TypeVar("T")
 
 
 async def start_all(stack: contextlib.AsyncExitStack, *starts: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -35,6 +37,14 @@ async def start_all(stack: contextlib.AsyncExitStack, *starts: Coroutine[Any, An
     except BaseExceptionGroup as group:
         raise first_error(group) from group
     return [task.result() for task in entering]
+
+
+async def timed(start: Coroutine[Any, Any, T], name: str, seconds: dict[str, float]) -> T:
+    """The result of ``start``; ``seconds[name]`` is how long it took."""
+    begun = time.monotonic()
+    started = await start
+    seconds[name] = round(time.monotonic() - begun, 3)
+    return started
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

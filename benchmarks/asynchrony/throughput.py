@@ -10,6 +10,7 @@ countdown example's; the model is that of a short warm-up, made once under ``--f
 import argparse
 import shutil
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,16 @@ def main() -> None:
     report(run_in_foreground(measure(args.folder.resolve(), args.rounds, args.steps, display)))
 
 
-async def measure(folder: Path, rounds: int, steps: int, display: Display) -> dict[int, list[dict[str, float]]]:
+async def measure(
+    folder: Path, rounds: int, steps: int, display: Display, lags: Sequence[int] = LAGS
+) -> dict[int, list[dict[str, float]]]:
     """For each lag, one row of means a round."""
-    results: dict[int, list[dict[str, float]]] = {lag: [] for lag in LAGS}
+    results: dict[int, list[dict[str, float]]] = {lag: [] for lag in lags}
     async with local_stack(needs_of(job_of(folder, "mean", {})), folder / "stack") as stack:
         if not (folder / "warm-up" / "model").exists():
             await run_one(stack, folder, "warm-up", job_of(folder, "warm-up", QUICK["warm-up"]), display)
         for _ in range(rounds):
-            for lag in LAGS:
+            for lag in lags:
                 results[lag].append(await one(stack, folder, lag, steps))
                 display.say(f"lag {lag}: {results[lag][-1]['samples_per_second']:.0f} samples/s")
     return results

@@ -13,7 +13,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -29,6 +29,13 @@ Generate = Callable[[GenerateRequest], Awaitable[int]]
 
 
 def main() -> None:
+    args = arguments()
+    with tempfile.TemporaryDirectory() as logs:
+        report(*asyncio.run(compare_on(args, Path(logs))))
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says, or ``given`` in its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--groups", type=int, default=32, help="groups in flight")
@@ -37,16 +44,19 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as logs:
-        config = ActorConfig(
-            model=ModelSpec(path=args.model.resolve()),
-            actors=ActorsSpec(max_num_seqs=args.groups * args.samples, cpus=1, kv_cache_gb=0.5),
-            max_model_len=args.prompt_tokens + args.max_tokens + 1,
-            seed=0,
-            log_dir=Path(logs),
-        )
-        report(*asyncio.run(compare(config, args)))
+    return parser.parse_args(given)
+
+
+async def compare_on(args: argparse.Namespace, logs: Path) -> tuple[list[float], list[float]]:
+    """`compare` with the engine options of a job."""
+    config = ActorConfig(
+        model=ModelSpec(path=args.model.resolve()),
+        actors=ActorsSpec(max_num_seqs=args.groups * args.samples, cpus=1, kv_cache_gb=0.5),
+        max_model_len=args.prompt_tokens + args.max_tokens + 1,
+        seed=0,
+        log_dir=logs,
+    )
+    return await compare(config, args)
 
 
 def report(direct: list[float], pooled: list[float]) -> None:

@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,18 +43,21 @@ OBJECTIVE = MaxAtK(k=8)
 OPTIMIZER = Optimizer(lr=1e-5)
 WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "measured_share": 1.0})  # the plain loop's work
 AS_IF_LARGE = {"stage3_param_persistence_threshold": 100_000, "memory_efficient_linear": True}
-Method = Callable[[], None]
 
 
 def main() -> None:
-    arguments = _arguments()
+    args = arguments()
+    report(make_batch(args), measure(args))
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Processor seconds of each method's turns; once in a process."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     torch.set_num_threads(1)
     join_ranks(0, 1, open_store("127.0.0.1", 0, 1), cuda=False, deadline_s=600)
     with tempfile.TemporaryDirectory() as folder:
         model = make(Path(folder) / "model", layers=arguments.layers, width=arguments.width, length=4096)
-        batch = make_batch(arguments)
-        methods = make_methods(model, Path(folder), batch, arguments)
+        methods = make_methods(model, Path(folder), make_batch(arguments), arguments)
         times: dict[str, list[float]] = {name: [] for name in methods}
         for turn in range(arguments.turns + 1):  # the first only warms up
             for name, method in methods.items():
@@ -62,7 +65,7 @@ def main() -> None:
                 method()
                 if turn:
                     times[name].append(time.process_time() - begun)
-    report(batch, times)
+    return times
 
 
 def make_batch(arguments: argparse.Namespace) -> RankBatch:
@@ -166,7 +169,8 @@ def report(batch: RankBatch, times: dict[str, list[float]]) -> None:
     print_table(("method", "CPU s, median", "best", "sample tokens/CPU s", "speed"), rows)
 
 
-def _arguments() -> argparse.Namespace:
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says, or ``given`` in its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=11)
@@ -175,7 +179,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--budget", type=int, default=0, help="tokens of a micro-batch; 0: the product's default")
     parser.add_argument("--turns", type=int, default=7)
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

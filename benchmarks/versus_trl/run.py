@@ -23,13 +23,13 @@ SIDES = ("trl", "volley")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("workloads", nargs="*", type=_known, metavar="WORKLOAD", help="default: all four")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("demo/versus_trl"))
     args = parser.parse_args()
     print(f"{'workload':10} {'TRL':>10} {'Volley':>10}   samples/s, medians      ratio (each round)", flush=True)
     results = {}
-    for name in args.workloads:
+    for name in args.workloads or WORKLOADS:
         folder = args.folder.resolve() / name
         folder.mkdir(parents=True, exist_ok=True)
         write_inputs(WORKLOADS[name], folder)
@@ -40,7 +40,13 @@ def main() -> None:
                     speeds[side].append(speed(side, name, folder, url))
         results[name] = speeds
         print(line(name, speeds), flush=True)
-    (args.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        (args.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+
+
+def _known(name: str) -> str:
+    if name not in WORKLOADS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(WORKLOADS)}")
+    return name
 
 
 def speed(side: str, name: str, folder: Path, url: str) -> float:

@@ -72,7 +72,11 @@ async def test_the_ledger_is_exact(synchronous: Result) -> None:
 
 async def test_the_run_folder_is_whole(synchronous: Result) -> None:
     folder = synchronous.folder
-    assert json.loads((folder.path / "summary.json").read_text())["state"] == "done"
+    summary = json.loads((folder.path / "summary.json").read_text())
+    assert summary["state"] == "done"
+    took = summary["start_seconds"]
+    assert took.keys() == {"actors", "reward_workers", "learner"}
+    assert all(0 < seconds < summary["seconds"] for seconds in took.values())
     assert (folder.plots / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
     assert {file.name for file in folder.logs.iterdir()} >= {"actor-0.log", "learner-0.log", "reward-0.log"}
     assert list(folder.checkpoints.iterdir())

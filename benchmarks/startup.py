@@ -1,0 +1,79 @@
+"""Seconds from ``volley run`` to the first trained step, stage by stage.
+
+    python -m benchmarks.startup [--rounds 3]
+
+The job is the first of the comparison with TRL: a model of 3M parameters, one actor, one reward worker, one learner
+rank. Stages are told by the run's own files; the three roles start side by side.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.versus_trl.volley_side import job_of
+from benchmarks.versus_trl.workloads import WORKLOADS, write_inputs
+from services.run_folder import RunFolder
+
+LOOK_SECONDS = 0.02
+SECONDS = 300
+LAUNCH = "from services.cli import main; main()"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_inputs(WORKLOADS["short"], folder)
+        job = folder / "job.yaml"
+        job.write_text(json.dumps({**job_of(WORKLOADS["short"], folder, ""), "steps": 2}))
+        report([one(job, folder / f"runs-{number}") for number in range(args.rounds)])
+
+
+def one(job: Path, runs: Path) -> dict[str, float]:
+    """When each stage of one run had ended, seconds from its start, in order."""
+    begun = time.time()
+    command = [sys.executable, "-c", LAUNCH, "run", str(job), "--out", str(runs), "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        folder, checked = _checked(runs, begun)
+        process.wait(SECONDS)
+    finally:
+        process.kill()
+    if process.returncode:
+        sys.exit(f"volley run ended with {process.returncode}")
+    took = folder.summary()["start_seconds"]
+    (started,) = [row["time"] for row in folder.read("events") if row["kind"] == "started"]
+    asked = started - max(took.values())
+    ends = {"job and data checked": checked, "Redis and Ray up": asked}
+    ends |= {f"{role} ready": asked + seconds for role, seconds in sorted(took.items(), key=lambda item: item[1])}
+    row = folder.read("metrics")[0]
+    ends["first batch generated and scored"] = started + row["seconds_wait"]
+    ends["first step trained"] = started + row["seconds_wait"] + row["seconds_learn"]
+    return {stage: end - begun for stage, end in ends.items()}
+
+
+def _checked(runs: Path, begun: float) -> tuple[RunFolder, float]:
+    """The run's folder, and when it was there: a job that can not run leaves none."""
+    while not (found := list(runs.glob("*/summary.json"))):
+        if time.time() > begun + SECONDS:
+            raise TimeoutError("the run made no folder")
+        time.sleep(LOOK_SECONDS)
+    return RunFolder(found[0].parent), time.time()
+
+
+def report(rounds: list[dict[str, float]]) -> None:
+    """Medians over the rounds: when a stage had ended."""
+    for stage in rounds[0]:
+        times = [each[stage] for each in rounds]
+        print(f"{stage:36} {statistics.median(times):6.1f} s   ({min(times):.1f} to {max(times):.1f})")
+
+
+if __name__ == "__main__":
+    main()
