@@ -42,7 +42,7 @@ class Actor:
         Raises:
             JobError: the model does not load, or an engine option is not vLLM's.
         """
-        environment.enter(self._config.actors, self._log, self._scratch)
+        self._scratch_lock = environment.enter(self._config.actors, self._log, self._scratch)
         if self._config.actors.gpus == 0:
             prefork.begin()
         from actors.engine import Engine  # imports vLLM, which reads the environment

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from volley.job import ActorsSpec
+from volley.scratch import own
 
 
 def engine_environment(spec: ActorsSpec) -> dict[str, str]:
@@ -29,12 +30,13 @@ def engine_environment(spec: ActorsSpec) -> dict[str, str]:
     return variables
 
 
-def enter(spec: ActorsSpec, log: Path, scratch: Path) -> None:
+def enter(spec: ActorsSpec, log: Path, scratch: Path) -> int:
     """Apply the environment to this process and send its output, and its children's, to the end of ``log``.
 
-    vLLM leaves its sockets and rendezvous files behind: they go to ``scratch``, for the caller to remove.
+    vLLM leaves its sockets and rendezvous files behind: they go to ``scratch``, for the caller to remove, or for who
+    comes next where the caller is killed; see `volley.scratch.own`, whose result this returns.
     """
-    scratch.mkdir(parents=True, exist_ok=True)
+    lock = own(scratch)
     tempfile.tempdir = str(scratch)
     os.environ |= engine_environment(spec) | {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)}
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -44,6 +46,7 @@ def enter(spec: ActorsSpec, log: Path, scratch: Path) -> None:
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
+    return lock
 
 
 def last_lines(log: Path, count: int = 20) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from services.display import Display
+from services.foreground import Ending
 from services.local_ray import Room
 from services.needs import Needs
 from services.outbox import Outbox
@@ -35,6 +36,7 @@ class Context:
     """One life of a run: where it writes, what it says, how it stands.
 
     Attributes:
+        ending: how a signal ends it.
         facts: what the run's summary says besides how it ended.
     """
 
@@ -44,11 +46,16 @@ class Context:
     display: Display
     status: Status
     sinks: "Sinks"
+    ending: Ending = field(default_factory=Ending)
     facts: dict[str, Any] = field(default_factory=dict)
 
     async def desired(self) -> Desired:
         """What is desired of the run; raises `JobError` where the folder's file does not say it properly."""
         return await newest_desired(self.folder, self.store)
+
+    def left(self) -> BaseException:
+        """What a run raises that has ended at a checkpoint: after a signal, what that would have done to it at once."""
+        return asyncio.CancelledError() if self.ending.signalled else RunStopped()
 
 
 @contextlib.asynccontextmanager
@@ -109,13 +116,15 @@ async def _renew(store: Store, owner: str) -> None:
 
 
 async def ends_when_stopped(context: Context, work: Coroutine[Any, Any, None]) -> None:
-    """Await ``work``; raises `RunStopped` when the run is to be stopped before it ends."""
+    """Await ``work``; raises `RunStopped` when the run is to be stopped before it ends.
+
+    Work that holds the run's end is told of it and ends by itself.
+    """
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
-            if (await context.desired()).stopped:
+            if (await context.desired()).stopped and not context.ending.ask():
                 raise RunStopped
         await task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all((task,))

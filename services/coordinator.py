@@ -26,12 +26,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from actors.config import GenerateRequest
 from learner.records import StepReport
 from services.buffer import SlotBuffer
 from services.data.mixture import order_of
+from services.dead_batches import DeadBatches
+from services.due import evaluates_at, owes_evaluation, request_of, saves_at
 from services.pinned import PinnedEvaluation
 from services.roles import Generator, Judge, Learner
 from services.scoring_health import ScoringHealth
@@ -41,7 +40,7 @@ from services.state import Desired
 from services.steps import FinishedStep, ReadyGroup, Recorder, ResumePoint, StepTimes
 from services.tokens import EncodedPrompt
 from services.waits import Waits
-from volley.errors import DeadlineExceeded, NoSignal
+from volley.errors import DeadlineExceeded
 from volley.job import RLJob
 from volley.objectives import check_objective, resolve
 from volley.records import Prompt, Scores, WeightUpdate
@@ -59,6 +58,7 @@ class Coordinator:
         recorder: told of every step and event.
         evaluate: called with a version at the job's evaluation steps; the actors serve it until it returns.
         desired: changes to the job; `want` brings later ones.
+        ending: set when the run is to end at a checkpoint as it is desired to when it is stopped.
         resume: where a checkpoint of this job left off; actors and learner hold its version.
         checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done, what else
             a resumed run must know, and the groups that wait to be trained on.
@@ -77,21 +77,24 @@ class Coordinator:
         checkpoint: Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]],
         desired: Desired | None = None,
         resume: ResumePoint | None = None,
+        ending: asyncio.Event | None = None,
     ) -> None:
         self.job, self.prompts = job, prompts
         self.actors, self.rewards, self.learner = actors, rewards, learner
         self.recorder, self.checkpoint = recorder, checkpoint
-        self.pinned = PinnedEvaluation(job.evaluation, job.steps, evaluate, self._notify)
-        self.desired = desired or Desired()
+        self.desired, self._ending = desired or Desired(), ending or asyncio.Event()
         resume = resume or ResumePoint.start()
         self.ledger, self.version = resume.ledger, resume.step
+        owes = owes_evaluation(job, resume.step, made=resume.evaluated)
+        self.pinned = PinnedEvaluation(evaluate, self._notify, stopping=lambda: self._stopping, owes=owes)
         self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, self._max_lag())
         self.waits = Waits()
         self._changed = asyncio.Condition()
         self._health = ScoringHealth(job.infra_errors)
         self._making: dict[int, str] = {}  # groups under way, and in which stage
         self._refills = resume.refills
-        self._dead_batches, self._solve_rates = resume.dead_batches, SolveRates(job, resume.solve_rates)
+        self._dead_batches = DeadBatches(job.max_dead_batches, resume.dead_batches)
+        self._solve_rates = SolveRates(job, resume.solve_rates)
         self._saved_at = self.version if self.version else None
         for ready in resume.ready:
             self._take_back(ready)
@@ -109,13 +112,13 @@ class Coordinator:
             async with asyncio.TaskGroup() as tasks:
                 making: set[asyncio.Task[None]] = set()
                 admitting = tasks.create_task(self._admit_loop(tasks, making), name="admit")
+                ending = [tasks.create_task(each) for each in (self._hear_of_the_end(), self._end_in_order())]
                 await self._train_loop(tasks)
-                admitting.cancel()
-                for task in making:
+                for task in (admitting, *ending, *making):
                     task.cancel()
         except BaseExceptionGroup as group:
             raise first_error(group) from group
-        if self.version < self.job.steps:
+        if self.version < self.job.steps or self.pinned.owed:
             return False
         await self._close_ledger()
         return True
@@ -202,19 +205,8 @@ class Coordinator:
     # ---- make one group ----------------------------------------------------------------------------------------
 
     async def _make(self, group_id: int, encoded: EncodedPrompt) -> None:
-        sampling, begun = self.job.sampling, time.time()
-        group, meta = await self.actors.generate(
-            GenerateRequest(
-                group_id=group_id,
-                prompt_id=encoded.prompt.id,
-                prompt_p=encoded.tokens_p,
-                n=sampling.n,
-                temperature=sampling.temperature,
-                top_p=1.0,
-                max_tokens=sampling.max_tokens,
-                seed=_group_seed(self.job.seed, group_id) if sampling.seeded else None,
-            )
-        )
+        begun = time.time()
+        group, meta = await self.actors.generate(request_of(self.job, group_id, encoded))
         generated = time.time()
         self._making[group_id] = "score"
         scores = await self.rewards.score(group, encoded.prompt)
@@ -255,8 +247,8 @@ class Coordinator:
     # ---- train -------------------------------------------------------------------------------------------------
 
     async def _train_loop(self, tasks: asyncio.TaskGroup) -> None:
-        if self.version == 0 and self.pinned.due(0):
-            self.pinned.begin(tasks, 0)
+        if self.pinned.owed:
+            self.pinned.begin(tasks, self.version)
         sending: asyncio.Task[None] | None = None
         for step in range(self.version, self.job.steps):
             begun = time.time()
@@ -275,11 +267,11 @@ class Coordinator:
             sending = tasks.create_task(
                 self._send(step, batch, report, update, times), name=f"broadcast {self.version}"
             )
-            await self._check_signal(report)
-            if self.pinned.due(self.version):
+            self._dead_batches.note(report.metrics["live_group_fraction"])
+            if evaluates_at(self.job, self.version):
                 await sending
                 self.pinned.begin(tasks, self.version)
-            if self._saves_at(self.version):
+            if saves_at(self.job, self.version):
                 await sending  # a checkpoint never runs ahead of the rows of its steps
                 await self._save()
         if sending is not None:
@@ -314,7 +306,7 @@ class Coordinator:
         """
         bound = round(self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s, 3)
         with self.waits.on("learner", self._awaited):
-            while not self.desired.stopped:
+            while not self._stopping:
                 if (batch := self.buffer.take(self.version)) is not None:
                     return tuple(ready for _, ready in batch)
                 try:
@@ -326,14 +318,14 @@ class Coordinator:
 
     async def _progress(self) -> None:
         """Wait for a batch, one more ready group, or another state of things; a drop alone is no progress."""
-        ready, before = self.buffer.ready, (self.held, self.desired, self.pinned.version)
+        ready, before = self.buffer.ready, (self.held, self.desired, self.pinned.version, self._stopping)
 
         def moved() -> bool:
-            changed = self.buffer.ready > ready or (self.held, self.desired, self.pinned.version) != before
+            now = (self.held, self.desired, self.pinned.version, self._stopping)
+            changed = self.buffer.ready > ready or now != before
             return changed or self.buffer.can_take(self.version)
 
-        async with self._changed:
-            await self._changed.wait_for(moved)
+        await self._until(moved)
 
     def _awaited(self) -> str:
         due = self.buffer.waiting_for(self.version)
@@ -351,16 +343,6 @@ class Coordinator:
                 self.ledger.train(group_id)
         self.ledger.check()
 
-    async def _check_signal(self, report: StepReport) -> None:
-        live = report.metrics["live_group_fraction"]
-        self._dead_batches = 0 if live > 0 else self._dead_batches + 1
-        if self._dead_batches >= self.job.max_dead_batches:
-            raise NoSignal(
-                f"{self._dead_batches} batches in a row in which every group's samples earned the same reward: nothing "
-                "can be learned from them. Take easier or harder prompts, raise sampling.n, warm the model up first, "
-                "or check the scorer on samples.jsonl"
-            )
-
     # ---- broadcast ---------------------------------------------------------------------------------------------
 
     async def _send(
@@ -377,9 +359,24 @@ class Coordinator:
 
     # ---- small parts -------------------------------------------------------------------------------------------
 
-    def _saves_at(self, version: int) -> bool:
-        every = self.job.checkpoint.every
-        return every is not None and version % every == 0
+    @property
+    def _stopping(self) -> bool:
+        return self.desired.stopped or self._ending.is_set()
+
+    async def _hear_of_the_end(self) -> None:
+        await self._ending.wait()
+        await self._notify()
+
+    async def _end_in_order(self) -> None:
+        """A run that is to stop waits for no evaluation."""
+        while True:
+            await self._until(lambda: self._stopping)
+            await self.pinned.give_up()
+            await self._until(lambda: not self._stopping)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(holds)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -387,16 +384,16 @@ class Coordinator:
 
     def _state(self) -> dict[str, Any]:
         """What a resumed run must know, JSON."""
-        rates = self._solve_rates.state()
-        counts = {"refills": self._refills, "dead_batches": self._dead_batches}
-        return {"ledger": self.ledger.state(), **counts, "solve_rates": rates}
+        return {
+            "ledger": self.ledger.state(),
+            "refills": self._refills,
+            "dead_batches": self._dead_batches.in_a_row,
+            "solve_rates": self._solve_rates.state(),
+            "evaluated": not self.pinned.owed,
+        }
 
     async def _close_ledger(self) -> None:
         for group_id in sorted(self.ledger.in_flight):
             self.ledger.drop(group_id, "the run ended")
             await self.recorder.dropped(group_id, "", self.version, "the run ended", "")
         self.ledger.check()
-
-
-def _group_seed(seed: int, group_id: int) -> int:
-    return int(np.random.SeedSequence([seed, group_id]).generate_state(1)[0])

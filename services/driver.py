@@ -3,7 +3,8 @@
     Redis ─> record ─> run folder, locked ─> its newest checkpoint, or the start ─> `services.run.run_on`
 
 What the record and the folder say is all it knows, so that any driver can go on where another one died. It ends with
-code 0 when the run is done or was stopped as desired, 130 when a signal stopped it, else 1. A run whose job is at fault
+code 0 when the run is done or was stopped as desired, 130 when a signal stopped it (at a checkpoint, if the run came
+to one within its `checkpoint.grace_s`), else 1. A run whose job is at fault
 has failed; one whose driver died, was stopped by a signal or met with a misfortune is given another.
 """
 
@@ -20,7 +21,7 @@ from ray.exceptions import RayError
 
 from services.checkpoints import complete_checkpoints, newest_checkpoint
 from services.display import Display
-from services.foreground import run_in_foreground
+from services.foreground import Ending, run_in_foreground
 from services.job_file import Job, explain
 from services.local_ray import ray_cluster
 from services.needs import Needs
@@ -31,7 +32,7 @@ from services.stack import Stack
 from services.state import ENDED, RunRecord, RunState
 from services.store import Store
 from volley.errors import DeadlineExceeded, HostError, JobError, VolleyError, WorkerDied
-from volley.job import JOB, RLJob, SFTJob
+from volley.job import JOB, RLJob
 
 # Not the fault of the job: another driver, perhaps on other nodes, may get further. The supervisor counts them.
 MISFORTUNES = (WorkerDied, DeadlineExceeded, HostError, RayError)
@@ -43,8 +44,9 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or "VOLLEY_REDIS_URL" not in os.environ:
         sys.stderr.write("usage: VOLLEY_REDIS_URL=redis://... python -m services.driver RUN_ID\n")
         return 2
+    ending = Ending()
     try:
-        run_in_foreground(drive(arguments[0], os.environ["VOLLEY_REDIS_URL"]))
+        run_in_foreground(drive(arguments[0], os.environ["VOLLEY_REDIS_URL"], ending), ending)
     except KeyboardInterrupt:
         return 130
     except VolleyError as error:
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-async def drive(run_id: str, redis_url: str) -> None:
+async def drive(run_id: str, redis_url: str, ending: Ending) -> None:
     """Bring the run to its end, which its state tells.
 
     Raises:
@@ -72,7 +74,7 @@ async def drive(run_id: str, redis_url: str) -> None:
                 if _done(folder):  # the driver before could not say so: Redis was away
                     await _say_ended(store, run_id, "done", "")
                 else:
-                    await _run(job, folder, redis_url)
+                    await _run(job, folder, redis_url, ending)
         except JobError as error:
             await _say_ended(store, run_id, "failed", str(error))
             raise
@@ -84,12 +86,13 @@ async def drive(run_id: str, redis_url: str) -> None:
             raise
 
 
-async def _run(job: Job, folder: RunFolder, redis_url: str) -> None:
+async def _run(job: Job, folder: RunFolder, redis_url: str, ending: Ending) -> None:
     prepared = await asyncio.to_thread(prepare, job)
     checkpoint = _resume_point(job, folder)
     address, shipped = os.environ.get("RAY_ADDRESS", "auto"), for_ray(job.runtime_env)
     with ray_cluster(Needs(0, 0, 0, 0), address, runtime_env=shipped) as ray_address:
-        await run_on(Stack(redis_url, ray_address), job, folder, Display(), prepared=prepared, checkpoint=checkpoint)
+        stack, display = Stack(redis_url, ray_address), Display()
+        await run_on(stack, job, folder, display, prepared=prepared, checkpoint=checkpoint, ending=ending)
 
 
 def _job_of(record: RunRecord) -> Job:
@@ -104,12 +107,13 @@ def _job_of(record: RunRecord) -> Job:
 def _resume_point(job: Job, folder: RunFolder) -> Path | None:
     """The newest checkpoint of an rl job; where there is none the folder is taken back to the start.
 
-    Runs of kind eval and rft find out by themselves what the folder holds already.
+    Runs of other kinds find out by themselves what the folder holds already.
     """
-    if isinstance(job, RLJob) and complete_checkpoints(folder):
+    if not isinstance(job, RLJob):
+        return None
+    if complete_checkpoints(folder):
         return newest_checkpoint(folder)
-    if isinstance(job, RLJob | SFTJob):
-        folder.rewind(0)
+    folder.rewind(0)
     return None
 
 

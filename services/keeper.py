@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import signal
 import time
@@ -9,14 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.local_redis import end_with_parent
 from volley.errors import HostError, VolleyError
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 5.0
-HUNG_SECONDS = 60.0  # of silence before a process that is there is killed
+PR_SET_PDEATHSIG = 1
 STEADY_SECONDS = 60.0  # after so long a life the next restart does not wait
 LONGEST_DELAY = 30.0
 
@@ -30,7 +30,7 @@ class Server:
         start_seconds: until it first answers.
         stop_seconds: between SIGTERM and SIGKILL.
         told: its standard input, for what others must not read in a list of processes.
-        probed: is it killed when it hangs? Not where a restart costs more than a wait.
+        hung_seconds: of silence before it is killed. None: never, where a restart costs more than a wait.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Server:
     start_seconds: float
     stop_seconds: float
     told: bytes = b""
-    probed: bool = True
+    hung_seconds: float | None = 60.0
 
 
 @contextlib.asynccontextmanager
@@ -112,6 +112,11 @@ async def _start(server: Server) -> asyncio.subprocess.Process:
     raise HostError(f"{server.name} {why}; {server.log} ends with: {_tail(server.log)}")
 
 
+def end_with_parent() -> None:
+    """Ask the kernel to stop this process when its parent dies, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 async def _tell(process: asyncio.subprocess.Process, told: bytes) -> None:
     if process.stdin is not None:
         with contextlib.suppress(ConnectionError):  # it died at once, as its log says
@@ -127,14 +132,14 @@ async def _until_over(server: Server, process: asyncio.subprocess.Process) -> No
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), PROBE_SECONDS)
             return
-        if not server.probed:
+        if server.hung_seconds is None:
             continue
         try:
             await server.answers()
             answered = time.monotonic()
         except HostError:
-            if time.monotonic() - answered > HUNG_SECONDS:
-                log.warning("%s has not answered for %.0f s, it is killed", server.name, HUNG_SECONDS)
+            if (silent := time.monotonic() - answered) > server.hung_seconds:
+                log.warning("%s has not answered for %.0f s, it is killed", server.name, silent)
                 process.kill()
 
 

@@ -4,8 +4,11 @@ A submission is named ``<run>-<life>``. Ray refuses a name it has seen, so that 
 """
 
 import asyncio
+import math
 import os
 import shlex
+import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,14 +23,18 @@ JobStatus = Literal["none", "alive", "ended", "killed"]
 CALL_SECONDS = 15.0
 SUBMIT_SECONDS = 60.0
 LIST_SECONDS = 1.0  # a listing of all jobs is good for so long
-STOP_WAIT_SECONDS = 60  # between SIGTERM and SIGKILL: the driver ends its processes
+END_SECONDS = 60.0  # for a driver to end its processes and to flush what it has to tell
 
 
 class Launcher(Protocol):
     """What the supervisor starts drivers with. Every call is bounded and raises `HostError` where nobody answers."""
 
-    async def submit(self, run_id: str, life: int) -> None:
-        """Start the ``life``-th driver of a run; does nothing if that one was started before."""
+    async def submit(self, run_id: str, life: int, grace_s: float) -> None:
+        """Start the ``life``-th driver of a run; does nothing if that one was started before.
+
+        Args:
+            grace_s: that it takes for a checkpoint when it is asked to end.
+        """
 
     async def status(self, run_id: str) -> JobStatus:
         """Is a driver of the run alive, did the last one end by itself, was it killed, or is none known?"""
@@ -69,7 +76,8 @@ class RayJobLauncher:
     ) -> None:
         await self._http.aclose()
 
-    async def submit(self, run_id: str, life: int) -> None:
+    async def submit(self, run_id: str, life: int, grace_s: float) -> None:
+        ends_within = math.ceil(grace_s + END_SECONDS)
         answer = await self._call(
             "POST",
             "/api/jobs/",
@@ -77,11 +85,11 @@ class RayJobLauncher:
             json={
                 "submission_id": f"{run_id}-{life}",
                 "entrypoint": f"exec {shlex.quote(self._python)} -m services.driver {shlex.quote(run_id)}",
-                "metadata": {"volley_run": run_id, "volley_life": str(life)},
+                "metadata": {"volley_run": run_id, "volley_life": str(life), "volley_ends_within": str(ends_within)},
                 "runtime_env": {
                     "env_vars": {
                         "VOLLEY_REDIS_URL": self._redis_url,
-                        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS),
+                        "RAY_JOB_STOP_WAIT_TIME_S": str(ends_within),  # between SIGTERM and SIGKILL
                     }
                 },
             },
@@ -103,6 +111,11 @@ class RayJobLauncher:
             if _is_alive(job):
                 await self._call("POST", f"/api/jobs/{job['submission_id']}/stop", seconds=CALL_SECONDS)
         self._listed = (-LIST_SECONDS, [])
+
+    async def ends_within(self) -> float:
+        """Seconds that the drivers there are may take to end."""
+        alive = [job["metadata"] for job in await self._all() if _is_driver(job) and _is_alive(job)]
+        return max((float(about.get("volley_ends_within", END_SECONDS)) for about in alive), default=0.0)
 
     async def stop_all(self, seconds: float) -> None:
         """Stop the drivers of all runs and wait until they are gone, no longer than ``seconds``."""
@@ -150,6 +163,21 @@ class RayJobLauncher:
                 f"Ray's job server at {self._address} wants a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
             )
         return answer
+
+
+def kill_here(run_id: str, driver: str) -> bool:
+    """Kill a run's driver, told as ``host:pid``, if it is a process of this host: a stopped one obeys nothing else."""
+    host, _, pid = driver.rpartition(":")
+    if host != socket.gethostname():
+        return False
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if not {"services.driver", run_id} <= set(command):
+            return False  # another process has its id
+        os.kill(int(pid), signal.SIGKILL)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def ray_token() -> str | None:

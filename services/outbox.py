@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 BATCH = 200  # writes in one transaction
 MOST = 50_000  # writes that wait; beyond it the oldest are given up, they are in the run folder
 RETRY_SECONDS = 0.5
-CLOSE_SECONDS = 20.0
+CLOSE_SECONDS = 30.0  # a Redis that hangs is replaced within
 
 Command = tuple[Any, ...]
 

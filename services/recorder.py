@@ -15,6 +15,7 @@ from services.progress import Progress, passed
 from services.room import Room
 from services.run_folder import RunFolder
 from services.steps import FinishedStep, ReadyGroup
+from services.timeline import timeline
 from volley.records import STATUSES, Group, Prompt
 
 if TYPE_CHECKING:
@@ -130,27 +131,6 @@ class RunRecorder:
 
 async def _value(reference: Any) -> Any:
     return await reference
-
-
-def timeline(finished: FinishedStep) -> dict[str, Any]:
-    """Who did what when in one step: rows of process, stage, start and end in seconds since 1970."""
-    times, ended = finished.times, finished.times.published + finished.broadcast.seconds
-    spans: list[tuple[str, str, float, float]] = []
-    for ready in finished.batch:
-        begun, generated = ready.generated
-        spans.append((ready.meta.actor, "generate", begun, generated))
-        spans.append((ready.scores.worker, "score", ready.scored - ready.scores.seconds, ready.scored))
-    spans.append(("learner", "learn", times.waited, times.learned))
-    spans.append(("learner", "publish", times.learned, times.published))
-    spans += [
-        (actor.actor, "update", ended - actor.fetch_seconds - actor.stall_seconds, ended)
-        for actor in finished.broadcast.actors
-    ]
-    return {
-        "step": finished.step,
-        "time": times.published,
-        "spans": [[process, stage, round(start, 3), round(end, 3)] for process, stage, start, end in spans],
-    }
 
 
 def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from learner.group import LearnerGroup
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services.checkpoints import complete_checkpoints, save_checkpoint, steps_of
-from services.context import Context, RunStopped, its_turn
+from services.context import Context, its_turn
 from services.coordinator import Coordinator
 from services.data.prompts import read_prompts
 from services.desired import check_desired
@@ -67,6 +67,7 @@ async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path
 
     Raises:
         RunStopped: its user stopped it; a checkpoint says where.
+        CancelledError: so did a signal.
     """
     folder, display = context.folder, context.display
     desired = await context.desired()
@@ -89,9 +90,10 @@ async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path
             met = [encoded.prompt for encoded in prepared.prompts]
             recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar, context.sinks, met)
             lives = Lives(job, prepared, context, recorder, stack, actors, rewards, learner, desired)
-            finished = await lives.run(checkpoint)
+            with context.ending.held(job.checkpoint.grace_s):
+                finished = await lives.run(checkpoint)
         if not finished:
-            raise RunStopped
+            raise context.left()
         await lives.learner.export(folder.model)
     from services import plots  # here, since importing matplotlib takes a second
 
@@ -166,6 +168,7 @@ class Lives:
             checkpoint=self._checkpoint,
             desired=self.steering.desired,
             resume=resume,
+            ending=self.context.ending.wanted,
         )
         self.recorder.start_clock(resume.step)
         self.steering.steer(coordinator, self.learner)
@@ -208,10 +211,12 @@ class Lives:
     async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
         kept = [KeptGroup(await asyncio.wait_for(_value(each.group), FETCH_SECONDS), each) for each in ready]
         files = {GROUPS_FILE: await asyncio.to_thread(packed, kept)}
-        spec = self.job.checkpoint
+        spec, begun = self.job.checkpoint, time.monotonic()
         await self.recorder.room.wait_for(
             partial(save_checkpoint, self.learner, self.context.folder, spec, step, state, files)
         )
+        self.context.status.set(checkpoint=step, checkpointed=time.time())
+        await self.recorder.event("checkpoint", step=step, seconds=time.monotonic() - begun)
 
     async def _evaluate(self, _version: int) -> None:
         plan = self.job.evaluation

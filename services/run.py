@@ -11,6 +11,7 @@ from typing import Any
 from services import eval_run, rft_run, rl_run, sft_run
 from services.context import Context, RunStopped, beating, ends_when_stopped
 from services.display import Display
+from services.foreground import Ending
 from services.job_file import Job
 from services.needs import check_host, needs_of
 from services.outbox import Outbox
@@ -71,6 +72,7 @@ async def run_alone(
     checkpoint: Path | None = None,
     redis_url: str | None = None,
     ray_address: str | None = None,
+    ending: Ending | None = None,
 ) -> Result:
     """Run ``job`` on a stack of its own (or on the servers named) and end the stack with it."""
     with folder.in_use():
@@ -82,7 +84,9 @@ async def run_alone(
             async with local_stack(
                 needs, folder.logs, redis_url=redis_url, ray_address=ray_address, runtime_env=shipped
             ) as stack:
-                return await run_on(stack, job, folder, display, prepared=prepared, checkpoint=checkpoint)
+                return await run_on(
+                    stack, job, folder, display, prepared=prepared, checkpoint=checkpoint, ending=ending
+                )
         except VolleyError as error:
             if folder.summary()["state"] == "starting":
                 folder.write_summary({"state": "failed", "problem": str(error)})
@@ -97,10 +101,14 @@ async def run_on(
     *,
     prepared: Any = None,
     checkpoint: Path | None = None,
+    ending: Ending | None = None,
 ) -> Result:
     """Run ``job`` on a stack that is up, from the start or from ``checkpoint``.
 
     Its observed state and its summary say how it ended, whatever the end.
+
+    Args:
+        ending: how a signal ends it; None: by cancelling it.
     """
     begun = time.monotonic()
     prepared = prepared if prepared is not None else prepare(job)
@@ -109,7 +117,7 @@ async def run_on(
             await store.create(_record(job, folder))
         sinks = Sinks(job, folder, partial(_trouble, RunRecorder(folder, outbox, display, samples_kept=0)))
         status = Status(outbox, await store.observed(folder.run_id))
-        context = Context(folder, store, outbox, display, status, sinks)
+        context = Context(folder, store, outbox, display, status, sinks, ending or Ending())
         folder.write_summary(_summary(job, folder, "running"))
         state: RunState = "failed"
         problem = "ended by an unexpected error"

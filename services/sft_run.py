@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from learner.records import SFTRow
+from services.checkpoints import complete_checkpoints, steps_of
 from services.context import Context
 from services.data.mixture import PromptOrder, order_of
 from services.data.prompts import read_located
@@ -37,6 +38,10 @@ def prepare(job: SFTJob) -> Prepared:
 
 
 async def run(job: SFTJob, prepared: Prepared, context: Context) -> None:
-    """Every step, then the export."""
+    """Every step, or those after the newest checkpoint in the folder; then the export."""
     plan = Plan(prepared.rows, prepared.order, job.steps, job.rows_per_step)
-    await fine_tune(job, plan, needs_of(job), context)
+    checkpoint = next(reversed(complete_checkpoints(context.folder)), None)
+    begun = steps_of(checkpoint) if checkpoint else 0
+    context.folder.rewind(begun)
+    context.sinks.begin(begun)
+    await fine_tune(job, plan, needs_of(job), context, checkpoint)

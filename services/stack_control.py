@@ -16,7 +16,7 @@ from services.stack_up import UpSettings, keep_stack
 from volley.errors import HostError
 
 UP_SECONDS = 180.0
-DOWN_SECONDS = 150.0
+DOWN_SECONDS = 120.0  # for what follows the end of the runs
 KILLED_SECONDS = 20.0
 POLL_SECONDS = 0.1
 
@@ -100,12 +100,18 @@ def bring_down(folder: StackFolder) -> bool:
     for number, seconds in ((signal.SIGTERM, DOWN_SECONDS), (signal.SIGKILL, KILLED_SECONDS)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(keeper, number)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        asked = time.time()
+        while time.time() < max(asked, _runs_end_by(folder)) + seconds:
             if folder.keeper() != keeper:
                 return True
             time.sleep(POLL_SECONDS)
     raise HostError(f"the keeper, process {keeper}, does not end")
+
+
+def _runs_end_by(folder: StackFolder) -> float:
+    """When its runs will have ended, as the keeper says while it goes down; 0 before."""
+    state = folder.state()
+    return state.runs_end_by if state is not None else 0.0
 
 
 def _tell(keeper: subprocess.Popen[bytes], settings: UpSettings) -> None:

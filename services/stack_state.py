@@ -36,6 +36,7 @@ class StackState:
         guarded: every request to the API needs a token.
         ready: the API has answered.
         settings: that it was started with, but for secrets.
+        runs_end_by: while it goes down, when its runs will have ended, seconds since 1970.
     """
 
     keeper: int
@@ -46,6 +47,7 @@ class StackState:
     guarded: bool
     ready: bool
     settings: dict[str, Any] = field(default_factory=dict)
+    runs_end_by: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

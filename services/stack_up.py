@@ -5,7 +5,7 @@
             └─> API server   REST, dashboard, supervisor of the runs
 
 Each is started again when it dies. They are told to end when the keeper ends, even by SIGKILL. At the end the runs are
-stopped first, in order, and go on at the next ``volley up`` from their newest checkpoints.
+stopped first, each at a checkpoint if it comes to one within its grace, and go on from there at the next ``volley up``.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,15 @@ from pydantic import Field
 from services.foreground import run_in_foreground
 from services.keeper import Server, kept_up
 from services.launcher import RayJobLauncher
-from services.local_redis import check_redis, server_command
+from services.local_redis import check_redis, redis_server
 from services.stack_state import StackFolder, StackState, write_private
 from volley.base import Spec
 from volley.errors import HostError, VolleyError
+from volley.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8265
-RUNS_END_SECONDS = 40.0  # for the drivers to end their processes; they write no checkpoint
 
 
 class UpSettings(Spec):
@@ -96,8 +95,8 @@ async def keep_stack(settings: UpSettings, told: Callable[[StackState], None] = 
     """
     folder = StackFolder(settings.folder)
     with folder.kept():
-        _clear_remains(folder)
-        with _private_folder() as private:
+        folder.forget()  # what a killed keeper left
+        with scratch_folder("stack") as private:
             try:
                 async with _stack(settings, folder, private) as state:
                     log.info("the stack is up: %s", state.server)
@@ -142,17 +141,9 @@ async def _stack(settings: UpSettings, folder: StackFolder, private: Path) -> As
 
 
 def _redis(folder: StackFolder, private: Path, environment: dict[str, str]) -> Server:
-    data, logfile, path = folder.path / "redis", folder.logs / "redis.log", private / "redis.sock"
+    data = folder.path / "redis"
     data.mkdir(exist_ok=True)
-    return Server(
-        "Redis",
-        server_command(data, logfile, path),
-        environment,
-        logfile,
-        answers=lambda: check_redis(f"unix://{path}"),
-        start_seconds=60,  # it reads its file first
-        stop_seconds=20,
-    )
+    return redis_server(data, folder.logs / "redis.log", private / "redis.sock", environment)
 
 
 def _ray(settings: UpSettings, folder: StackFolder, private: Path, url: str, environment: dict[str, str]) -> Server:
@@ -178,7 +169,7 @@ def _ray(settings: UpSettings, folder: StackFolder, private: Path, url: str, env
         answers=lambda: _answers(f"{url}/api/version", folder.token),
         start_seconds=90,
         stop_seconds=45,
-        probed=False,  # its restart ends every run
+        hung_seconds=None,  # its restart ends every run
     )
 
 
@@ -227,30 +218,14 @@ def _environment(settings: UpSettings, folder: StackFolder) -> dict[str, str]:
 
 
 async def _end_runs(state: StackState, folder: StackFolder) -> None:
-    """Let the drivers end in order before Ray goes."""
+    """Let the drivers end in order, at a checkpoint, before Ray goes."""
     async with RayJobLauncher(state.ray, state.redis, token=folder.token.read_text()) as launcher:
         try:
-            await launcher.stop_all(RUNS_END_SECONDS)
+            seconds = await launcher.ends_within()
+            folder.write_state(dataclasses.replace(state, runs_end_by=time.time() + seconds))
+            await launcher.stop_all(seconds)
         except HostError as error:  # a declared point: Ray ends them the hard way, and they resume all the same
             log.warning("the runs were not stopped in order: %s", error)
-
-
-def _clear_remains(folder: StackFolder) -> None:
-    """Remove what a killed keeper left."""
-    state = folder.state()
-    if state is not None and Path(state.private).name.startswith("volley-stack-"):
-        shutil.rmtree(state.private, ignore_errors=True)
-    folder.forget()
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A folder with a short name, as sockets need, that nobody else can enter."""
-    path = Path(tempfile.mkdtemp(prefix="volley-stack-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)  # a process of Ray's may write its last line there
 
 
 # ---- small parts ---------------------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ class Observed(Spec):
     step: int = Field(0, description="steps done")
     steps: int = 0
     version: int = 0
+    checkpoint: int | None = Field(None, description="steps in the newest checkpoint written")
+    checkpointed: float | None = Field(None, description="when it was")
     life: int = Field(0, description="drivers it has had: 1 is the first, each resume adds one")
     revision: int = Field(0, description="of the desired state that holds")
     actors: int = Field(0, description="actors that serve")

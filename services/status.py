@@ -27,6 +27,8 @@ class Status:
             state="starting",
             life=before.life + 1,
             step=before.step,
+            checkpoint=before.checkpoint,
+            checkpointed=before.checkpointed,
             driver=driver,
             started=before.started or time.time(),
         )

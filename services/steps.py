@@ -68,7 +68,8 @@ class ResumePoint:
     """Between two steps: ``step`` are done, where every group was, and what schedules go by.
 
     ``ready`` are those of the groups in flight that only wait to be trained on; the others are made again. ``refills``
-    counts the groups that were dropped before a batch took them, each of which another one replaced.
+    counts the groups that were dropped before a batch took them, each of which another one replaced. ``evaluated`` says
+    whether the evaluation of these weights, if one is due, was made.
     """
 
     step: int
@@ -77,13 +78,15 @@ class ResumePoint:
     dead_batches: int
     solve_rates: dict[str, SolveRate]
     ready: tuple[ReadyGroup, ...] = ()
+    evaluated: bool = False
 
     @classmethod
     def of(cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = ()) -> "ResumePoint":
         """From what `Coordinator` gave its checkpoint."""
         rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
         ledger, refills = Ledger.of(state["ledger"]), int(state["refills"])
-        return cls(step, ledger, refills, int(state["dead_batches"]), rates, tuple(ready))
+        dead_batches, evaluated = int(state["dead_batches"]), bool(state.get("evaluated", True))
+        return cls(step, ledger, refills, dead_batches, rates, tuple(ready), evaluated)
 
     @classmethod
     def start(cls) -> "ResumePoint":

@@ -42,7 +42,8 @@ async def fine_tune(
         needs: what the learner reserves.
 
     Raises:
-        RunStopped: its user gave up waiting for room.
+        RunStopped: its user stopped it, while it waited for room or at a checkpoint.
+        CancelledError: a signal did, at a checkpoint.
     """
     folder, display = context.folder, context.display
     display.say(f"{job.name}: starting {job.learner.ranks} learner rank(s)")
@@ -56,10 +57,12 @@ async def fine_tune(
             await learner.load(checkpoint)
             first = steps_of(checkpoint)
         context.status.set(state="running", step=first, steps=plan.steps)
-        with display.bar(f"{job.name} steps", plan.steps) as bar:
+        with display.bar(f"{job.name} steps", plan.steps) as bar, context.ending.held(job.checkpoint.grace_s):
             bar.go_to(first)
             for step in range(first, plan.steps):
                 await _step(job, plan, step, learner, context, bar)
+                if context.ending.wanted.is_set() and step + 1 < plan.steps:
+                    raise context.left()
         await learner.export(folder.model)
     display.say(f"  model: {folder.model}")
 
@@ -75,5 +78,7 @@ async def _step(job: SFTJob | RFTJob, plan: Plan, step: int, learner: LearnerGro
     done = step + 1
     context.status.set(step=done)
     bar.advance(f"loss {row['loss']:.3f}")
-    if done == plan.steps or (job.checkpoint.every and done % job.checkpoint.every == 0):
+    due = job.checkpoint.every is not None and done % job.checkpoint.every == 0
+    if due or done == plan.steps or context.ending.wanted.is_set():
         await save_checkpoint(learner, context.folder, job.checkpoint, done, {})
+        context.status.set(checkpoint=done, checkpointed=time.time())

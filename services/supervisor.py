@@ -33,8 +33,8 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from services.launcher import JobStatus, Launcher
-from services.state import ENDED, Desired, Observed
+from services.launcher import JobStatus, Launcher, kill_here
+from services.state import ENDED, Desired, Observed, RunRecord
 from services.store import Store, answer, connect
 from volley.base import Spec
 from volley.errors import HostError
@@ -46,7 +46,7 @@ LEASE_SECONDS = 30.0
 SETTLED_LOOKS = 5  # a run that needs nothing is looked at in one pass of so many
 BARREN_LIVES = 5  # drivers in a row that end without a step before the run is given up
 LONGEST_DELAY = 60.0  # between two drivers of one run
-MUTE_SECONDS = 120.0  # a live driver that reports nothing for so long hangs
+MUTE_SECONDS = 60.0  # a live driver that reports nothing for so long hangs
 START_SECONDS = 600.0  # the same for one that has never reported
 SETTLE_SECONDS = 60.0  # after Redis was away its drivers have so long to report again
 LIVES_KEY = "volley:lives"
@@ -219,12 +219,12 @@ class Supervisor:
         for record, desired, observed in looked:
             if time.monotonic() > self._acts_until:
                 return
-            await self._look_after(record.id, desired, observed, lives.get(record.id, Lives()))
+            await self._look_after(record, desired, observed, lives.get(record.id, Lives()))
         if not self._pass % SETTLED_LOOKS:
             await self._forget(lives.keys() - set(run_ids))
 
-    async def _look_after(self, run_id: str, desired: Desired, observed: Observed, lives: Lives) -> None:
-        watched = time.monotonic() - (self._answers_since or time.monotonic())
+    async def _look_after(self, record: RunRecord, desired: Desired, observed: Observed, lives: Lives) -> None:
+        run_id, watched = record.id, time.monotonic() - (self._answers_since or time.monotonic())
         job = await self._launcher.status(run_id)
         action = decide(desired, observed, job, lives, time.time(), watched=watched)
         self._settled.discard(run_id)
@@ -233,21 +233,23 @@ class Supervisor:
                 if settled:
                     self._settled.add(run_id)
             case Submit():
-                await self._submit(run_id, lives, lives.after_submit(desired, observed, time.time()))
+                await self._submit(record, lives, lives.after_submit(desired, observed, time.time()))
             case Kill(why=why):
                 log.warning("run %s: %s, it is killed", run_id, why)
                 await self._put_lives(run_id, lives.model_copy(update={"killed": True}))
-                await self._launcher.stop(run_id)
+                if not kill_here(run_id, observed.driver):
+                    await self._launcher.stop(run_id)
             case End(state=state, problem=problem):
                 if state == "failed":
                     await self._put_lives(run_id, lives.model_copy(update={"barren": BARREN_LIVES}))
                 await self._end(run_id, desired, observed, state, problem)
 
-    async def _submit(self, run_id: str, before: Lives, lives: Lives) -> None:
+    async def _submit(self, record: RunRecord, before: Lives, lives: Lives) -> None:
+        run_id, checkpoint = record.id, record.job.get("checkpoint", {})
         await self._put_lives(run_id, lives)  # before the act: a life's number is never used twice
         log.info("run %s: starting driver %d", run_id, lives.count)
         try:
-            await self._launcher.submit(run_id, lives.count)
+            await self._launcher.submit(run_id, lives.count, checkpoint.get("grace_s", 0.0))
         except HostError as error:  # a declared point: Ray's trouble is no fault of the run, and other runs go on
             log.warning("run %s: %s", run_id, error)
             await self._put_lives(run_id, before.model_copy(update={"count": lives.count}))

@@ -125,6 +125,9 @@ class CheckpointSpec(Spec):
     """When to write resumable checkpoints."""
 
     every: int | None = Field(None, ge=1, description="steps between checkpoints; null: only at the end")
+    grace_s: float = Field(
+        30, ge=0, le=900, description="Ctrl-C, SIGTERM and `volley down` wait so long for a checkpoint; 0: not at all"
+    )
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
     keep_every: int | None = Field(
         None, ge=1, description="checkpoints at multiples of so many steps are kept for good"

@@ -22,6 +22,7 @@ from services.api.samples import SampleIndex
 from services.api.series import SeriesCache
 from services.api.settings import ApiSettings
 from services.launcher import Launcher
+from services.start import cancel_all
 from services.store import Store, connect
 from volley.errors import HostError
 
@@ -80,9 +81,7 @@ def create_app(
                 yield
             finally:
                 context.live.close()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancel_all(tasks)
 
     app = FastAPI(
         title="Volley",

@@ -71,6 +71,10 @@ class _Runs:
                 "When the driver last reported, seconds since 1970.",
                 [(card, seen.updated) for card, seen, _ in live],
             ),
+            "volley_run_checkpoint_seconds": (
+                "When the newest checkpoint was written, seconds since 1970.",
+                [(card, seen.checkpointed) for card, seen, _ in live if seen.checkpointed is not None],
+            ),
             "volley_run_reward_mean": (
                 "Mean reward of the newest step.",
                 [(card, row["reward_mean"]) for card, _, row in live if "reward_mean" in row],

@@ -9,6 +9,8 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.start import cancel_all
+
 SEND_SECONDS = 30.0  # a client that takes nothing for so long is given up
 PING = b": ping\n\n"
 
@@ -41,11 +43,11 @@ class EventStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, leaving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError):
-                    await task
+            await cancel_all((sending, leaving))
             await self._events.aclose()
+        for task in (sending, leaving):
+            with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError):
+                task.result()
 
     async def _send_all(self, send: Send) -> None:
         async for data in self._events:

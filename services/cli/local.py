@@ -39,19 +39,16 @@ def run(
 
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool) -> None:
-    """Go on with an interrupted run in the same folder: from its newest checkpoint, or with the prompts left."""
+    """Go on with an interrupted run in the same folder: from its newest checkpoint, or with what is left to do."""
     from services.checkpoints import newest_checkpoint, steps_of
     from services.desired import change_in_folder, read_desired
     from services.display import Display
     from services.job_file import importable_from
     from services.run import prepare
     from services.run_folder import RunFolder
-    from volley.errors import JobError
-    from volley.job import RLJob, SFTJob
+    from volley.job import RLJob
 
     folder, job = RunFolder.open(run_folder)
-    if isinstance(job, SFTJob):
-        raise JobError(f"{run_folder}: only rl, rft and eval jobs are resumed, this is {job.kind}; run it again")
     importable_from(Path.cwd())
     if (where := folder.import_from()) is not None:
         importable_from(where)
@@ -68,11 +65,12 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
 
 def _run_here(job: "Job", folder: "RunFolder", display: "Display", **how: Any) -> None:
     """`services.run.run_alone` until its end, or until Ctrl-C: then say how to go on."""
-    from services.foreground import run_in_foreground
+    from services.foreground import Ending, run_in_foreground
     from services.run import run_alone
 
+    ending = Ending()
     try:
-        result = run_in_foreground(run_alone(job, folder, display, **how))
+        result = run_in_foreground(run_alone(job, folder, display, ending=ending, **how), ending)
     except KeyboardInterrupt:
         display.say(f"interrupted: {way_on(job, folder)}")
         raise
@@ -80,15 +78,13 @@ def _run_here(job: "Job", folder: "RunFolder", display: "Display", **how: Any) -
 
 
 def way_on(job: "Job", folder: "RunFolder") -> str:
-    """What can be done with a run that was interrupted; it writes no checkpoint then."""
+    """What can be done with a run that was interrupted."""
     from services.checkpoints import complete_checkpoints, steps_of
     from volley.job import RLJob, SFTJob
 
-    if isinstance(job, SFTJob):
-        return "an sft job is not resumed, run it again"
-    if not isinstance(job, RLJob):
-        return f"`volley resume {folder.path}` goes on with the prompts left"
     there = complete_checkpoints(folder)
+    if not there and not isinstance(job, RLJob | SFTJob):
+        return f"`volley resume {folder.path}` goes on with the prompts left"
     if not there:
         return "there is no checkpoint to resume from, run it again; checkpoint.every in the job has them written"
     return f"`volley resume {folder.path}` goes on after step {steps_of(there[-1])}, its newest checkpoint"

@@ -76,7 +76,7 @@ def up(
 
 
 def down(folder: StackDir = None, as_json: Json = False) -> None:
-    """End what `volley up` started. Runs go on at the next `volley up`, from their newest checkpoints."""
+    """End what `volley up` started. Runs write a checkpoint first, and go on from it at the next `volley up`."""
     from services.stack_control import bring_down
     from services.stack_state import StackFolder
 

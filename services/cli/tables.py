@@ -67,6 +67,8 @@ def overview(view: Mapping[str, Any], now: float) -> Group:
             f"{observed['reward_workers']}/{observed['reward_workers_wanted']}  ranks {observed['learner_ranks']}"
         ),
     ]
+    if observed["checkpointed"]:
+        lines.append(Text(f"checkpoint of step {observed['checkpoint']}, {age(now - observed['checkpointed'])} ago"))
     if observed["groups"]:
         lines.append(Text("groups " + "  ".join(f"{name} {count}" for name, count in observed["groups"].items())))
     if observed["problem"]:

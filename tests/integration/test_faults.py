@@ -153,9 +153,11 @@ def test_a_killed_actor_is_replaced_and_ctrl_c_then_leaves_nothing(job: Path, tm
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
     code, errors = run.end()
     assert code == 130
-    assert errors.strip() == "volley: stopping"
+    assert errors.strip() == "volley: stopping at a checkpoint, within 30 s; a second signal ends it at once"
     assert run.summary()["state"] == "stopped"
     assert run.leftovers() == []
+    (checkpoint,) = tmp_path.glob("*/checkpoints/step-*")
+    assert checkpoint.name == f"step-{run.steps()}", "nothing is to be done again"
 
 
 def test_a_driver_killed_outright_leaves_nothing_either(job: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from services.stack import Stack
 from services.state import Observed
 from services.store import Store
 from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.processes import alive
 from volley.job import RLJob
 
 pytestmark = pytest.mark.integration
@@ -208,6 +209,32 @@ async def test_redis_may_die_at_any_time(inputs: Path, ray_local: None, tmp_path
         assert (await run.task).state == "done"
         rows = [row["step"] for _, row in await run.store.entries(run.folder.run_id, "metrics")]
         assert rows == list(range(60)), "every step is in Redis once"
+
+
+async def test_a_redis_that_hangs_holds_up_nobody_and_is_replaced(
+    inputs: Path, ray_local: None, tmp_path: Path
+) -> None:
+    async with (
+        embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url,
+        live(Stack(url, "local"), inputs, tmp_path) as run,
+        redis.asyncio.from_url(url) as client,
+    ):
+        pid = (await client.info("server"))["process_id"]
+        os.kill(pid, signal.SIGSTOP)
+        done = len(run.folder.read("metrics"))
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+        assert alive(pid), "nobody has killed it yet"
+        assert len(run.folder.read("metrics")) > done + 5, "the run went on"
+        for _ in range(300):
+            if not alive(pid):
+                break
+            await asyncio.sleep(0.2)
+        assert not alive(pid)
+        await run.want(stopped=True)
+        assert (await run.task).state == "stopped"
+        rows = [row["step"] for _, row in await run.store.entries(run.folder.run_id, "metrics")]
+        assert rows == [row["step"] for row in run.folder.read("metrics")] == list(range(len(rows)))
 
 
 async def test_a_scorer_that_breaks_pauses_the_run_until_it_is_mended(

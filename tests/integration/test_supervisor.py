@@ -11,6 +11,7 @@ import pytest
 
 from services import supervisor as module
 from services.driver import drive
+from services.foreground import Ending
 from services.launcher import JobStatus
 from services.local_redis import embedded_redis
 from services.run_folder import RunFolder
@@ -33,7 +34,7 @@ class FakeRay:
         self.dies_at_once = False
         self.stopped: list[str] = []
 
-    async def submit(self, run_id: str, life: int) -> None:
+    async def submit(self, run_id: str, life: int, grace_s: float) -> None:
         if self.refuses:
             self.refused += 1
             raise HostError("no agent is up")
@@ -196,13 +197,13 @@ async def test_a_driver_says_what_is_its_jobs_fault_and_what_is_done_already(
     store: Store, redis_url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(JobError, match="no run nobody"):
-        await drive("nobody", redis_url)
+        await drive("nobody", redis_url, Ending())
     await store.create(record("r", str(tmp_path / "r")))
     with pytest.raises(JobError):
-        await drive("r", redis_url)
+        await drive("r", redis_url, Ending())
     seen = await store.observed("r")
     assert (seen.state, "missing" in seen.problem) == ("failed", True)
     await store.create(record("s", str(tmp_path / "other")))
     with pytest.raises(JobError, match="named after it"):
-        await drive("s", redis_url)
+        await drive("s", redis_url, Ending())
     assert not RunFolder(tmp_path / "other").path.exists()

@@ -141,6 +141,7 @@ def coordinator(
     resume: ResumePoint | None = None,
     desired: Desired | None = None,
     evaluation_seconds: float = 0.0,
+    ending: asyncio.Event | None = None,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
@@ -153,7 +154,7 @@ def coordinator(
     async def checkpoint(step: int, state: dict[str, Any], ready: list[ReadyGroup]) -> None:
         done = resume.step if resume else 0
         assert len(learner.trained) == (step - done) * spec.prompts_per_step, "between steps"
-        assert [finished.step for finished in recorded.steps][-1] == step - 1, "the rows of its steps are written"
+        assert [finished.step for finished in recorded.steps] == list(range(done, step)), "the rows of its steps"
         recorded.checkpoints.append((step, json.loads(json.dumps(state))))
         recorded.ready = ready
 
@@ -169,6 +170,7 @@ def coordinator(
         checkpoint=checkpoint,
         resume=resume,
         desired=desired,
+        ending=ending,
     )
     return made, learner, recorded, evaluated
 
@@ -334,6 +336,47 @@ async def test_a_paused_run_admits_nothing_and_goes_on_when_it_may() -> None:
     await made.want(Desired())
     assert await asyncio.wait_for(run, 10)
     assert sorted(learner.trained) == list(range(100))
+
+
+async def test_a_run_told_to_end_does_so_at_a_checkpoint_whatever_holds_it() -> None:
+    ending = asyncio.Event()
+    made, learner, recorded, _ = coordinator(job(), FakeActors(random.Random(0)), ending=ending)
+    run = asyncio.create_task(made.run())
+    await _until(lambda: made.version >= 5)
+    await made.want(Desired(revision=1, paused=True))
+    await _until(lambda: "learner" in made.waits)
+    ending.set()
+    assert not await asyncio.wait_for(run, 5)
+    ((step, _),) = recorded.checkpoints
+    assert len(learner.trained) == step * 4
+
+
+@pytest.mark.parametrize(
+    ("plan", "version"),
+    [({"every": 10}, 0), ({"every": 10, "at_start": False}, 10), ({"at_start": False}, 25)],
+    ids=["the first", "one between", "the last"],
+)
+async def test_an_evaluation_does_not_hold_up_the_end_and_is_made_by_the_resumed_run(
+    plan: dict[str, Any], version: int
+) -> None:
+    spec, ending, actors = (
+        job(evaluation={"data": {"path": "h"}, **plan}),
+        asyncio.Event(),
+        FakeActors(random.Random(0)),
+    )
+    made, learner, recorded, evaluated = coordinator(spec, actors, ending=ending, evaluation_seconds=3600)
+    run = asyncio.create_task(made.run())
+    await _until(lambda: made.pinned.version == version and "learner" in made.waits)
+    ending.set()
+    assert not await asyncio.wait_for(run, 5), "it is not done: an evaluation is missing"
+    assert not evaluated
+    ((step, state),) = recorded.checkpoints
+    assert version <= step <= version + 2, "the learner went on while it could"
+    before = list(learner.trained)
+    again, learner, _, evaluated = coordinator(spec, actors, resume=ResumePoint.of(step, state, recorded.ready))
+    assert await again.run()
+    assert evaluated == [step, *(due for due in (10, 20, 25) if due > step)]
+    assert sorted(before + learner.trained) == list(range(100))
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])

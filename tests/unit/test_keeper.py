@@ -28,7 +28,6 @@ while True:
 def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     """A process that writes its id and the time to a file, and answers while that is fresh."""
     monkeypatch.setattr(keeper, "PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(keeper, "HUNG_SECONDS", 0.5)
     file = tmp_path / "beat"
 
     async def answers() -> None:
@@ -43,6 +42,7 @@ def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
         answers,
         start_seconds=10,
         stop_seconds=5,
+        hung_seconds=0.5,
     )
 
 

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 
 import pytest
 
-from services.foreground import run_in_foreground
+from services.foreground import Ending, run_in_foreground
 from services.start import cancel_all, start_all
 from volley.errors import HostError
 
@@ -77,6 +78,63 @@ def test_a_signal_ends_every_block_in_order(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_in_foreground(main())
     assert ended == ["clean"]
+
+
+def signals(*after: float) -> None:
+    """SIGTERM to this process, so many seconds from now."""
+    for seconds in after:
+        asyncio.get_running_loop().call_later(seconds, os.kill, os.getpid(), signal.SIGTERM)
+
+
+def test_a_block_that_holds_the_end_is_left_time_for_it(capfd: pytest.CaptureFixture[str]) -> None:
+    ending, done = Ending(), []
+
+    async def main() -> str:
+        signals(0.02)
+        with ending.held(20):
+            await ending.wanted.wait()
+            done.append("checkpoint")
+        signals(0.02)  # when what is left can not be hurried
+        await asyncio.sleep(0.1)
+        return "whole"
+
+    assert run_in_foreground(main(), ending) == "whole"
+    assert done == ["checkpoint"]
+    assert ending.signalled
+    said = "volley: stopping at a checkpoint, within 20 s; a second signal ends it at once\n"
+    assert capfd.readouterr().err == said
+
+
+@pytest.mark.parametrize(("grace", "after"), [(20.0, (0.02, 0.05)), (0.05, (0.02,))], ids=["hurried", "late"])
+def test_a_second_signal_or_the_end_of_its_time_cancels_it(grace: float, after: tuple[float, ...]) -> None:
+    ending, ended = Ending(), []
+
+    async def main() -> None:
+        signals(*after)
+        try:
+            with ending.held(grace):
+                await asyncio.sleep(60)
+        finally:
+            signals(0.0)
+            await asyncio.sleep(0.1)
+            ended.append("clean")
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_in_foreground(main(), ending)
+    assert ended == ["clean"]
+    assert time.monotonic() - begun < 10
+
+
+def test_a_block_that_holds_the_end_can_be_asked_to_bring_it_about() -> None:
+    ending = Ending()
+    assert not ending.ask()
+    with ending.held(0):
+        assert not ending.ask(), "it wants no time"
+    with ending.held(1):
+        assert ending.ask()
+    assert ending.wanted.is_set()
+    assert not ending.signalled
 
 
 def test_without_a_signal_the_result_comes_back() -> None:

@@ -109,7 +109,7 @@ async def flushed(outbox: Outbox) -> None:
 class SilentLauncher:
     """Starts nothing; knows a driver's first words."""
 
-    async def submit(self, run_id: str, life: int) -> None:
+    async def submit(self, run_id: str, life: int, grace_s: float) -> None:
         raise AssertionError("the API starts no driver")
 
     async def status(self, run_id: str) -> JobStatus:

@@ -40,7 +40,7 @@ def exported() -> dict[str, set[str]]:
     row = {"reward_mean": 0.5, "lag_histogram": {"0": 3, "1": 1}}
     service = ServiceMetrics()
     service.observe("GET", "/v1/runs", 200, 0.01)
-    text = service.text(1, [(card, Observed(state="running"), row)]).decode()
+    text = service.text(1, [(card, Observed(state="running", checkpointed=1.0), row)]).decode()
     text += "\n".join(metric_lines(_Slots())) + "\n"  # type: ignore[arg-type]
     families = text_string_to_metric_families(text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}

@@ -1,0 +1,156 @@
+"""Drivers as processes of their own, under a real supervisor: asked to end, and stopped in their tracks."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from services import supervisor as module
+from services.launcher import JobStatus
+from services.local_redis import embedded_redis
+from services.run_folder import RunFolder
+from services.state import Observed, RunRecord
+from services.store import Store
+from services.supervisor import Supervisor
+from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.test_steering import assert_ledger_exact
+from volley.job import RLJob
+
+pytestmark = pytest.mark.integration
+
+STEPS = 400
+MUTE_SECONDS = 8.0
+
+
+class Processes:
+    """A launcher whose drivers are children of this process, on the Ray of this process."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.lives: list[subprocess.Popen[bytes]] = []
+        self._environment = {
+            **os.environ,
+            "VOLLEY_REDIS_URL": redis_url,
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+            "PYTHONPATH": str(Path.cwd()),
+        }
+
+    def start(self, run_id: str) -> None:
+        command = [sys.executable, "-m", "services.driver", run_id]
+        self.lives.append(subprocess.Popen(command, env=self._environment))
+
+    async def submit(self, run_id: str, life: int, grace_s: float) -> None:
+        self.start(run_id)
+
+    async def status(self, run_id: str) -> JobStatus:
+        if not self.lives:
+            return "none"
+        code = self.lives[-1].poll()
+        return "alive" if code is None else "killed" if code < 0 else "ended"
+
+    async def stop(self, run_id: str) -> None:
+        raise AssertionError("a mute driver of this host is killed at once")
+
+    async def logs(self, run_id: str, tail_bytes: int) -> str:
+        return ""
+
+    def end(self) -> None:
+        for each in self.lives:
+            each.kill()
+            each.wait()
+
+
+@pytest.fixture
+async def redis_url(tmp_path: Path) -> AsyncIterator[str]:
+    async with embedded_redis(tmp_path / "redis", tmp_path / "redis.log") as url:
+        yield url
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    async with Store(redis_url) as store:
+        yield store
+
+
+async def created(store: Store, folder: Path, **changes: Any) -> RunFolder:
+    """A run of a long job that nobody has started."""
+    write_inputs(folder)
+    tree = rl_job(folder, steps=STEPS, max_lag=2, evaluation=None, optimizer={"lr": 1e-6}, **changes)
+    job = RLJob.model_validate(tree)
+    run = RunFolder.at(folder / "run", job)
+    await store.create(
+        RunRecord(id="run", name="x", kind="rl", job=job.model_dump(mode="json"), created=0, folder=str(run.path))
+    )
+    return run
+
+
+async def until(store: Store, holds: Callable[[Observed], bool], seconds: float = 240) -> Observed:
+    ends = time.monotonic() + seconds
+    while not holds(seen := await store.observed("run")):
+        assert time.monotonic() < ends, seen
+        assert seen.state != "failed", seen
+        await asyncio.sleep(0.1)
+    return seen
+
+
+async def test_a_driver_asked_to_end_writes_a_checkpoint_and_one_that_is_stopped_is_replaced(
+    ray_local: None, redis_url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MUTE_SECONDS", MUTE_SECONDS)
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 1.0)
+    run = await created(store, tmp_path, checkpoint={"every": 50})
+    drivers = Processes(redis_url)
+    async with Supervisor(store, drivers, redis_url) as supervisor:
+        supervising = asyncio.create_task(supervisor.run())
+        try:
+            await until(store, lambda seen: seen.step >= 10)
+            drivers.lives[0].send_signal(signal.SIGTERM)
+            await until(store, lambda seen: seen.life == 2 and seen.state == "running")
+            assert drivers.lives[0].returncode == 130
+            *_, written, resumed = run.read("events")
+            at = resumed["step"]
+            assert (written["kind"], written["step"], resumed["kind"]) == ("checkpoint", at, "resumed")
+            assert at % 50, "at the step it was at, not one of the job's"
+
+            await until(store, lambda seen: seen.step >= 60)
+            drivers.lives[1].send_signal(signal.SIGSTOP)
+            await until(store, lambda seen: seen.life == 3 and seen.state == "running")
+            assert drivers.lives[1].returncode == -signal.SIGKILL
+            await until(store, lambda seen: seen.state == "done")
+        finally:
+            supervising.cancel()
+            await asyncio.gather(supervising, return_exceptions=True)
+            drivers.end()
+    assert_ledger_exact(run)
+    assert run.read("metrics")[-1]["groups_trained"] == STEPS * 8
+
+
+async def test_a_second_signal_does_not_wait_for_a_checkpoint(
+    ray_local: None, redis_url: str, store: Store, tmp_path: Path
+) -> None:
+    run = await created(store, tmp_path)
+    drivers = Processes(redis_url)
+    drivers.start("run")
+    try:
+        await until(store, lambda seen: seen.step >= 5)
+        rank = next(worker.pid for worker in (await store.observed("run")).workers if worker.name == "learner-0")
+        os.kill(rank, signal.SIGSTOP)  # it would wait for this one
+        drivers.lives[0].send_signal(signal.SIGTERM)
+        await asyncio.sleep(2)
+        assert drivers.lives[0].poll() is None
+        drivers.lives[0].send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(drivers.lives[0].wait, 30) == 130
+    finally:
+        drivers.end()
+    assert list(run.checkpoints.iterdir()) == []
+    assert (await store.observed("run")).state == "stopped"
+    log = (run.logs / "driver.log").read_text()
+    assert "volley: stopping at a checkpoint, within 30 s" in log
+    assert "volley: stopping\n" in log
