@@ -1,15 +1,18 @@
 """A run on the whole service while its processes are killed and stopped at random; it must end as if nothing had been.
 
-    python -m benchmarks.chaos.run [--minutes 30] [--steps 3000] [--seed 0] [--every 5 20] [--folder demo/chaos]
+    python -m benchmarks.chaos.run [--minutes 30] [--steps N] [--seed 0] [--every 5 20] [--folder demo/chaos]
 
-Starts a service of its own (`volley up`), submits a job with sandboxed code as its reward, and until the run is done
-(or the minutes are over: then it only waits for the end) every few seconds picks a component and sends one of its
-processes SIGKILL or SIGSTOP. At the end it checks that every planned step was trained once, that the ledger is exact,
-and that no process is left, and prints the faults survived by kind, with the time until the run trained again.
+Starts a service of its own (`volley up`) and a second Ray node that holds the actors, submits a job with sandboxed
+code as its reward, and until the run is done every few seconds picks a component (now and then two) and sends one of
+its processes SIGKILL or SIGSTOP, or SIGTERM where that means something; of the node, all processes at once. When the
+minutes are over it stops the run in order, or with ``--steps`` waits until all of them are done. At the end it checks
+that every step was trained once, that the ledger is exact, and that no process is left, and prints the faults survived
+by kind, with the time until the run trained again.
 """
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -26,20 +29,24 @@ import httpx
 import psutil
 
 from benchmarks.versus_trl.workloads import WORKLOADS, write_inputs
+from services.stack_up import free_port
 
 VOLLEY = str(Path(sys.executable).with_name("volley"))
-# Component -> what its process is called, and what it is sent. Ray and the API are not stopped, only killed: the keeper
-# gives a silent server a minute before it acts, which is tested elsewhere.
+KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
+# Component -> what its process is called, and what it is sent. Ray's head is not hurt: its end is that of every driver.
 COMPONENTS: dict[str, tuple[str, tuple[signal.Signals, ...]]] = {
-    "actor": ("ray::Actor", (signal.SIGKILL, signal.SIGSTOP)),
-    "engine in an actor": ("VLLM::EngineCore", (signal.SIGKILL, signal.SIGSTOP)),
-    "reward worker": ("ray::RewardWorker", (signal.SIGKILL, signal.SIGSTOP)),
-    "sandbox child": ("bwrap", (signal.SIGKILL, signal.SIGSTOP)),
-    "learner rank": ("ray::Rank", (signal.SIGKILL, signal.SIGSTOP)),
-    "driver": ("services.driver", (signal.SIGKILL,)),
-    "Redis": ("redis-server", (signal.SIGKILL,)),
-    "API and supervisor": ("services.api.serve", (signal.SIGKILL,)),
+    "actor": ("ray::Actor", (KILL, STOP)),
+    "engine in an actor": ("VLLM::EngineCore", (KILL, STOP)),
+    "reward worker": ("ray::RewardWorker", (KILL, STOP)),
+    "sandbox child": ("bwrap", (KILL, STOP)),
+    "learner rank": ("ray::Rank", (KILL, STOP)),
+    "driver": ("services.driver", (KILL, STOP, TERM)),
+    "Redis": ("redis-server", (KILL, STOP)),
+    "API and supervisor": ("services.api.serve", (KILL, STOP)),
+    "node of the actors": ("", (KILL,)),
 }
+PAIRS = 0.2  # share of the faults that hit two components at once
+MARK = "VOLLEY_CHAOS"  # in the environment of all that is started, even of what lost its parent
 PROMPTS = 8
 
 
@@ -57,7 +64,14 @@ def job_of(folder: Path, steps: int) -> dict[str, Any]:
         "max_lag": 2,
         "sampling": {"n": 4, "max_tokens": 8},
         "optimizer": {"lr": 1e-6},
-        "actors": {"count": 2, "cpus": 0.5, "kv_cache_gb": 0.2, "max_replacements": 10_000, "group_deadline_s": 60},
+        "actors": {
+            "count": 2,
+            "cpus": 0.5,
+            "resources": {"far": 1},
+            "kv_cache_gb": 0.2,
+            "max_replacements": 10_000,
+            "group_deadline_s": 60,
+        },
         "reward_workers": {"count": 2, "max_replacements": 10_000, "group_deadline_s": 20},
         "learner": {"ranks": 2, "cpus_per_rank": 0.5, "step_deadline_s": 30, "max_restarts": 10_000},
         "checkpoint": {"every": 10},
@@ -66,17 +80,57 @@ def job_of(folder: Path, steps: int) -> dict[str, Any]:
 
 
 class Service:
-    """`volley up` in a folder of its own."""
+    """`volley up` in a folder of its own, and a second node of its Ray cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.environment = {**os.environ, MARK: folder.name}
         done = subprocess.run(
-            [VOLLEY, "up", "--dir", str(folder), "--port", "0"], capture_output=True, text=True, timeout=180
+            [VOLLEY, "up", "--dir", str(folder), "--port", "0", "--object-store-mb", "400"],
+            **self._started_with(),
+            capture_output=True,
+            text=True,
+            timeout=180,
         )
         if done.returncode:
             sys.exit(f"the service does not start: {done.stderr}")
         state = json.loads((folder / "stack.json").read_text())
         self.url, self.keeper = state["server"], psutil.Process(state["keeper"])
+        self._head = (Path(state["private"]) / "ray" / "ray_current_cluster").read_text().strip()
+        self.node = self._join()
+
+    def _started_with(self) -> dict[str, Any]:
+        return {"env": self.environment, "start_new_session": True}
+
+    def _join(self) -> "subprocess.Popen[bytes]":
+        """One more node, with room for the actors."""
+        environment = {
+            **self.environment,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray.token"),
+            "RAY_worker_niceness": "0",
+            "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
+        }
+        with (self.folder / "logs" / "node.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"),
+                    *("--address", self._head, "--num-cpus", "2", "--resources", '{"far": 2}'),
+                    *("--object-store-memory", str(150 << 20), "--dashboard-agent-listen-port", str(free_port())),
+                ],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def lose_the_node(self) -> None:
+        """As a machine is lost: all at once. Another one comes in its place."""
+        for process in self._tree(psutil.Process(self.node.pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.node.wait()
+        self.node = self._join()
 
     def ask(self, method: str, path: str, **arguments: Any) -> Any:
         """The API's answer; asked again while it is away."""
@@ -94,7 +148,7 @@ class Service:
     def processes(self, title: str) -> list[psutil.Process]:
         """Those of the service whose command names ``title``."""
         found = []
-        for process in self.keeper.children(recursive=True):
+        for process in [*self._tree(self.keeper), *self._tree(psutil.Process(self.node.pid))]:
             try:
                 command = " ".join(process.cmdline()) or process.name()
                 if title in command and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
@@ -105,10 +159,29 @@ class Service:
 
     def down(self) -> list[str]:
         """End it; the names of processes that stayed."""
-        everything = [self.keeper, *self.keeper.children(recursive=True)]
-        subprocess.run([VOLLEY, "down", "--dir", str(self.folder)], check=True, timeout=180, capture_output=True)
-        _, alive = psutil.wait_procs(everything, timeout=20)
+        subprocess.run([VOLLEY, "down", "--dir", str(self.folder)], check=True, timeout=300, capture_output=True)
+        self.node.terminate()
+        self.node.wait(60)
+        _, alive = psutil.wait_procs(self._marked(), timeout=20)
+        for process in alive:
+            process.kill()
         return [process.name() for process in alive]
+
+    def _marked(self) -> list[psutil.Process]:
+        """Every process that was started here, whoever its parent is by now."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.folder.name:
+                    found.append(process)
+        return found
+
+    @staticmethod
+    def _tree(root: psutil.Process) -> list[psutil.Process]:
+        try:
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
 
 def main() -> None:
@@ -118,39 +191,64 @@ def main() -> None:
     write_inputs(WORKLOADS["code"], folder / "inputs", layers=2, width=128)
     service = Service(folder / f"service-{int(time.time())}")
     try:
-        job, key = {"job": job_of(folder / "inputs", args.steps)}, {"Idempotency-Key": service.folder.name}
+        job, key = {"job": job_of(folder / "inputs", args.steps or 10**6)}, {"Idempotency-Key": service.folder.name}
         run = service.ask("POST", "/v1/runs", json=job, headers=key)["record"]
-        print(f"run {run['id']}: {args.steps} steps; log of the service: {service.folder / 'logs'}", flush=True)
+        print(f"run {run['id']}; logs of the service: {service.folder / 'logs'}", flush=True)
         faults = list(torment(service, run["id"], args))
+        steps = finish(service, run["id"], args.steps)
     finally:
         left = service.down()
     report(faults)
-    check(Path(run["folder"]), args.steps, left)
+    check(Path(run["folder"]), steps, left)
 
 
 def torment(service: Service, run_id: str, args: argparse.Namespace) -> Iterator[tuple[str, float]]:
     """Faults until the run has ended: what was hit, and seconds until the run trained again."""
     rng, begun = random.Random(args.seed), time.monotonic()
     wait_for_step(service, run_id, 1)
-    while service.ask("GET", f"/v1/runs/{run_id}")["observed"]["state"] not in ("done", "failed", "stopped"):
+    while time.monotonic() - begun < args.minutes * 60:
+        if service.ask("GET", f"/v1/runs/{run_id}")["observed"]["state"] in ("done", "failed"):
+            break
         time.sleep(rng.uniform(*args.every))
-        if time.monotonic() - begun > args.minutes * 60:
-            continue
-        component = rng.choice(list(COMPONENTS))
-        title, signals = COMPONENTS[component]
-        targets, number = service.processes(title), rng.choice(signals)
-        if not targets:
-            continue  # it is dead already, and on its way back
+        components = rng.sample(list(COMPONENTS), k=2 if rng.random() < PAIRS else 1)
         hit = time.monotonic()
-        try:
-            os.kill(rng.choice(targets).pid, number)
-        except ProcessLookupError:
-            continue
+        hurt = [name for name in (hit_one(service, component, rng) for component in components) if name]
+        if not hurt:
+            continue  # it is dead already, and on its way back
         done = newest_step(service, run_id)
         recovered = wait_for_step(service, run_id, done + 2) - hit  # one step may have been on its way
-        yield f"{component}, {number.name}", recovered
+        kind = hurt[0] if len(hurt) == 1 else "two at once"
+        yield kind, recovered
         minutes = (time.monotonic() - begun) / 60
-        print(f"{minutes:5.1f} min  step {done:5}  {component:20} {number.name}  {recovered:6.1f} s", flush=True)
+        print(f"{minutes:5.1f} min  step {done:5}  {' and '.join(hurt):60} {recovered:6.1f} s", flush=True)
+
+
+def hit_one(service: Service, component: str, rng: random.Random) -> str:
+    """Hurt a process of ``component``; says how, or nothing where there is none at the moment."""
+    title, signals = COMPONENTS[component]
+    number = rng.choice(signals)
+    if not title:
+        service.lose_the_node()
+        return f"{component}, {number.name}"
+    targets = service.processes(title)
+    if not targets:
+        return ""
+    try:
+        os.kill(rng.choice(targets).pid, number)
+    except ProcessLookupError:
+        return ""
+    return f"{component}, {number.name}"
+
+
+def finish(service: Service, run_id: str, steps: int | None) -> int:
+    """Bring the run to its end, all ``steps`` of it or, with None, where it stands; returns the steps done."""
+    if steps is None:
+        service.ask("POST", f"/v1/runs/{run_id}/stop")
+    while (observed := service.ask("GET", f"/v1/runs/{run_id}")["observed"])["state"] not in ("done", "stopped"):
+        if observed["state"] == "failed":
+            sys.exit(f"the run failed: {observed['problem']}")
+        time.sleep(1)
+    return int(observed["step"])
 
 
 def wait_for_step(service: Service, run_id: str, step: int, seconds: float = 600) -> float:
@@ -188,24 +286,35 @@ def check(folder: Path, steps: int, left: list[str]) -> None:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     groups = [row["group"] for row in ledger]
+    ends = collections.Counter(json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines())
+    lost = set(range(max(groups) + 1)) - set(groups) - in_flight(folder)
     trained = [row for row in ledger if row["end"] == "trained"]
     dropped = collections.Counter(row["end"] for row in ledger if row["end"] != "trained")
     problems = [
         *([] if [row["step"] for row in metrics] == list(range(steps)) else ["a step is missing, or there twice"]),
         *([] if len(groups) == len(set(groups)) else ["a group ended twice"]),
         *([] if len(trained) == steps * PROMPTS else [f"{len(trained)} groups were trained on"]),
-        *([] if sorted(groups) == list(range(len(groups))) else ["a group was lost"]),
+        *([f"groups {sorted(lost)} were lost"] if lost else []),
         *([f"processes left: {left}"] if left else []),
     ]
+    print("events: " + ", ".join(f"{count} {kind}" for kind, count in sorted(ends.items())))
     print(f"steps {len(metrics)}, groups trained on {len(trained)}, dropped {sum(dropped.values())} {dict(dropped)}")
     print("every planned step done once, the ledger exact, no process left" if not problems else "; ".join(problems))
     sys.exit(bool(problems))
 
 
+def in_flight(folder: Path) -> set[int]:
+    """Groups that the newest checkpoint holds for the time after: none where the run was not stopped before its end."""
+    if (folder / "model").exists():
+        return set()
+    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step-")))
+    return set(json.loads((newest / "run.json").read_text())["extra"]["ledger"]["in_flight"])
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, help="of the run, which is then waited for; default: until it is time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, nargs=2, default=(5.0, 20.0), metavar=("FROM", "TO"))
     parser.add_argument("--folder", type=Path, default=Path("demo/chaos"))
