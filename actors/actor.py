@@ -16,7 +16,7 @@ from actors import environment, prefork
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
-from volley.errors import HostError
+from volley.errors import HostError, WeightsGone
 from volley.records import Group, GroupMeta, WeightUpdate
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Actor:
         """Serve ``update`` from here on; generation stands still only while the engine loads it.
 
         Raises:
-            HostError: no memory for a second copy of the weights, they are gone from the object store, or what was
-                received is not what was published.
+            HostError: no memory for a second copy of the weights, or what was received is not what was published.
+            WeightsGone: they are gone from the object store.
             JobError: there is an adapter of a matrix that the model has not.
         """
         async with self._updating:
@@ -129,7 +129,7 @@ async def _fetch(ref: ObjectRef, version: int) -> NDArray[np.uint8]:
     try:
         bucket: NDArray[np.uint8] = await ref
     except RayError as error:
-        raise HostError(f"weights {version} are gone from the object store: {type(error).__name__}") from error
+        raise WeightsGone(f"weights {version} are gone from the object store: {type(error).__name__}") from error
     return bucket
 
 

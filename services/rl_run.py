@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ObjectLostError
 
 from actors.pool import ActorPool
 from learner.group import LearnerGroup
@@ -32,11 +33,12 @@ from services.steering import Steering
 from services.steps import ReadyGroup, ResumePoint
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.wiring import actor_config, reward_config, rl_learner_config
-from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
+from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
 
 FETCH_SECONDS = 60.0  # for the arrays of one group
+WENT_WITH_A_NODE = (ObjectLostError, WeightsGone)  # arrays of groups, or weights: the newest checkpoint has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,9 @@ class Lives:
             while True:
                 try:
                     return await self._live(await begin())
-                except (WorkerDied, DeadlineExceeded) as end:
-                    if self.learner.failure is None or not self.restarts.allow():
+                except (WorkerDied, DeadlineExceeded, *WENT_WITH_A_NODE) as end:
+                    mended = self.learner.failure is not None or isinstance(end, WENT_WITH_A_NODE)
+                    if not mended or not self.restarts.allow():
                         raise
                     begin = partial(self._restart_learner, end)
 
@@ -179,7 +182,7 @@ class Lives:
             self.context.status.source = dict
             self.context.status.set(**{**self.steering.view(), "state": "starting"})
 
-    async def _restart_learner(self, end: VolleyError) -> ResumePoint:
+    async def _restart_learner(self, end: Exception) -> ResumePoint:
         """Another learner, where the newest checkpoint was written; the actors go back to its weights."""
         begun = time.monotonic()
         self.context.status.set(problem=f"the learner starts again: {end}")

@@ -17,6 +17,7 @@ def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) 
         log_dir=folder.logs,
         verify=isinstance(job, RLJob) and job.learner.verify_weights,
         max_replacements=job.actors.max_replacements,
+        hang_deadline_s=job.actors.hang_deadline_s,
     )
 
 

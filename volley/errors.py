@@ -42,6 +42,10 @@ class DiskFull(HostError):
     """No room for a file. What was there before is untouched."""
 
 
+class WeightsGone(HostError):
+    """Published weights went with the node that held them."""
+
+
 class WorkerDied(VolleyError, RuntimeError):
     """A worker process ended without being asked to.
 

@@ -69,6 +69,9 @@ class ActorsSpec(Spec):
     )
     start_deadline_s: float = Field(300, gt=0)
     group_deadline_s: float = Field(600, gt=0, description="longest wait for one group")
+    hang_deadline_s: float = Field(
+        120, gt=0, description="an actor without a sign of life for so long is replaced; an engine's step takes less"
+    )
 
     @model_validator(mode="after")
     def _engine_has_its_gpus(self) -> Self:

@@ -71,6 +71,7 @@ def job_of(folder: Path, steps: int) -> dict[str, Any]:
             "kv_cache_gb": 0.2,
             "max_replacements": 10_000,
             "group_deadline_s": 60,
+            "hang_deadline_s": 20,
         },
         "reward_workers": {"count": 2, "max_replacements": 10_000, "group_deadline_s": 20},
         "learner": {"ranks": 2, "cpus_per_rank": 0.5, "step_deadline_s": 30, "max_restarts": 10_000},

@@ -26,8 +26,8 @@ from volley.job import RLJob
 
 pytestmark = pytest.mark.integration
 
-STEPS = 400
-MUTE_SECONDS = 8.0
+STEPS = 150
+MUTE_SECONDS = 15.0
 
 
 class Processes:
