@@ -18,6 +18,7 @@ from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
 from volley.errors import HostError, WeightsGone
 from volley.records import Group, GroupMeta, WeightUpdate
+from volley.weight_group import WeightGroupTerms
 
 if TYPE_CHECKING:
     from actors.adapters import Merger
@@ -56,6 +57,7 @@ class Actor:
             engine_pids=self._engine.pids,
             max_model_len=self._engine.max_model_len,
             vocab_size=self._engine.vocab_size,
+            model_processes=self._engine.model_processes,
             start_seconds=time.perf_counter() - self._started,
         )
 
@@ -75,19 +77,29 @@ class Actor:
         async with self._updating:
             return await self._receive(update)
 
+    async def join_weight_group(self, terms: WeightGroupTerms) -> None:
+        """Have the engine take weights from the learner itself; returns before it has joined."""
+        await self._running.join_weight_group(terms)
+
     async def _receive(self, update: WeightUpdate) -> ActorUpdate:
         started = time.perf_counter()
+        grouped = self._name in update.received
         with closing_all() as files:
-            for bucket in update.buckets:
-                files.append(await asyncio.to_thread(WeightFile, await _fetch(bucket.ref, update.version)))
-            if self._config.verify and update.checksum is not None:
-                await asyncio.to_thread(_verify, update, files)
+            if not grouped:
+                await self._fetch(update, files)
             paths = [file.path for file in files]
             if self._config.model.lora is not None:
                 paths = await asyncio.to_thread(self._merged, paths, files)
             fetched = time.perf_counter()
             stall, load = await self._running.load(update.version, paths)
-        return ActorUpdate(self._name, update.version, update.nbytes, fetched - started, load, stall)
+        return ActorUpdate(self._name, update.version, update.nbytes, fetched - started, load, stall, grouped)
+
+    async def _fetch(self, update: WeightUpdate, files: list[WeightFile]) -> None:
+        for bucket in update.buckets:
+            parts = await _fetch(bucket.ref, update.version)
+            files.append(await asyncio.to_thread(WeightFile, *parts))
+        if self._config.verify and update.checksum is not None:
+            await asyncio.to_thread(_verify, update, files)
 
     def _merged(self, adapters: list[str], files: list[WeightFile]) -> list[str]:
         """Paths of ``files`` that are added here: the whole matrices which ``adapters`` change."""
@@ -125,12 +137,12 @@ class Actor:
         return self._engine
 
 
-async def _fetch(ref: ObjectRef, version: int) -> NDArray[np.uint8]:
+async def _fetch(ref: ObjectRef, version: int) -> tuple[NDArray[np.uint8], ...]:
     try:
-        bucket: NDArray[np.uint8] = await ref
+        parts: tuple[NDArray[np.uint8], ...] = await ref
     except RayError as error:
         raise WeightsGone(f"weights {version} are gone from the object store: {type(error).__name__}") from error
-    return bucket
+    return parts
 
 
 def _verify(update: WeightUpdate, files: list[WeightFile]) -> None:

@@ -71,6 +71,7 @@ class ActorInfo:
         max_model_len: longest prompt plus sample in tokens.
         vocab_size: token ids are below it.
         start_seconds: from process start to the first sample drawn.
+        model_processes: those of its engine that hold a part of the model.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ActorInfo:
     max_model_len: int
     vocab_size: int
     start_seconds: float
+    model_processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class ActorUpdate:
         fetch_seconds: bringing the weights next to the engine, while it generates.
         load_seconds: loading them, part of the stall.
         stall_seconds: how long generation stood still.
+        grouped: they came over the weight group, not from the object store.
     """
 
     actor: str
@@ -100,6 +103,7 @@ class ActorUpdate:
     fetch_seconds: float
     load_seconds: float
     stall_seconds: float
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ import itertools
 import re
 import time
 from collections.abc import Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -24,6 +25,7 @@ from actors.environment import last_lines
 from actors.options import engine_args, stop_token_ids
 from volley.errors import JobError, WorkerDied
 from volley.records import Group
+from volley.weight_group import WeightGroupTerms
 
 _T = TypeVar("_T")
 EXIT_SECONDS = 5.0
@@ -79,6 +81,11 @@ class Engine:
         return int(self._llm.model_config.get_vocab_size())
 
     @property
+    def model_processes(self) -> int:
+        """Processes that hold a part of the model."""
+        return int(self._llm.vllm_config.parallel_config.world_size)
+
+    @property
     def pids(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes)
 
@@ -102,13 +109,17 @@ class Engine:
 
         Args:
             version: becomes the version of every token sampled from here on.
-            paths: safetensors files the engine's process can open, in order.
+            paths: safetensors files the engine's process can open, in order; none for what came over the weight group.
         """
         self._open.clear()
         try:
             return await self._alive(self._load(version, paths))
         finally:
             self._open.set()
+
+    async def join_weight_group(self, terms: WeightGroupTerms) -> None:
+        """Have the engine's processes join, in the background."""
+        await self._alive(self._llm.init_weight_transfer_engine(self._agreed(actor=self._name, terms=asdict(terms))))
 
     async def save_served_weights(self, path: str) -> None:
         """Write the weights the engine computes with to ``path``, a safetensors file in checkpoint names."""
@@ -125,13 +136,15 @@ class Engine:
         await asyncio.to_thread(self._llm.shutdown, EXIT_SECONDS)
 
     async def _prepare(self) -> None:
-        agreed = {"partial": self._config.model.lora is not None}
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(agreed))
+        await self._llm.init_weight_transfer_engine(self._agreed())
         await self._llm.update_weight_version("0")
         warm_up = GenerateRequest(
             -1, "", np.array([0], dtype=np.int32), min(16, self._config.actors.max_num_seqs), 1.0, 1.0, 2
         )
         await self._completions(warm_up)
+
+    def _agreed(self, **group: Any) -> WeightTransferInitRequest:
+        return WeightTransferInitRequest({"partial": self._config.model.lora is not None, **group})
 
     async def _completions(self, request: GenerateRequest) -> list[Any]:
         params = SamplingParams(
@@ -153,21 +166,22 @@ class Engine:
         return list(final.outputs)
 
     async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:
-        llm, started = self._llm, time.perf_counter()
-        await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-        paused = time.perf_counter()
+        llm, core = self._llm, self._llm.engine_core
+        # Clocks are the engine's own: its step under way still makes tokens after it was asked to pause.
+        _, paused = await asyncio.gather(
+            core.pause_scheduler_async(mode="keep", clear_cache=False), llm.collective_rpc("clock")
+        )
         try:
-            await llm.start_weight_update()
-            await llm.update_weights(WeightTransferUpdateRequest({"paths": paths}))
-            await llm.finish_weight_update(str(version))
+            loads = await llm.collective_rpc("change_weights", args=(version, paths))
         except EngineDeadError:
             raise
         except Exception as error:  # vLLM names no type; the model is half loaded and can not go on
             raise self._died(f"weights {version} do not load: {error}") from error
         self._version = version
-        loaded = time.perf_counter()
-        await llm.resume_generation()
-        return time.perf_counter() - started, loaded - paused
+        _, _, resumed = await asyncio.gather(
+            llm.update_weight_version(str(version)), llm.resume_generation(), llm.collective_rpc("clock")
+        )
+        return max(resumed) - min(paused), max(loads)
 
     def _decode(self, bodies: list[list[int]]) -> list[str]:
         return self._tokenizer.batch_decode(bodies, skip_special_tokens=True)  # type: ignore[no-any-return]

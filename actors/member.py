@@ -20,6 +20,7 @@ from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.environment import last_lines
 from volley.errors import DeadlineExceeded, WorkerDied
 from volley.records import GroupMeta, WeightUpdate, WorkerInfo
+from volley.weight_group import WeightGroupTerms
 
 _T = TypeVar("_T")
 _RemoteActor: Any = ray.remote(max_restarts=0, max_task_retries=0)(Actor)
@@ -93,6 +94,11 @@ class Member:
         done: ActorUpdate = await self._answer(self._handle.update.remote(update), awaited, deadline)
         self.version = done.version
         return done
+
+    async def join_weight_group(self, terms: WeightGroupTerms) -> None:
+        """Take weights from the learner itself; returns before it has joined."""
+        awaited = f"to join weight group {terms.name}"
+        await self._answer(self._handle.join_weight_group.remote(terms), awaited, terms.deadline_s)
 
     async def served_weights(self) -> NDArray[np.uint8]:
         """The weights it computes with: a safetensors file in checkpoint names."""

@@ -21,6 +21,7 @@ from actors.member import Member
 from volley.errors import DeadlineExceeded, JobError, VolleyError, WorkerDied
 from volley.records import GroupMeta, WeightUpdate, WorkerInfo
 from volley.restarts import Restarts
+from volley.weight_group import WeightGroupTerms
 
 _T = TypeVar("_T")
 PING_EVERY = 5.0  # seconds
@@ -122,6 +123,16 @@ class ActorPool:
         updates = await _all(self._update(member, update) for member in self._serving)
         received = tuple(done for done in updates if done is not None)
         return BroadcastReport(update.version, received, time.perf_counter() - started)
+
+    @property
+    def weight_group_members(self) -> tuple[tuple[str, int], ...]:
+        """The serving actors by name, with the number of processes that hold its model."""
+        return tuple((info.name, info.model_processes) for info in self.infos)
+
+    async def join_weight_group(self, terms: WeightGroupTerms) -> None:
+        """Have its members join, in the background; one that can not is for the group's deadline to find out."""
+        members = [member for member in self._serving if member.name in dict(terms.members)]
+        await asyncio.gather(*(member.join_weight_group(terms) for member in members), return_exceptions=True)
 
     async def served_weights(self) -> dict[str, NDArray[np.uint8]]:
         """By actor, the weights its engine computes with: a safetensors file in checkpoint names."""

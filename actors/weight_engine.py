@@ -3,15 +3,17 @@
 ``register`` is the ``vllm.general_plugins`` entry point; vLLM calls it in every process of an engine.
 """
 
+import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -21,8 +23,12 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from actors.lifeline import die_with_parent, die_with_starter
+from actors.receiver import Receiver
+from actors.weight_files import closing_all
+from volley.weight_group import WeightGroupTerms
 
 BACKEND = "volley"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def register() -> None:
@@ -42,15 +48,23 @@ class Agreed(WeightTransferInitInfo):  # type: ignore[misc]
 
     Attributes:
         partial: updates may leave out whole layers, which stay as they are.
+        actor: whose engine this is; with ``terms`` it joins a weight group.
+        terms: fields of `WeightGroupTerms`, or nothing.
     """
 
     partial: bool = False
+    actor: str = ""
+    terms: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class WeightFiles(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Paths of safetensors files in checkpoint names, in the order they must be loaded."""
+    """Paths of safetensors files in checkpoint names, in the order they must be loaded.
 
+    Without any, what the weight group brought for ``version``.
+    """
+
+    version: int
     paths: list[str]
 
 
@@ -63,9 +77,17 @@ class WeightFileEngine(WeightTransferEngine[Agreed, WeightFiles]):  # type: igno
     init_info_cls = Agreed
     update_info_cls = WeightFiles
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._receiver = Receiver(self.device)
+
     def init_transfer_engine(self, init_info: Agreed) -> None:
-        """Nothing to connect to."""
+        """Join the weight group, if there is one, in the background."""
         self._partial = init_info.partial
+        if init_info.terms:
+            members = tuple((name, count) for name, count in init_info.terms["members"])
+            terms = WeightGroupTerms(**{**init_info.terms, "members": members})
+            self._receiver.join(terms, terms.ranks(init_info.actor)[self.parallel_config.rank])
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -74,8 +96,11 @@ class WeightFileEngine(WeightTransferEngine[Agreed, WeightFiles]):  # type: igno
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WeightFiles) -> None:
-        for path in update_info.paths:
-            self._missing -= self.model.load_weights(_tensors(path))
+        with closing_all() as received:
+            if not update_info.paths:
+                received += self._receiver.take(update_info.version)
+            for path in update_info.paths or [file.path for file in received]:
+                self._missing -= self.model.load_weights(_tensors(path))
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -114,17 +139,37 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            yield name, file.get_tensor(name)
+    """The tensors of a safetensors file by name, where they lie in its memory."""
+    file = np.memmap(path, dtype=np.uint8, mode="c")
+    start = 8 + int.from_bytes(file[:8].tobytes(), "little")
+    body = torch.from_numpy(file)[start:]
+    for name, about in json.loads(file[8:start].tobytes()).items():
+        if name != "__metadata__":
+            begin, end = about["data_offsets"]
+            yield name, body[begin:end].view(DTYPES[about["dtype"]]).view(about["shape"])
 
 
 class ServedWeights:
-    """Mixed into vLLM's worker: reads back, in checkpoint names, the weights the model computes with."""
+    """Mixed into vLLM's worker: the weights the model computes with, changed and read back in checkpoint names."""
 
+    start_weight_update: Any
+    update_weights: Any
+    finish_weight_update: Any
     model_runner: Any
     model_config: Any
     device: torch.device
+
+    def clock(self) -> float:
+        """`time.monotonic` between two of the engine's steps."""
+        return time.monotonic()
+
+    def change_weights(self, version: int, paths: list[str]) -> float:
+        """A whole update in one call, see `WeightFiles`; seconds."""
+        begun = time.monotonic()
+        self.start_weight_update()
+        self.update_weights({"version": version, "paths": paths})
+        self.finish_weight_update()
+        return time.monotonic() - begun
 
     def save_served_weights(self, path: str) -> None:
         """Write them to ``path`` as a safetensors file."""

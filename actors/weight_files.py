@@ -5,8 +5,9 @@ not bound by the size of ``/dev/shm``, which containers often keep at 64 MB. The
 actor's file descriptor.
 """
 
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,22 +19,31 @@ from volley.errors import HostError
 class WeightFile:
     """One safetensors file in memory; close it when the engine has loaded it."""
 
-    def __init__(self, data: NDArray[np.uint8] | None = None) -> None:
-        """Copy ``data``, or stay empty for another process to fill.
+    def __init__(self, *parts: NDArray[np.uint8]) -> None:
+        """Copy ``parts`` end to end; without any it stays empty, to be filled.
 
         Raises:
             HostError: there is not that much free memory.
         """
-        if data is not None:
-            _check_room(data.nbytes)
+        _check_room(sum(part.nbytes for part in parts))
         self._fd = os.memfd_create("volley-weights")
-        if data is not None:
-            self._write(np.ascontiguousarray(data).data)
+        for part in parts:
+            self._write(np.ascontiguousarray(part).data)
 
     @property
     def path(self) -> str:
         """Opens the file in any process of this user on this machine while it is not closed."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def sized(self, nbytes: int) -> NDArray[np.uint8]:
+        """Make it so long, and give its content to be written; uint8 [nbytes], valid after `close` too.
+
+        Raises:
+            HostError: there is not that much free memory.
+        """
+        _check_room(nbytes)
+        os.ftruncate(self._fd, nbytes)
+        return np.frombuffer(mmap.mmap(self._fd, nbytes), dtype=np.uint8)
 
     def read(self) -> NDArray[np.uint8]:
         """The whole content, uint8 [bytes]."""
@@ -56,8 +66,12 @@ def closing_all() -> Iterator[list[WeightFile]]:
     try:
         yield files
     finally:
-        for file in files:
-            file.close()
+        close_all(files)
+
+
+def close_all(files: Iterable[WeightFile]) -> None:
+    for file in files:
+        file.close()
 
 
 def _check_room(nbytes: int) -> None:

@@ -98,6 +98,7 @@ class Engine:
         model = _sharded(load, settings)
         self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
         self.rate: float | None = None  # in place of the schedule's
+        self.before_update: Callable[[], None] = lambda: None  # returns when the weights may change
         self.adam = _adamw(model, optimizer)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=settings)
 
@@ -133,6 +134,7 @@ class Engine:
         rate = learning_rate(self.spec, step, self.steps) if self.rate is None else self.rate
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
+        self.before_update()
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if self._engine.optimizer.overflow or not math.isfinite(norm):

@@ -16,6 +16,7 @@ from learner.records import ScoredGroup, SFTRow, StepReport
 from volley.errors import AccountingError, DiskFull, HostError, VolleyError
 from volley.objectives import Objective
 from volley.records import WeightUpdate, WorkerInfo
+from volley.weight_group import WeightGroupTerms
 
 START_SECONDS = 300.0
 
@@ -25,11 +26,15 @@ class LearnerGroup:
 
     Every call may raise `WorkerDied` or `DeadlineExceeded`, naming a rank; the group is of no use afterwards but to
     be stopped.
+
+    Attributes:
+        weight_group: the one it sends through; None without one, or once that has lost a member.
     """
 
     def __init__(self, config: LearnerConfig) -> None:
         self.config = config
         self._ranks = Ranks(config)
+        self.weight_group: str | None = None
 
     @classmethod
     async def start(cls, config: LearnerConfig) -> "LearnerGroup":
@@ -112,10 +117,34 @@ class LearnerGroup:
         return report
 
     async def publish(self, version: int) -> WeightUpdate:
-        """The current weights as ``version``, in Ray's object store."""
-        updates = await self._ranks.call(f"publish {version}", "publish", version, seconds=self._deadline)
-        update: WeightUpdate = updates[0]
+        """The current weights as ``version``, in Ray's object store and with the weight group."""
+        await self.begin_publish(version)
+        return await self.published(version)
+
+    async def begin_publish(self, version: int) -> None:
+        """Gather the current weights as ``version``; returns when the learner can go on. `published` tells the rest."""
+        await self._ranks.call(f"publish {version}", "publish", version, seconds=self._deadline)
+
+    async def published(self, version: int) -> WeightUpdate:
+        """What `begin_publish` began, once all of it is stored; steps may be taken meanwhile."""
+        awaited = f"weights {version} to be stored"
+        update: WeightUpdate = await self._ranks.call_first(awaited, "published", version, seconds=self._deadline)
+        if update.lost_group == self.weight_group:
+            self.weight_group = None
         return update
+
+    @property
+    def rendezvous(self) -> tuple[str, int]:
+        """Host and port at which the first rank takes members of weight groups."""
+        first = self._ranks.processes[0]
+        return first.host, first.port
+
+    async def join_weight_group(self, terms: WeightGroupTerms) -> bool:
+        """Send each version through this group too, from the next one on; False if it was not formed in time."""
+        seconds = 3 * terms.deadline_s
+        formed = await self._ranks.call_first("weight group", "join_weight_group", terms, seconds=seconds)
+        self.weight_group = terms.name if formed else None
+        return bool(formed)
 
     async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
         """Write a resumable checkpoint to ``folder``: complete or absent, at every moment.

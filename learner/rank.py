@@ -4,21 +4,22 @@ import faulthandler
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
 from learner.records import ScoredGroup, SFTRow, StepReport
-from volley.checksum import weights_checksum
 from volley.objectives import Objective
-from volley.records import Group, WeightBucket, WeightUpdate
+from volley.records import Group, WeightUpdate
+from volley.weight_group import WeightGroupTerms
+
+if TYPE_CHECKING:
+    from learner.publishing import Publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Rank:
         faulthandler.enable()
         self.config, self.rank, self.world = config, rank, config.learner.ranks
         self.steps_taken = 0
+        self.publisher: Publisher | None = None
 
     def open(self) -> RankProcess:
         """Load the libraries; the first rank opens the rendezvous."""
@@ -55,6 +57,7 @@ class Rank:
         if self.rank == 0:
             self.store = open_store(host, port, self.world)
             port = self.store.port
+            self._open_publisher()
         return RankProcess(os.getpid(), ray.get_runtime_context().get_node_id(), host, port)
 
     def start(self, host: str, port: int) -> None:
@@ -94,6 +97,8 @@ class Rank:
             allow_shared=probe_layouts(self.engine.module, dtype, self.engine.device),
             device=self.engine.device,
         )
+        if self.publisher is not None:
+            self.engine.before_update = self.publisher.settle
         self.engines = {"policy": self.engine}
         if update is not None:
             reference: Any = None
@@ -105,6 +110,12 @@ class Rank:
             if critic is not None:
                 self.engines["value"] = critic.engine
             self.reinforcer = Reinforcer(update, self.engine, self.pack, reference=reference, critic=critic)
+
+    def _open_publisher(self) -> None:
+        from learner.publishing import Publisher
+
+        spec = self.config.learner
+        self.publisher = Publisher(verify=spec.verify_weights, deadline_s=spec.step_deadline_s)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def pulse(self) -> None:
@@ -149,22 +160,29 @@ class Rank:
         self.steps_taken += 1
         return StepReport(metrics=metrics)
 
-    def publish(self, version: int) -> WeightUpdate | None:
-        """Gather what is trained bucket by bucket; rank 0 puts each into the object store and returns the update."""
+    def publish(self, version: int) -> None:
+        """Gather what is trained bucket by bucket; returns when the next step may begin. Rank 0 stores it meanwhile."""
         from learner.lora import published
-        from learner.weights import buckets, gathered_file
+        from learner.weights import buckets, gathered_views, resident
 
-        begun = time.perf_counter()
-        stored: list[WeightBucket] = []
+        if self.publisher is not None:
+            self.publisher.begin(version)
         for bucket in buckets(published(self._lm), self._bucket_bytes):
-            if (file := gathered_file(bucket, keep=self.rank == 0)) is not None:
-                stored.append(WeightBucket(ray.put(file), file.nbytes))
-        if self.rank != 0:
-            return None
-        checksum = None
-        if self.config.learner.verify_weights:
-            checksum = weights_checksum(_stored(bucket) for bucket in stored)
-        return WeightUpdate(version, tuple(stored), checksum, time.perf_counter() - begun)
+            views = gathered_views(bucket)
+            if self.publisher is not None:
+                self.publisher.add(views, resident=resident(bucket, views))
+        if self.publisher is not None:
+            self.publisher.end()
+
+    @ray.method(concurrency_group="publish")  # type: ignore[untyped-decorator]
+    def published(self, version: int) -> WeightUpdate:
+        """The update, once all of it is stored; asked of rank 0, in a thread of its own."""
+        return self._first.update(version)
+
+    @ray.method(concurrency_group="join")  # type: ignore[untyped-decorator]
+    def join_weight_group(self, terms: WeightGroupTerms) -> bool:
+        """Publish to these actors at once from the next version on; asked of rank 0. False if it can not be."""
+        return self._first.join(terms)
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> str:
         """Write this rank's part of a checkpoint into ``folder``, which is not in use yet; returns why it could not."""
@@ -189,6 +207,8 @@ class Rank:
         """
         from learner.checkpoint import load_engine
 
+        if self.publisher is not None:
+            self.publisher.settle()
         for name, engine in self.engines.items():
             load_engine(engine, name, folder, rank=self.rank, ranks=self.world)
         run = json.loads((folder / "run.json").read_text())
@@ -202,17 +222,18 @@ class Rank:
         export(self._lm, self.config.model, folder, self._bucket_bytes, write=self.rank == 0)
 
     @property
+    def _first(self) -> "Publisher":
+        if self.publisher is None:
+            raise RuntimeError("rank 0 alone publishes")
+        return self.publisher
+
+    @property
     def _lm(self) -> Any:
         return self.engine.module.lm
 
     @property
     def _bucket_bytes(self) -> int:
         return int(self.config.learner.bucket_mb * 2**20)
-
-
-def _stored(bucket: WeightBucket) -> NDArray[np.uint8]:
-    file: NDArray[np.uint8] = ray.get(bucket.ref, timeout=60)
-    return file
 
 
 def _redirect_output(log: Path) -> None:

@@ -24,6 +24,7 @@ PULSE_SECONDS = 3.0
 STOP_SECONDS = 2.0
 POLL_SECONDS = 0.05
 LOG_LINES = 12
+CONCURRENCY = {"control": 1, "publish": 1, "join": 1}  # threads beside the one that learns
 
 
 class Ranks:
@@ -58,8 +59,12 @@ class Ranks:
         """The same call on every rank; their answers in order. Raises as `gather` does."""
         return await self.gather([getattr(each, method).remote(*arguments) for each in self.handles], awaited, seconds)
 
+    async def call_first(self, awaited: str, method: str, *arguments: Any, seconds: float) -> Any:
+        """A call on rank 0 alone, beside whatever it does. Raises as `gather` does."""
+        return (await self.gather([getattr(self.handles[0], method).remote(*arguments)], awaited, seconds))[0]
+
     async def gather(self, calls: Sequence[Any], awaited: str, seconds: float) -> list[Any]:
-        """Every rank's answer to ``calls``, one a rank.
+        """The answers to ``calls``, one a rank, of the first ranks or all.
 
         Raises:
             VolleyError: what a rank raised on purpose.
@@ -141,7 +146,7 @@ class Ranks:
     def _create(self, rank: int) -> Any:
         spec = self.config.learner
         return (
-            ray.remote(concurrency_groups={"control": 1})(Rank)
+            ray.remote(concurrency_groups=CONCURRENCY)(Rank)
             .options(
                 name=f"{self.config.prefix}{_name(rank)}",
                 num_cpus=spec.cpus_per_rank,

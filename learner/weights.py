@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from learner.lora import FOLDER, split, write_adapters
@@ -58,21 +56,31 @@ def gathered(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> dict[str,
         return {name: parameter.detach().cpu().clone() for name, parameter in bucket} if keep else {}
 
 
-def gathered_file(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> NDArray[np.uint8] | None:
-    """The bucket's whole tensors as one safetensors file in memory; None on ranks with ``keep`` False.
+def gathered_views(bucket: list[tuple[str, nn.Parameter]]) -> dict[str, torch.Tensor]:
+    """The bucket's whole tensors where they were gathered, not copied. Every rank must call it.
 
-    Every rank must call it. Beside the gathered bucket there is one copy of it, the file.
+    They stay valid while they are held, and unchanged until the optimiser's next step: a parameter that ZeRO keeps
+    whole is changed in place by it.
     """
     import deepspeed
 
     with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
-        return packed({name: parameter.detach() for name, parameter in bucket}) if keep else None
+        return {name: parameter.detach() for name, parameter in bucket}
 
 
-def packed(tensors: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
-    """The tensors, of any device, as one safetensors file in memory: uint8 [bytes]. Each is copied once.
+def resident(bucket: list[tuple[str, nn.Parameter]], views: dict[str, torch.Tensor]) -> bool:
+    """Do the gathered ``views`` lie in memory that ZeRO holds anyway, as with one rank?"""
+    shards: dict[str, Any] = {name: getattr(parameter, "ds_tensor", parameter) for name, parameter in bucket}
+    return all(
+        view.untyped_storage().data_ptr() == shards[name].untyped_storage().data_ptr() for name, view in views.items()
+    )
 
-    The format: header length (uint64, little-endian), JSON header padded with spaces to 8 bytes, tensors end to end.
+
+def file_parts(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors, uint8 [bytes], that laid end to end are one safetensors file: its header, then one for each of these.
+
+    A tensor that lies end to end in memory is not copied. The format: header length (uint64, little-endian), JSON
+    header padded with spaces to 8 bytes, tensors end to end.
 
     Raises:
         KeyError: a tensor's type is not one of `DTYPES`.
@@ -85,14 +93,8 @@ def packed(tensors: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    file = np.empty(8 + len(text) + end, dtype=np.uint8)
-    file[:8] = np.frombuffer(len(text).to_bytes(8, "little"), dtype=np.uint8)
-    file[8 : 8 + len(text)] = np.frombuffer(text, dtype=np.uint8)
-    body = torch.from_numpy(file)[8 + len(text) :]
-    for name, tensor in ordered:
-        begin, end = header[name]["data_offsets"]
-        body[begin:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return file
+    head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    return [head, *(tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in ordered)]
 
 
 def export(lm: Any, model: ModelSpec, folder: Path, bucket_bytes: int, *, write: bool) -> None:

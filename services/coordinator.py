@@ -24,6 +24,7 @@ The coordinator touches metadata only: token arrays stay in Ray's object store.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from learner.records import StepReport
@@ -43,7 +44,7 @@ from services.waits import Waits
 from volley.errors import DeadlineExceeded
 from volley.job import RLJob
 from volley.objectives import check_objective, resolve
-from volley.records import Prompt, Scores, WeightUpdate
+from volley.records import Prompt, Scores
 
 PROBE_LOOK_SECONDS = 0.5  # between looks whether a group may be tried while scoring fails
 
@@ -258,15 +259,13 @@ class Coordinator:
             waited = time.time()
             report = await self._learn(step, batch)
             learned = time.time()
-            update = await self.learner.publish(self.version + 1)
-            times = StepTimes(begun, waited, learned, published=time.time())
+            await self.learner.begin_publish(self.version + 1)
+            times = StepTimes(begun, waited, learned, gathered=time.time())
             self.version += 1
             if sending is not None:
                 with self.waits.on("learner", lambda: f"the actors to take version {self.version - 1}"):
                     await sending
-            sending = tasks.create_task(
-                self._send(step, batch, report, update, times), name=f"broadcast {self.version}"
-            )
+            sending = tasks.create_task(self._send(step, batch, report, times), name=f"broadcast {self.version}")
             self._dead_batches.note(report.metrics["live_group_fraction"])
             if evaluates_at(self.job, self.version):
                 await sending
@@ -345,9 +344,10 @@ class Coordinator:
 
     # ---- broadcast ---------------------------------------------------------------------------------------------
 
-    async def _send(
-        self, step: int, batch: tuple[ReadyGroup, ...], report: StepReport, update: WeightUpdate, times: StepTimes
-    ) -> None:
+    async def _send(self, step: int, batch: tuple[ReadyGroup, ...], report: StepReport, times: StepTimes) -> None:
+        with self.waits.on("broadcast", lambda: f"the learner to store version {step + 1}"):
+            update = await self.learner.published(step + 1)
+            times = replace(times, published=time.time())
         with self.waits.on("broadcast", lambda: f"the evaluation of version {self.pinned.version}"):
             await self.pinned.finished()
         with self.waits.on("broadcast", lambda: f"the actors to serve version {update.version}"):

@@ -32,6 +32,7 @@ from services.state import Desired
 from services.steering import Steering
 from services.steps import ReadyGroup, ResumePoint
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
+from services.weight_groups import WeightGroups
 from services.wiring import actor_config, reward_config, rl_learner_config
 from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
 from volley.job import RLJob
@@ -177,7 +178,8 @@ class Lives:
         self.steering.steer(coordinator, self.learner)
         self.context.status.source = self.steering.view
         try:
-            return await coordinator.run()
+            async with WeightGroups(self.job, self.actors, self.learner).kept():
+                return await coordinator.run()
         finally:
             self.context.status.source = dict
             self.context.status.set(**{**self.steering.view(), "state": "starting"})

@@ -42,12 +42,16 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """When a step began, had its batch, was learned and was published: seconds since 1970."""
+    """When a step began, had its batch, was learned, was gathered and was published: seconds since 1970.
+
+    From ``gathered`` on the learner is free for the next step.
+    """
 
     begun: float
     waited: float
     learned: float
-    published: float
+    gathered: float
+    published: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

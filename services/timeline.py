@@ -16,7 +16,7 @@ def timeline(finished: FinishedStep) -> dict[str, Any]:
     times, ended = finished.times, finished.times.published + finished.broadcast.seconds
     spans: list[Span] = [
         ("learner", "learn", times.waited, times.learned),
-        ("learner", "publish", times.learned, times.published),
+        ("learner", "publish", times.learned, times.gathered),
     ]
     for ready in finished.batch:
         begun, generated = ready.generated

@@ -124,6 +124,17 @@ class InRunEvaluation(Spec):
         return self
 
 
+class Broadcast(Spec):
+    """How new weights reach the actors."""
+
+    transport: Literal["object_store", "collective"] = Field(
+        "object_store",
+        description="collective: the learner sends to all engines at once, over NCCL where both have GPUs, over gloo "
+        "elsewhere; the object store has each version too, for actors that join or were lost on the way",
+    )
+    deadline_s: float = Field(30, gt=0, description="bound of each collective; then the object store takes its place")
+
+
 class CheckpointSpec(Spec):
     """When to write resumable checkpoints."""
 
@@ -174,6 +185,7 @@ class RLJob(_Sampled):
     update: PolicyUpdate = PolicyUpdate()
     optimizer: Optimizer = Optimizer()
     learner: LearnerSpec = LearnerSpec()
+    broadcast: Broadcast = Broadcast()
     evaluation: InRunEvaluation | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
     max_dead_batches: int = Field(20, ge=1, description="batches in a row without signal that end the run with advice")
@@ -185,6 +197,15 @@ class RLJob(_Sampled):
         check_schedule(self.objective, self.schedule, self.sampling.n)
         for step in (0, *(stage.at for stage in self.schedule.stages)):
             check_update(self.update, resolve(self.objective, self.schedule, step))
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_travel_alone(self) -> Self:
+        if self.model.lora is not None and self.broadcast.transport == "collective":
+            raise ValueError(
+                "broadcast.transport collective is for whole models, and adapters are merged on the way: write "
+                "broadcast: {transport: object_store}, which they are small enough for"
+            )
         return self
 
     @model_validator(mode="after")

@@ -112,13 +112,16 @@ _METRICS: dict[str, dict[str, Metric]] = {
             "s", "Of that: layout, the passes before the update (starting policy, anchor, value model), advantages."
         ),
         "seconds_update": Metric("s", "Of that: forward, backward and optimiser."),
-        "seconds_publish": Metric("s", "Weights gathered and stored."),
-        "seconds_broadcast": Metric("s", "Weights sent until the last actor serves them."),
+        "seconds_publish": Metric("s", "Weights gathered; the learner can not step meanwhile."),
+        "seconds_broadcast": Metric("s", "Gathered weights stored and sent, until the last actor serves them."),
         "seconds_stalled_max": Metric("s", "Longest any actor stood still for it."),
         "seconds_generate_mean": Metric("s", "Generation of a group, a mean over the batch."),
         "seconds_score_mean": Metric("s", "Scoring of a group, a mean over the batch."),
         "tokens_per_second": Metric("tokens/s", "`tokens` by the time the ranks took.", SUPERVISED),
         "samples_per_second": Metric("samples/s", "Samples of the batch by `seconds_step`."),
+        "weight_group_share": Metric(
+            "1", "Share of the actors that took them from the weight group, not from the object store."
+        ),
         "weight_bytes": Metric("bytes", "Size of the weights published."),
     },
     "Accounting": {

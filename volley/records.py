@@ -208,7 +208,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class WeightBucket:
-    """One piece of a set of weights: ``ref`` refers to a uint8 array in the object store, a safetensors file."""
+    """One piece of a set of weights: ``ref`` refers to a tuple of uint8 arrays in the object store.
+
+    Laid end to end they are a safetensors file of ``nbytes``.
+    """
 
     ref: Any
     nbytes: int
@@ -223,12 +226,16 @@ class WeightUpdate:
         buckets: in the order they must be loaded.
         checksum: hex digest over all tensors by name, or None when checking is off.
         gather_seconds: how long the learner took to gather and store it.
+        received: the actors that have all of it already, from the weight group.
+        lost_group: the weight group that ended with it, as it had lost a member.
     """
 
     version: int
     buckets: tuple[WeightBucket, ...]
     checksum: str | None
     gather_seconds: float
+    received: frozenset[str] = frozenset()
+    lost_group: str | None = None
 
     @property
     def nbytes(self) -> int:

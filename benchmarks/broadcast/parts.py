@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,27 @@ def shape_of(size: str) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One version published.
+
+    Attributes:
+        update: what the actors are given.
+        gather: seconds of gathering alone.
+        blocked: seconds until the learner could go on.
+        serial: the same with each bucket stored before the next.
+        stored: seconds until the actors could have it.
+        private: the most private memory it took at any time, bytes.
+    """
+
+    update: WeightUpdate
+    gather: float
+    blocked: float
+    serial: float
+    stored: float
+    private: float
+
+
 class Publisher(Rank):
     """A learner rank without an optimiser: the model in ZeRO-3 shards, and the real ``publish``."""
 
@@ -47,7 +69,7 @@ class Publisher(Rank):
         """Make a random model in bfloat16 under ZeRO-3; returns its bytes."""
         import torch
 
-        self.open()
+        self.process = self.open()
         from learner.engine import join_ranks
 
         join_ranks(self.rank, self.world, self.store, cuda=False, deadline_s=600)
@@ -59,26 +81,36 @@ class Publisher(Rank):
         self.engine: Any = SimpleNamespace(module=SimpleNamespace(lm=model))
         return sum(parameter.ds_numel * parameter.element_size() for parameter in model.parameters())
 
-    def published(self, version: int) -> tuple[WeightUpdate, float, float, float]:
-        """``publish``; its seconds, those of gathering alone, and the most private memory it took at any time, bytes.
+    def rendezvous(self) -> tuple[str, int]:
+        """Where weight groups meet."""
+        return self.process.host, self.process.port
 
-        The gathering is timed by itself, afterwards: the same buckets, and nothing done with them.
+    def timed_publish(self, version: int) -> Published:
+        """``publish`` and all that follows it in the storing thread.
+
+        Afterwards, for comparison: gathering alone, and each bucket packed and stored before the next is gathered.
         """
         import deepspeed
+        import torch
 
-        from learner.weights import buckets
+        from learner.weights import buckets, file_parts, gathered_views
 
         with private_peak() as peak:
             begun = time.perf_counter()
-            update = self.publish(version)
-            seconds = time.perf_counter() - begun
-        if update is None:
-            raise RuntimeError("a first rank publishes")
+            self.publish(version)
+            blocked = time.perf_counter() - begun
+            update = self._first.update(version)
+            stored = time.perf_counter() - begun
         begun = time.perf_counter()
         for bucket in buckets(self._lm.named_parameters(), self._bucket_bytes):
             with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
                 pass
-        return update, seconds, time.perf_counter() - begun, peak[0]
+        gather = time.perf_counter() - begun
+        begun = time.perf_counter()
+        for bucket in buckets(self._lm.named_parameters(), self._bucket_bytes):
+            ray.put(torch.cat(file_parts(gathered_views(bucket))).numpy())
+        serial = time.perf_counter() - begun
+        return Published(update, gather, blocked, serial, stored, peak[0])
 
     def save_to_disk(self, source: Path, folder: Path) -> float:
         """Write a checkpoint in Hugging Face format as the learner exports one; seconds. Nothing is forced to disk."""
@@ -97,7 +129,7 @@ class Receiver:
         begun = time.perf_counter()
         with closing_all() as files:
             for bucket in update.buckets:
-                files.append(WeightFile(ray.get(bucket.ref, timeout=600)))
+                files.append(WeightFile(*ray.get(bucket.ref, timeout=600)))
         return time.perf_counter() - begun
 
     def read(self, folder: Path) -> float:

@@ -2,10 +2,11 @@
 
     python -m benchmarks.broadcast.run [--sizes 3M 100M 1B] [--receivers 1 2 4] [--rounds 5] [--out docs/figures]
 
-The publisher is a learner rank with a random Llama-shaped model in ZeRO-3 shards. Up to two receivers of 3M and 100M
-are real actors with vLLM engines; beyond that, and at 1B, receivers take the weights to the engine's door only, which
-the table says. Weights are sent in bfloat16 and engines compute in float32. On disk, the learner saves a Hugging Face
-folder and each engine reloads it in place; the files never leave the page cache, which is the best case of that way.
+The publisher is a learner rank with a random Llama-shaped model in ZeRO-3 shards. Up to two receivers of 3M and 100M,
+and one of 1B, are real actors with vLLM engines, over the object store and over the weight group (gloo on CPU); others
+take the weights from the object store to the engine's door only, which the table says. Weights are sent in bfloat16;
+engines compute in float32, at 1B in bfloat16. On disk, the learner saves a Hugging Face folder and each engine reloads
+it in place, or a new engine starts from it; the files never leave the page cache, which is the best case of those ways.
 """
 
 import argparse
@@ -26,15 +27,16 @@ from actors import member as member_module
 from actors.config import ActorConfig, GenerateRequest
 from actors.pool import ActorPool
 from actors.weight_files import available_memory
-from benchmarks.broadcast.parts import DiskActor, Publisher, Receiver, copy_seconds, shape_of
+from benchmarks.broadcast.parts import DiskActor, Published, Publisher, Receiver, copy_seconds, shape_of
 from benchmarks.objectives.report import print_table
 from learner.config import LearnerConfig
+from learner.ranks import CONCURRENCY
 from tests.models import tiny_llama
 from volley.job import ActorsSpec, ModelSpec
-from volley.records import WeightUpdate
 from volley.update import LearnerSpec, Optimizer
+from volley.weight_group import WeightGroupTerms
 
-REAL_SIZES, REAL_RECEIVERS = ("3M", "100M"), 2
+ENGINES = {"3M": 2, "100M": 2, "1B": 1}  # receivers up to so many are real actors
 BUCKET_MB = 64
 UPDATE_EVERY = 2.0  # seconds, of the stall share
 
@@ -44,31 +46,29 @@ class Row:
     """Medians over the rounds; seconds.
 
     Attributes:
-        engines: whether receivers are real actors that serve the weights at the end.
-        publish: of the learner rank, which can not step meanwhile; ``gather``: of gathering the same buckets alone.
-        receive: until the last receiver has them.
+        way: ``object store`` or ``weight group`` to engines that serve them at the end, ``to the door`` to no engine.
+        gather: of gathering alone; ``blocked``: until the learner can go on; ``serial``: with each bucket packed and
+            stored before the next is gathered.
+        total: from the first gather until the last receiver has them.
         stall: the longest an engine stood still.
-        disk: save, then reload in place; ``restart`` is save, then a new engine.
+        reload: save, then reload in place; ``restart`` is save, then a new engine.
         copy: of the same bytes in memory, for each receiver one after the other.
         private_mb: most memory of its own the publisher took beyond what it had.
     """
 
     size: str
     receivers: int
-    engines: bool
+    way: str
     mb: float
-    publish: float
     gather: float
-    receive: float
+    blocked: float
+    serial: float
+    total: float
     stall: float
-    disk: float
+    reload: float
     restart: float
     copy: float
     private_mb: float
-
-    @property
-    def total(self) -> float:
-        return self.publish + self.receive
 
 
 def main() -> None:
@@ -96,15 +96,15 @@ def report(rows: list[Row], share: float | None) -> None:
     """The table and the targets."""
     print_table(
         [
-            "size", "receivers", "MB", "publish s", "of it gather s", "receive s", "stall s", "disk s", "restart s",
-            "disk / ours", "restart / ours", "ours / copy", "private MB",
+            "size", "receivers", "way", "MB", "gather ms", "blocked ms", "one by one ms", "total ms", "stall ms",
+            "reload s", "new engine s", "reload / ours", "new engine / ours", "ours / copy", "private MB",
         ],
         [
             [
-                row.size, f"{row.receivers} {'engines' if row.engines else 'to the door'}", f"{row.mb:.0f}",
-                row.publish, row.gather, row.receive, row.stall if row.engines else "-", row.disk,
-                row.restart if row.engines else "-", f"{row.disk / row.total:.1f}x",
-                f"{row.restart / row.total:.0f}x" if row.engines else "-", f"{row.total / row.copy:.1f}x",
+                row.size, row.receivers, row.way, f"{row.mb:.0f}", *(f"{1e3 * seconds:.1f}" for seconds in (
+                    row.gather, row.blocked, row.serial, row.total)), f"{1e3 * row.stall:.1f}" if row.stall else "-",
+                f"{row.reload:.2f}", f"{row.restart:.1f}" if row.restart else "-", f"{row.reload / row.total:.1f}x",
+                f"{row.restart / row.total:.0f}x" if row.restart else "-", f"{row.total / row.copy:.1f}x",
                 f"{row.private_mb:.0f}",
             ]
             for row in rows
@@ -135,23 +135,25 @@ class Bench:
 
     def __init__(self, size: str, scratch: Path, rounds: int) -> None:
         self.size, self.scratch, self.rounds = size, scratch, rounds
-        self.version = 0
+        self.version = self.formed = 0
         self.pool: ActorPool | None = None
         model = ModelSpec(path=scratch / "model", dtype="bfloat16")
         config = LearnerConfig(model, LearnerSpec(bucket_mb=BUCKET_MB), Optimizer(), 1, 0, scratch / "logs")
-        self.publisher: Any = ray.remote(num_cpus=1, concurrency_groups={"control": 1})(Publisher).remote(
+        self.publisher: Any = ray.remote(num_cpus=1, concurrency_groups=CONCURRENCY)(Publisher).remote(
             config, 0, scratch / "logs" / "rank.log"
         )
         self.nbytes = 0
 
     async def rows(self, counts: list[int], stall_seconds: float) -> tuple[list[Row], float | None]:
         self.nbytes = await self.publisher.start_sharded.remote(self.size)
-        real = [count for count in counts if self.size in REAL_SIZES and count <= REAL_RECEIVERS]
+        real = [count for count in counts if count <= ENGINES[self.size]]
         rows, share = [], None
-        tiny_llama(self.scratch / "model", **({} if self.size == "1B" else shape_of(self.size)))
+        tiny_llama(self.scratch / "model", **shape_of(self.size))
         for count in sorted(real, reverse=True):
             await self._engines(count)
-            rows.append(await self._row(count, engines=True))
+            rows.append(await self._row(count, "object store"))
+            await self._form()
+            rows.append(await self._row(count, "weight group"))
         if real and self.size == "3M":
             share = await self._stall_share(stall_seconds)
         if self.pool is not None:
@@ -165,7 +167,7 @@ class Bench:
                     f"{self.size}, {count} receivers: skipped, {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free"
                 )
                 continue
-            rows.append(await self._row(count, engines=False))
+            rows.append(await self._row(count, "to the door"))
         return sorted(rows, key=lambda row: row.receivers), share
 
     async def stop(self) -> None:
@@ -178,66 +180,89 @@ class Bench:
             return await self.pool.scale(count)
         member_module._RemoteActor = ray.remote(max_restarts=0, max_task_retries=0)(DiskActor)
         spec = ActorsSpec(count=count, cpus=1, kv_cache_gb=0.25, max_num_seqs=64, start_deadline_s=600)
-        model = ModelSpec(path=self.scratch / "model")
+        model = ModelSpec(path=self.scratch / "model", dtype="bfloat16" if self.size == "1B" else "float32")
         self.pool = await ActorPool.start(ActorConfig(model, spec, 256, 0, self.scratch / "logs"))
         return None
 
-    async def _row(self, count: int, *, engines: bool) -> Row:
+    async def _form(self) -> None:
+        """A weight group of the publisher and all actors."""
+        if self.pool is None:
+            raise RuntimeError("the engines are started first")
+        self.formed += 1
+        name, members = str(self.formed), self.pool.weight_group_members
+        host, port = await self.publisher.rendezvous.remote()
+        terms = WeightGroupTerms(host, port, name, members, cuda=False, digests=False, deadline_s=60)
+        _, formed = await asyncio.gather(
+            self.pool.join_weight_group(terms), self.publisher.join_weight_group.remote(terms)
+        )
+        if not formed:
+            raise RuntimeError(f"weight group {name} was not formed")
+
+    async def _row(self, count: int, way: str) -> Row:
+        engines = way != "to the door"
         receivers = [] if engines else [ray.remote(Receiver).options(num_cpus=0.1).remote() for _ in range(count)]
         samples = []
         for number in range(self.rounds + 1):
-            sample = await (self._engine_round() if engines else self._plain_round(receivers))
+            sample = await (self._engine_round(way) if engines else self._plain_round(receivers))
             if number:  # the first one touches everything for the first time
                 samples.append(sample)
         for receiver in receivers:
             ray.kill(receiver)
-        publish, gather, private, receive, stall, save, reload = map(statistics.median, zip(*samples, strict=True))
+        gather, blocked, serial, total, private, stall, save, reload = map(
+            statistics.median, zip(*samples, strict=True)
+        )
         start = max((info.start_seconds for info in self.pool.infos), default=0.0) if self.pool else 0.0
         return Row(
             size=self.size,
             receivers=count,
-            engines=engines,
+            way=way,
             mb=self.nbytes / 1e6,
-            publish=publish,
             gather=gather,
-            receive=receive,
+            blocked=blocked,
+            serial=serial,
+            total=total,
             stall=stall,
-            disk=save + reload,
-            restart=save + start,
+            reload=save + reload,
+            restart=save + start if engines else 0.0,
             copy=count * copy_seconds(self.nbytes),
             private_mb=private / 1e6,
         )
 
-    async def _publish(self) -> tuple[WeightUpdate, float, float, float]:
+    async def _publish(self) -> Published:
         self.version += 1
-        update, seconds, gather, private = await self.publisher.published.remote(self.version)
-        return update, seconds, gather, private
+        published: Published = await self.publisher.timed_publish.remote(self.version)
+        return published
 
     async def _save(self) -> tuple[Path, float]:
         folder = self.scratch / "checkpoint"
         shutil.rmtree(folder, ignore_errors=True)
         return folder, await self.publisher.save_to_disk.remote(self.scratch / "model", folder)
 
-    async def _engine_round(self) -> tuple[float, ...]:
+    async def _engine_round(self, way: str) -> tuple[float, ...]:
         if self.pool is None:
             raise RuntimeError("the engines are started first")
-        update, publish, gather, private = await self._publish()
-        report = await self.pool.broadcast(update)
+        made = await self._publish()
+        report = await self.pool.broadcast(made.update)
+        if any(done.grouped != (way == "weight group") for done in report.actors):
+            raise RuntimeError(f"not all actors took version {self.version} the {way}'s way")
         folder, save = await self._save()
         begun = time.perf_counter()
         await asyncio.gather(*(member._handle.reload.remote(folder) for member in self.pool._serving))
-        return publish, gather, private, report.seconds, report.stall_seconds, save, time.perf_counter() - begun
+        reload = time.perf_counter() - begun
+        total = made.stored + report.seconds
+        return made.gather, made.blocked, made.serial, total, made.private, report.stall_seconds, save, reload
 
     async def _plain_round(self, receivers: list[Any]) -> tuple[float, ...]:
-        update, publish, gather, private = await self._publish()
+        made = await self._publish()
         begun = time.perf_counter()
-        await asyncio.gather(*(receiver.receive.remote(update) for receiver in receivers))
-        receive = time.perf_counter() - begun
-        del update
+        await asyncio.gather(*(receiver.receive.remote(made.update) for receiver in receivers))
+        total = made.stored + time.perf_counter() - begun
+        times = made.gather, made.blocked, made.serial, total, made.private, 0.0
+        del made
         folder, save = await self._save()
         begun = time.perf_counter()
         await asyncio.gather(*(receiver.read.remote(folder) for receiver in receivers))
-        return publish, gather, private, receive, 0.0, save, time.perf_counter() - begun
+        return *times, save, time.perf_counter() - begun
 
     async def _stall_share(self, seconds: float) -> float:
         """Share of the time an engine stands still, at one update every two seconds while it generates."""
@@ -258,8 +283,7 @@ class Bench:
                 tasks.create_task(generate(first))
             while time.perf_counter() < ends:
                 due = time.perf_counter() + UPDATE_EVERY
-                update, *_ = await self._publish()
-                stalled += (await pool.broadcast(update)).stall_seconds
+                stalled += (await pool.broadcast((await self._publish()).update)).stall_seconds
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
         return stalled / (time.perf_counter() - begun)
 

@@ -202,7 +202,12 @@ class SimulatedRanks:
         if method != "publish":
             raise NotImplementedError(method)
         await self._latencies.pass_by(self._latencies.publish)
-        return [WeightUpdate(arguments[0], (WeightBucket(None, 64 << 20),) * 32, None, self._latencies.publish)]
+        return [None]
+
+    async def call_first(self, awaited: str, method: str, *arguments: Any, seconds: float) -> WeightUpdate:
+        if method != "published":
+            raise NotImplementedError(method)
+        return WeightUpdate(arguments[0], (WeightBucket(None, 64 << 20),) * 32, None, self._latencies.publish)
 
     async def _step(
         self, columns: Sequence[ScoredGroup], version: int, _objective: Any, _rate: float | None, *_groups: Any

@@ -90,7 +90,7 @@ def publish(version: int, weights: State, *, cuts: int = 2) -> WeightUpdate:
     names = list(weights)
     parts = [names[i::cuts] for i in range(cuts)]
     files = [np.frombuffer(save({name: weights[name] for name in part}), dtype=np.uint8) for part in parts]
-    buckets = tuple(WeightBucket(ray.put(file), file.nbytes) for file in files)
+    buckets = tuple(WeightBucket(ray.put((file,)), file.nbytes) for file in files)
     return WeightUpdate(version, buckets, weights_checksum(files), 0.0)
 
 

@@ -92,7 +92,10 @@ class FakeLearner:
         self.trained += [scored.meta.group_id for scored in batch]
         return StepReport(metrics={"live_group_fraction": self.live}, lag_histogram={}, advantages={}, dropped={})
 
-    async def publish(self, version: int) -> WeightUpdate:
+    async def begin_publish(self, version: int) -> None:
+        await asyncio.sleep(0)
+
+    async def published(self, version: int) -> WeightUpdate:
         return WeightUpdate(version, (), None, 0.0)
 
     async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:

@@ -99,7 +99,7 @@ def tensors_of(update: WeightUpdate) -> dict[str, NDArray[np.float32]]:
 
     out: dict[str, NDArray[np.float32]] = {}
     for bucket in update.buckets:
-        out |= load(ray.get(bucket.ref).tobytes())
+        out |= load(b"".join(part.tobytes() for part in ray.get(bucket.ref)))
     return out
 
 

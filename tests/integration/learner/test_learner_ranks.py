@@ -136,7 +136,7 @@ async def continued(learner: LearnerGroup) -> dict[str, Any]:
 def files_of(update: Any) -> list[bytes]:
     import ray
 
-    return [ray.get(bucket.ref).tobytes() for bucket in update.buckets]
+    return [b"".join(part.tobytes() for part in ray.get(bucket.ref)) for bucket in update.buckets]
 
 
 async def test_a_checkpoint_of_two_ranks_is_taken_up_by_one(learners: Learners, tmp_path: Path) -> None:

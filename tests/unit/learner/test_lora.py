@@ -14,7 +14,7 @@ from learner.batch import Packer, rank_batch
 from learner.lora import FOLDER, published, split, without_adapters
 from learner.policy import Policy, StartingPolicy, load_lm, load_trained
 from learner.reinforce import Reinforcer
-from learner.weights import packed, write_model
+from learner.weights import file_parts, write_model
 from services.tokens import load_tokenizer
 from tests.learner_batches import naive_logprobs, on_policy, random_group, scored
 from tests.models import tiny_llama
@@ -113,7 +113,7 @@ def test_export_actors_and_peft_merge_to_the_same_bits(base: Path, dtype: str, t
     for number, (name, parameter) in enumerate(published(lm)):  # A and B of a matrix in files of their own
         assert torch.equal(adapters[name], parameter)
         file = tmp_path / f"{number}.safetensors"
-        file.write_bytes(packed({name: parameter.detach()}).tobytes())
+        file.write_bytes(file_of({name: parameter.detach()}))
         files.append(str(file))
     received = {name: each for file in Merger(spec).whole(files) for name, each in load(file.tobytes()).items()}
     blocks = {"self_attn", "mlp"}  # whole blocks: the engine holds q, k and v as one
@@ -144,7 +144,7 @@ def merged_by_peft(base: Path, lm: Any, spec: ModelSpec, folder: Path) -> dict[s
 
 def test_an_adapter_of_another_model_is_refused(base: Path, tmp_path: Path) -> None:
     file = tmp_path / "adapter.safetensors"
-    file.write_bytes(packed({f"model.layers.9.mlp.up_proj{end}": torch.zeros(4, 4) for end in (DOWN, UP)}).tobytes())
+    file.write_bytes(file_of({f"model.layers.9.mlp.up_proj{end}": torch.zeros(4, 4) for end in (DOWN, UP)}))
     with pytest.raises(JobError, match=r"the model's files have no model.layers.9.mlp.up_proj.weight"):
         list(Merger(spec_of(base)).whole([str(file)]))
 
@@ -195,3 +195,7 @@ def test_an_evaluation_takes_no_adapter_and_says_what_to_give(base: Path, tmp_pa
     write_model(load_trained(spec, seed=0), state(load_trained(spec, seed=0)), spec, tmp_path / "out")
     with pytest.raises(JobError, match=r"adapter alone: give a whole model, which is merged in .*out"):
         load_tokenizer(tmp_path / "out" / FOLDER)
+
+
+def file_of(tensors: dict[str, Tensor]) -> bytes:
+    return bytes(torch.cat(file_parts(tensors)).numpy())
