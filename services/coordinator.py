@@ -347,15 +347,15 @@ class Coordinator:
     async def _send(self, step: int, batch: tuple[ReadyGroup, ...], report: StepReport, times: StepTimes) -> None:
         with self.waits.on("broadcast", lambda: f"the learner to store version {step + 1}"):
             update = await self.learner.published(step + 1)
-            times = replace(times, published=time.time())
+        times = replace(times, published=time.time())
         with self.waits.on("broadcast", lambda: f"the evaluation of version {self.pinned.version}"):
             await self.pinned.finished()
         with self.waits.on("broadcast", lambda: f"the actors to serve version {update.version}"):
             broadcast = await self.actors.broadcast(update)
         self.buffer.release(len(batch))
         await self._notify()
-        counts = self.ledger.counts()
-        await self.recorder.step(FinishedStep(step, batch, report, broadcast, times, update.nbytes, counts))
+        finished = FinishedStep(step, batch, report, broadcast, times, update.nbytes, self.ledger.counts())
+        await self.recorder.step(finished)
 
     # ---- small parts -------------------------------------------------------------------------------------------
 

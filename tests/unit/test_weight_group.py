@@ -76,7 +76,7 @@ def test_every_receiver_gets_every_version_to_the_bit(store: TCPStore, threads: 
     for version in (5, 6):
         receiving = [threads.submit(receive, each) for each in receivers]
         send(sender, version)
-        assert sender.received(version, None) == ({"actor-0", "actor-2"}, "")
+        assert sender.received(version, None) == (frozenset({"actor-0", "actor-2"}), "")
         for done in receiving:
             got, files = done.result()
             assert got == version

@@ -197,5 +197,5 @@ def test_an_evaluation_takes_no_adapter_and_says_what_to_give(base: Path, tmp_pa
         load_tokenizer(tmp_path / "out" / FOLDER)
 
 
-def file_of(tensors: dict[str, Tensor]) -> bytes:
+def file_of(tensors: dict[str, torch.Tensor]) -> bytes:
     return bytes(torch.cat(file_parts(tensors)).numpy())
