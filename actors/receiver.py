@@ -11,7 +11,7 @@ from volley.checksum import weights_checksum
 from volley.errors import VolleyError
 from volley.weight_group import WeightGroup, WeightGroupTerms
 
-AWAIT_SECONDS = 60.0
+AWAIT_SECONDS = 600.0
 KEPT = 2  # versions received and not loaded: the newest, and the one being asked for
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class Receiver:
                 group.receive(torch.from_numpy(file.sized(nbytes)))
             checksum = weights_checksum(file.read() for file in files) if group.terms.digests else ""
             with self._lock:
+                close_all(self._here.pop(version, []))  # of a learner that started again since
                 self._here[version] = list(files)
                 for old in list(self._here)[:-KEPT]:
                     close_all(self._here.pop(old))

@@ -79,20 +79,22 @@ def main() -> None:
     parser.add_argument("--stall-seconds", type=float, default=20.0, help="length of the stall measurement at 3M")
     parser.add_argument("--out", type=Path, help="folder for broadcast.json")
     options = parser.parse_args()
-    rows: list[Row] = []
-    share = None
     for size in options.sizes:
-        found, stalled = asyncio.run(measure(size, options))
-        report(found, stalled)
-        rows += found
-        share = stalled if stalled is not None else share
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"rows": [asdict(row) for row in rows], "stall_share": share}, indent=1)
-        (options.out / "broadcast.json").write_text(text + "\n")
+        rows, shares = asyncio.run(measure(size, options))
+        report(rows, shares)
+        if options.out is not None:
+            keep(options.out / "broadcast.json", size, rows, shares)
 
 
-def report(rows: list[Row], share: float | None) -> None:
+def keep(path: Path, size: str, rows: list[Row], shares: dict[str, float]) -> None:
+    """Write them to ``path`` in place of what it has of ``size``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    kept[size] = {"rows": [asdict(row) for row in rows], "stall_share": shares}
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def report(rows: list[Row], shares: dict[str, float]) -> None:
     """The table and the targets."""
     print_table(
         [
@@ -110,15 +112,17 @@ def report(rows: list[Row], share: float | None) -> None:
             for row in rows
         ],
     )  # fmt: skip
-    if share is not None:
-        print(f"3M, an update every {UPDATE_EVERY:g} s under generation: stalled {share:.2%} of the time (target 2%)")
+    for way, share in shares.items():
+        print(
+            f"an update every {UPDATE_EVERY:g} s under generation, {way}: stalled {share:.2%} of the time (target 2%)"
+        )
 
 
-async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], float | None]:
-    """All rows of one size, and the stall share where it is 3M's."""
+async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
+    """All rows of one size, and at 3M the stall share by way."""
     nbytes = 2.3e9 if size == "1B" else 4.5e8
     ray.init(
-        address="local", num_cpus=16, object_store_memory=int(2.5 * nbytes), include_dashboard=False,
+        address="local", num_cpus=16, object_store_memory=int(3.2 * nbytes), include_dashboard=False,
         log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
@@ -144,31 +148,37 @@ class Bench:
         )
         self.nbytes = 0
 
-    async def rows(self, counts: list[int], stall_seconds: float) -> tuple[list[Row], float | None]:
+    async def rows(self, counts: list[int], stall_seconds: float) -> tuple[list[Row], dict[str, float]]:
         self.nbytes = await self.publisher.start_sharded.remote(self.size)
         real = [count for count in counts if count <= ENGINES[self.size]]
-        rows, share = [], None
+        rows: list[Row] = []
+        shares: dict[str, float] = {}
         tiny_llama(self.scratch / "model", **shape_of(self.size))
         for count in sorted(real, reverse=True):
+            if not self._room(count, 3 * count + 2):
+                continue
             await self._engines(count)
-            rows.append(await self._row(count, "object store"))
-            await self._form()
-            rows.append(await self._row(count, "weight group"))
-        if real and self.size == "3M":
-            share = await self._stall_share(stall_seconds)
+            for way in ("object store", "weight group"):
+                if way == "weight group":
+                    await self._form()
+                rows.append(await self._row(count, way))
+                if self.size == "3M" and count == min(real):
+                    shares[way] = await self._stall_share(stall_seconds)
         if self.pool is not None:
             await self.pool.stop()
             self.pool = None
         for count in counts:
-            if count in real:
-                continue
-            if (free := available_memory() or 0) < (needed := int((count + 2.5) * self.nbytes)):
-                print(
-                    f"{self.size}, {count} receivers: skipped, {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free"
-                )
-                continue
-            rows.append(await self._row(count, "to the door"))
-        return sorted(rows, key=lambda row: row.receivers), share
+            if count not in real and self._room(count, count + 2.5):
+                rows.append(await self._row(count, "to the door"))
+        return sorted(rows, key=lambda row: row.receivers), shares
+
+    def _room(self, count: int, copies: float) -> bool:
+        """Is there memory for so many more copies of the weights? Says so if not."""
+        free, needed = available_memory() or 0, copies * self.nbytes
+        if free < needed:
+            needed_gb, free_gb = needed / 1e9, free / 1e9
+            print(f"{self.size}, {count} receivers: skipped, {needed_gb:.1f} GB needed, {free_gb:.1f} GB free")
+        return free >= needed
 
     async def stop(self) -> None:
         if self.pool is not None:
@@ -203,7 +213,7 @@ class Bench:
         receivers = [] if engines else [ray.remote(Receiver).options(num_cpus=0.1).remote() for _ in range(count)]
         samples = []
         for number in range(self.rounds + 1):
-            sample = await (self._engine_round(way) if engines else self._plain_round(receivers))
+            sample = await (self._engine_round(way, number) if engines else self._plain_round(receivers))
             if number:  # the first one touches everything for the first time
                 samples.append(sample)
         for receiver in receivers:
@@ -238,12 +248,12 @@ class Bench:
         shutil.rmtree(folder, ignore_errors=True)
         return folder, await self.publisher.save_to_disk.remote(self.scratch / "model", folder)
 
-    async def _engine_round(self, way: str) -> tuple[float, ...]:
+    async def _engine_round(self, way: str, number: int) -> tuple[float, ...]:
         if self.pool is None:
             raise RuntimeError("the engines are started first")
         made = await self._publish()
         report = await self.pool.broadcast(made.update)
-        if any(done.grouped != (way == "weight group") for done in report.actors):
+        if number and any(done.grouped != (way == "weight group") for done in report.actors):
             raise RuntimeError(f"not all actors took version {self.version} the {way}'s way")
         folder, save = await self._save()
         begun = time.perf_counter()

@@ -1,0 +1,115 @@
+"""When another weight group is formed. Actors and learner are fakes."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from services import weight_groups
+from services.weight_groups import WeightGroups
+from volley.errors import WorkerDied
+from volley.job import RLJob
+from volley.weight_group import WeightGroupTerms
+
+
+@dataclass
+class Actors:
+    weight_group_members: tuple[tuple[str, int], ...] = (("actor-0", 1), ("actor-1", 2))
+    invited: list[WeightGroupTerms] = field(default_factory=list)
+
+    async def join_weight_group(self, terms: WeightGroupTerms) -> None:
+        self.invited.append(terms)
+
+
+@dataclass
+class Learner:
+    weight_group: str | None = None
+    rendezvous: tuple[str, int] = ("host", 1)
+    answers: list[bool | Exception] = field(default_factory=list)
+
+    async def join_weight_group(self, terms: WeightGroupTerms) -> bool:
+        answer = self.answers.pop(0) if self.answers else True
+        if isinstance(answer, Exception):
+            raise answer
+        self.weight_group = terms.name if answer else None
+        return answer
+
+
+def groups(pool: Any, group: Any, **changes: Any) -> WeightGroups:
+    job = RLJob.model_validate(
+        {
+            "name": "fake",
+            "steps": 1,
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "scorer": {"kind": "countdown"},
+            "objective": {"kind": "mean"},
+            "broadcast": {"transport": "collective", "deadline_s": 0.01},
+            **changes,
+        }
+    )
+    return WeightGroups(job, pool, group)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_groups, "LOOK_SECONDS", 0.01)
+
+
+async def test_another_group_whenever_the_actors_change_or_one_was_lost() -> None:
+    actors, learner = Actors(), Learner()
+    kept = groups(actors, learner)
+    async with kept.kept():
+        await asyncio.sleep(0.1)
+        (first,) = actors.invited
+        assert (first.host, first.port, first.members, first.cuda) == ("host", 1, actors.weight_group_members, False)
+        actors.weight_group_members = (("actor-0", 1),)
+        assert not kept.whole
+        await asyncio.sleep(0.1)
+        assert kept.whole
+        learner.weight_group = None
+        await asyncio.sleep(0.1)
+        assert kept.whole
+        actors.weight_group_members = ()
+        await asyncio.sleep(0.1)
+    assert [terms.members for terms in actors.invited] == [first.members, (("actor-0", 1),), (("actor-0", 1),)]
+    assert len({terms.name for terms in actors.invited}) == 3
+
+
+async def test_one_that_does_not_come_about_is_tried_again() -> None:
+    actors, learner = Actors(), Learner(answers=[False, WorkerDied("learner-0", "killed"), True])
+    kept = groups(actors, learner)
+    async with kept.kept():
+        await asyncio.sleep(0.3)
+    assert len(actors.invited) == 3
+    assert kept.whole
+
+
+async def test_gpus_on_both_sides_make_it_nccl() -> None:
+    for gpus, per_rank, cuda in ((1, 1, True), (1, 0, False), (0, 1, False)):
+        actors = Actors()
+        await groups(actors, Learner(), actors={"gpus": gpus}, learner={"gpus_per_rank": per_rank}).form()
+        assert actors.invited[0].cuda is cuda
+
+
+async def test_without_the_transport_there_is_no_group() -> None:
+    actors = Actors()
+    async with groups(actors, Learner(), broadcast={}).kept():
+        await asyncio.sleep(0.05)
+    assert not actors.invited
+
+
+async def test_what_goes_wrong_within_is_raised_as_it_is() -> None:
+    async def dies() -> None:
+        async with groups(Actors(), Learner()).kept():
+            await asyncio.sleep(0.02)
+            raise WorkerDied("actor-3", "killed")
+
+    with pytest.raises(WorkerDied, match="actor-3"):
+        await dies()
+
+
+def test_adapters_do_not_travel_by_it() -> None:
+    with pytest.raises(ValueError, match=r"write broadcast: \{transport: object_store\}"):
+        groups(Actors(), Learner(), model={"path": "m", "lora": {"rank": 4}})
