@@ -28,7 +28,7 @@ from reward_servers.scorers.base import infra_error
 from reward_servers.worker import RewardWorker
 from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
 from volley.job import RewardWorkersSpec
-from volley.records import Prompt, Scores, WorkerInfo
+from volley.records import Group, Prompt, Scores, WorkerInfo
 from volley.restarts import Restarts
 from volley.scoring import ScorerSpec
 
@@ -147,7 +147,7 @@ class RewardPool:
             else:
                 await self._give_back(worker)
                 return scores
-        lost = await group
+        lost: Group = await _result(group, "the arrays of a group", self._config.workers.group_deadline_s)
         return Scores.pack([infra_error(failure)] * len(lost.texts))
 
     async def scale(self, count: int) -> None:
@@ -192,9 +192,8 @@ class RewardPool:
         bound = self._config.workers.group_deadline_s
         worker.busy = 1
         try:
-            scores: Scores = await asyncio.wait_for(_result(worker.actor.score.remote(group, prompt)), bound)
-        except TimeoutError:
-            raise DeadlineExceeded("coordinator", f"{worker.name} to score a group", bound) from None
+            asked = worker.actor.score.remote(group, prompt)
+            scores: Scores = await _result(asked, f"{worker.name} to score a group", bound)
         except RayActorError as death:
             raise self._died(worker, death) from death
         finally:
@@ -335,9 +334,7 @@ class RewardPool:
     async def _await_ready(self, worker: "_Worker") -> None:
         bound = self._config.workers.start_deadline_s
         try:
-            worker.pid, worker.sandbox = await asyncio.wait_for(_result(worker.actor.ready.remote()), bound)
-        except TimeoutError:
-            raise DeadlineExceeded("coordinator", f"{worker.name} to start", bound) from None
+            worker.pid, worker.sandbox = await _result(worker.actor.ready.remote(), f"{worker.name} to start", bound)
         except RayActorError as death:
             raise self._died(worker, death) from death
 
@@ -376,14 +373,20 @@ def _strength(sandbox: str) -> int:
     return 0 if sandbox.startswith("none") else 1 + "CBA".find(sandbox.removeprefix("tier ")[:1])
 
 
-async def _result(ref: Any) -> Any:
-    return await ref
+async def _result(ref: Any, awaited: str, seconds: float) -> Any:
+    async def value() -> Any:
+        return await ref
+
+    try:
+        return await asyncio.wait_for(value(), seconds)
+    except TimeoutError:
+        raise DeadlineExceeded("coordinator", awaited, seconds) from None
 
 
 async def _end(worker: _Worker) -> None:
     """Let the worker end its own child processes, then end it."""
     with contextlib.suppress(RayActorError, TimeoutError):
-        await asyncio.wait_for(_result(worker.actor.close.remote()), STOP_GRACE_S)
+        await _result(worker.actor.close.remote(), f"{worker.name} to close", STOP_GRACE_S)
     await asyncio.to_thread(_kill, worker)
 
 

@@ -2,20 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from actors.config import GenerateRequest
 from services.estimates import Evaluation, Sampled, summarise
+from services.fetch import fetched
 from services.roles import Generator, Judge
 from services.start import first_error
 from services.tokens import EncodedPrompt
 from volley.errors import HostError
 from volley.job import ActorsSpec, EvalSampling
 from volley.records import Group, Prompt, Scores
-
-GROUP_S = 60.0  # longest wait for a group's texts
 
 OnScored = Callable[[int, Prompt, Group, Scores], None]
 
@@ -115,7 +113,7 @@ async def sample_and_score(
             )
             scores = await rewards.score(group, encoded.prompt)
             if on_scored is not None:
-                on_scored(index, encoded.prompt, await asyncio.wait_for(_value(group), GROUP_S), scores)
+                on_scored(index, encoded.prompt, await fetched(group), scores)
             on_group()
             return Sampled(scores, meta.sample_tokens, meta.logprob_sum)
 
@@ -125,10 +123,6 @@ async def sample_and_score(
     except BaseExceptionGroup as group:
         raise first_error(group) from group
     return [task.result() for task in pending]
-
-
-async def _value(reference: Any) -> Any:
-    return await reference
 
 
 def _check_scored(scored: Sequence[Scores]) -> None:

@@ -1,6 +1,5 @@
 """Writes down what happens in a run: metrics, events, samples, evaluations; to the folder, to Redis, to the display."""
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ import numpy as np
 
 from services.display import Bar, Display
 from services.estimates import Evaluation
+from services.fetch import fetched
 from services.outbox import Outbox
 from services.progress import Progress, passed
 from services.room import Room
@@ -109,7 +109,7 @@ class RunRecorder:
                 break
             if ready.meta.group_id in finished.report.dropped:
                 continue  # it has no advantages
-            group: Group = await asyncio.wait_for(_value(ready.group), 30)
+            group: Group = await fetched(ready.group)
             rows = sample_rows(finished, ready, group)[:room]
             await self._append("samples", rows)
             self.outbox.add("samples", *rows)
@@ -127,10 +127,6 @@ class RunRecorder:
             "events", {"kind": "paused" if problem else "unpaused", "time": time.time(), "problem": problem}
         )
         self.display.say(f"  paused: {problem}" if problem else "  the disk has room again")
-
-
-async def _value(reference: Any) -> Any:
-    return await reference
 
 
 def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> dict[str, Any]:

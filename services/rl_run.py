@@ -22,6 +22,7 @@ from services.coordinator import Coordinator
 from services.data.prompts import read_prompts
 from services.desired import check_desired
 from services.evaluate import evaluate, groups_at_once
+from services.fetch import fetched
 from services.kept_groups import FILE as GROUPS_FILE
 from services.kept_groups import KeptGroup, packed, referred, unpacked
 from services.needs import needs_of
@@ -38,7 +39,6 @@ from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
 
-FETCH_SECONDS = 60.0  # for the arrays of one group
 WENT_WITH_A_NODE = (ObjectLostError, WeightsGone)  # arrays of groups, or weights: the newest checkpoint has them
 
 
@@ -214,7 +214,7 @@ class Lives:
         return ResumePoint.start()
 
     async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
-        kept = [KeptGroup(await asyncio.wait_for(_value(each.group), FETCH_SECONDS), each) for each in ready]
+        kept = [KeptGroup(await fetched(each.group), each) for each in ready]
         files = {GROUPS_FILE: await asyncio.to_thread(packed, kept)}
         spec, begun = self.job.checkpoint, time.monotonic()
         await self.recorder.room.wait_for(
@@ -238,7 +238,3 @@ class Lives:
             on_group=lambda: None,
         )
         await self.recorder.evaluation(evaluation)
-
-
-async def _value(reference: Any) -> Any:
-    return await reference

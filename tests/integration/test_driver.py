@@ -14,15 +14,19 @@ import pytest
 import ray
 
 from services import supervisor as module
+from services.display import Display
+from services.foreground import Ending
 from services.launcher import JobStatus
 from services.local_redis import embedded_redis
+from services.run import run_on
 from services.run_folder import RunFolder
+from services.stack import Stack
 from services.state import Observed, RunRecord
 from services.store import Store
 from services.supervisor import Supervisor
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.test_steering import assert_ledger_exact
-from volley.job import RLJob
+from volley.job import JOB, RLJob
 
 pytestmark = pytest.mark.integration
 
@@ -154,3 +158,35 @@ async def test_a_second_signal_does_not_wait_for_a_checkpoint(
     log = (run.logs / "driver.log").read_text()
     assert "volley: stopping at a checkpoint, within 30 s" in log
     assert "volley: stopping\n" in log
+
+
+async def test_a_supervised_run_told_to_end_goes_on_from_its_checkpoint(
+    ray_local: None, redis_url: str, tmp_path: Path
+) -> None:
+    write_inputs(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "7 7=", "answer": "7"}\n' * 4)
+    tree = {
+        "kind": "sft",
+        "name": "taught",
+        "model": {"path": str(tmp_path / "model")},
+        "data": {"path": str(tmp_path / "rows.jsonl")},
+        "steps": 500,
+        "rows_per_step": 4,
+    }
+    job = JOB.validate_python(tree)
+    folder, ending = RunFolder.create(tmp_path, job), Ending()
+    stack = Stack(redis_url, "local")
+    run = asyncio.create_task(run_on(stack, job, folder, Display(quiet=True), ending=ending))
+    for _ in range(2400):
+        if len(folder.read("metrics")) >= 5 or run.done():
+            break
+        await asyncio.sleep(0.05)
+    assert ending.ask()
+    assert (await run).state == "stopped"
+    done = len(folder.read("metrics"))
+    assert [path.name for path in folder.checkpoints.iterdir()] == [f"step-{done}"]
+    assert done < 500
+    assert (await run_on(stack, job, folder, Display(quiet=True))).state == "done"
+    rows = folder.read("metrics")
+    assert [row["step"] for row in rows] == list(range(500))
+    assert rows[-1]["loss"] < rows[0]["loss"]
