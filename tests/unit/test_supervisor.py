@@ -1,8 +1,16 @@
 """What the supervisor does about a run, as a table."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from services.launcher import JobStatus
+from services.launcher import JobStatus, kill_here
 from services.state import Desired, Observed, RunState
 from services.supervisor import (
     BARREN_LIVES,
@@ -170,3 +178,18 @@ def test_a_run_given_up_and_taken_up_again_has_all_its_lives() -> None:
     had = lives(5, barren=BARREN_LIVES - 1)
     after = had.after_submit(Desired(revision=1), observed("failed"), NOW)
     assert (after.count, after.barren, after.revision) == (6, 0, 1)
+
+
+def test_only_the_runs_own_driver_on_this_host_is_killed() -> None:
+    """Its process id may be another process's by now."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "services.driver", "r"]
+    with subprocess.Popen(command) as driver:
+        here = f"{socket.gethostname()}:{driver.pid}"
+        while b"services.driver" not in Path(f"/proc/{driver.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        for run_id, place in (("other", here), ("r", f"elsewhere:{driver.pid}"), ("r", ""), ("r", f"{here}0000000")):
+            assert not kill_here(run_id, place)
+        assert not kill_here("r", f"{socket.gethostname()}:{os.getpid()}")
+        driver.send_signal(signal.SIGSTOP)
+        assert kill_here("r", here)
+        assert driver.wait(10) == -signal.SIGKILL
