@@ -28,7 +28,7 @@ from services.run_folder import RunFolder
 
 Floats = NDArray[np.float64]
 Rows = Mapping[str, Sequence["PassAtK"]]  # by method
-WINDOW = 25  # steps of a moving mean
+WINDOW, LONG_WINDOW = 25, 60  # steps of a moving mean, against steps and against the divergence, which is noisier
 KEPT = ("pass_at_1", "pass_at_16", "kl_k1")  # curves among the numbers
 COLOURS = (GREY, RED, SKY, BLUE, GREEN, ORANGE, PURPLE, "#000000")
 
@@ -62,15 +62,15 @@ def heldout(runs: Sequence[Planned], *, at: int = -1) -> list[PassAtK]:
     return found
 
 
-def curve(runs: Sequence[Planned], name: str) -> Floats:
+def curve(runs: Sequence[Planned], name: str, window: int = WINDOW) -> Floats:
     """A metric of training, a moving mean, [S, T]."""
-    return np.stack([smooth([row[name] for row in RunFolder(run.path).read("metrics")], WINDOW) for run in runs])
+    return np.stack([smooth([row[name] for row in RunFolder(run.path).read("metrics")], window) for run in runs])
 
 
 def at_kl(runs: Sequence[Planned], name: str, grid_X: Floats) -> Floats:
     """A metric when the divergence from the start first reaches each value, [S, X]; nan where it never does."""
-    kl_ST = np.maximum.accumulate(curve(runs, "kl_k1"), axis=-1)
-    pairs = zip(kl_ST, curve(runs, name), strict=True)
+    kl_ST = np.maximum.accumulate(curve(runs, "kl_k1", LONG_WINDOW), axis=-1)
+    pairs = zip(kl_ST, curve(runs, name, LONG_WINDOW), strict=True)
     return np.array([np.interp(grid_X, kl_T, y_T, left=np.nan, right=np.nan) for kl_T, y_T in pairs])
 
 
@@ -116,7 +116,7 @@ def draw_curves(axis: Any, runs: Runs, name: str, label: str, *, skip: int = 1, 
 def draw_at_kl(axis: Any, runs: Runs, name: str, label: str, *, skip: int = 1) -> None:
     """A metric against the divergence from the start, as far as every seed went."""
     for colour, (method, of_method) in zip(COLOURS[skip:], runs.items(), strict=False):
-        kl_ST = curve(of_method, "kl_k1")
+        kl_ST = curve(of_method, "kl_k1", LONG_WINDOW)
         grid_X = np.linspace(kl_ST[:, 0].max(), kl_ST.max(axis=-1).min(), 100)
         y_SX = 100 * at_kl(of_method, name, grid_X)
         axis.plot(grid_X, y_SX.mean(axis=0), color=colour, label=method)
