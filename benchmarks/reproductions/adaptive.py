@@ -1,9 +1,9 @@
 """k of each prompt from its own solve rate, against k = 8 for all.
 
-    python -m benchmarks.reproductions.adaptive [--seeds 1] [--steps 250] [--at-most 4]
+    python -m benchmarks.reproductions.adaptive [--seeds 1] [--steps 200] [--at-most 4]
 
 After arXiv 2503.19595, section 3.1: the signal of max@k is densest where k is near 1/p. Only earlier visits of a prompt
-count, so both methods train on 400 prompts here, each of which is met ten times in 250 steps.
+count, so both methods train on 400 prompts here, each of which is met eight times in 200 steps.
 """
 
 from pathlib import Path
@@ -46,4 +46,4 @@ def inputs(wanted: Options, display: Display) -> None:
 STUDY = Study("adaptive", inputs, countdown.warm_up, runs)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=250)
+    STUDY.conduct(__doc__, seeds=1, steps=200)

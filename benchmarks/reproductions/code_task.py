@@ -19,6 +19,7 @@ from services.job_file import load_job
 
 WARM_UP = 300
 METHODS = ("mean", "max@4")
+PROMPTS, RATE, RISING = 8, 1e-4, 10
 LONGEST = 34  # tokens of a right program, and its end
 
 
@@ -56,7 +57,8 @@ def trained(wanted: Options, name: str, seed: int) -> Planned:
         "name": f"programs-{name}-{seed}".replace("@", "-"),
         "seed": seed,
         "steps": wanted.steps,
-        "prompts_per_step": 16,
+        "prompts_per_step": PROMPTS,
+        "optimizer": {"lr": RATE, "warmup_steps": RISING},
         "samples_kept": 16,
         "model.path": str(folder / "warm-up" / "model"),
         "data.path": str(folder / "data" / "train.jsonl"),

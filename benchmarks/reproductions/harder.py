@@ -1,6 +1,6 @@
 """A harder countdown, five numbers in a prompt and a shorter warm-up: who unblocks what is hardly ever solved?
 
-    python -m benchmarks.reproductions.harder [--seeds 1] [--steps 250] [--at-most 4]
+    python -m benchmarks.reproductions.harder [--seeds 1] [--steps 200] [--at-most 4]
 
 After arXiv 2505.15201, figure 5: the mean stalls where most groups have no success, max@k goes on.
 """
@@ -36,4 +36,4 @@ def warm_up(wanted: Options) -> Planned:
 STUDY = Study("harder", inputs, warm_up, runs)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=250)
+    STUDY.conduct(__doc__, seeds=1, steps=200)

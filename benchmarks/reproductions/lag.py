@@ -1,6 +1,6 @@
 """Training on old samples: lag 0, 4 and 8 with no correction, with the token correction, and with the exact one.
 
-    python -m benchmarks.reproductions.lag [--seeds 1] [--steps 150] [--at-most 4]
+    python -m benchmarks.reproductions.lag [--seeds 1] [--steps 120] [--at-most 4]
 
 max@8 on countdown, the same number of samples for all, at twice the learning rate of the other studies so that the
 policy moves within the lag. ``exact`` weighs a sample by its own sequence weight and its companions exactly.
@@ -61,4 +61,4 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
 STUDY = Study("lag", inputs, warm_up, runs, draw)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=150)
+    STUDY.conduct(__doc__, seeds=1, steps=120)

@@ -35,9 +35,7 @@ def test_a_study_starts_all_methods_alike_and_judges_the_start_once(study: Study
         True,
         *[False] * (len(jobs) - 1),
     ]
-    assert {(job.steps, job.prompts_per_step, job.sampling.n) for job in jobs if isinstance(job, RLJob)} == {
-        (100, 16, 16)
-    }
+    assert len({(job.steps, job.prompts_per_step, job.sampling.n) for job in jobs if isinstance(job, RLJob)}) == 1
 
 
 def test_studies_share_runs(tmp_path: Path) -> None:
