@@ -14,6 +14,7 @@ from benchmarks.reproductions.countdown import OBJECTIVES, inputs, trained, warm
 from benchmarks.reproductions.results import (
     Rows,
     at_kl,
+    curve,
     draw_at_kl,
     draw_pass_at_k,
     heldout,
@@ -36,6 +37,7 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
     """Held-out pass@k, and what was reached against the divergence from the start."""
     print_gaps(made)
     print_at_kl(made)
+    print_live(made)
     figure, (by_k, first, best) = panels(3)
     draw_pass_at_k(by_k, rows)
     draw_at_kl(first, made, "pass_at_1", "pass@1, % of training prompts")
@@ -62,6 +64,12 @@ def print_at_kl(made: Runs) -> None:
         cells = zip(*values.values(), strict=True)
         lines.append([method, *("-" if np.isnan(first) else f"{first:.1f} / {best:.1f}" for first, best in cells)])
     print_table(["training pass@1 / pass@16, % at", *(f"{kl} nats a token" for kl in KL)], lines)
+
+
+def print_live(made: Runs) -> None:
+    """How many groups had a gradient: with k = n only those with a single right sample."""
+    lines = [[name, f"{curve(of_name, 'live_group_fraction').mean():.0%}"] for name, of_name in made.items()]
+    print_table(["", "groups with a gradient"], lines)
 
 
 STUDY = Study("trade_off", inputs, warm_up, runs, draw)
