@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from volley.job import JOB, RLJob
+from volley.lora import LoraSpec
 
 GIB = 1 << 30
 SHAPES = Path(__file__).parents[1] / "deploy" / "jobs" / "models"
@@ -22,7 +23,7 @@ SHAPES = Path(__file__).parents[1] / "deploy" / "jobs" / "models"
 BF16, FP32 = 2, 4
 # ZeRO-3 under bf16, bytes a parameter, all sharded: weight 2, gradient 4, master copy 4, two moments 8.
 STATE_BYTES = BF16 + FP32 + FP32 + 2 * FP32
-OFFLOADED_BYTES = {"offload_param": BF16, "offload_optimizer": FP32 + FP32 + 2 * FP32}  # what is on the host then
+OFFLOADED_BYTES = {"offload_param": BF16, "offload_optimizer": STATE_BYTES - BF16}  # what is on the host then
 RANK_OVERHEAD = 5 * GIB  # CUDA context, NCCL buffers, layers that ZeRO-3 has gathered (1e9 parameters at most)
 ENGINE_OVERHEAD = 5 * GIB  # of each GPU of an engine: activations, CUDA graphs
 DEFAULT_UTILIZATION = 0.9  # vLLM's gpu_memory_utilization
@@ -60,6 +61,14 @@ class Shape:
         h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
         layer = 2 * h * h + 2 * h * kv + 3 * h * m + 2 * h + (h + 2 * kv if self.attention_bias else 0)
         return (1 if self.tie_word_embeddings else 2) * self.vocab_size * h + self.num_hidden_layers * layer + h
+
+    def adapters(self, lora: LoraSpec) -> int:
+        """Parameters of low-rank adapters on the matrices of every layer that ``lora`` names."""
+        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
+        sides = {"q_proj": 2 * h, "k_proj": h + kv, "v_proj": h + kv, "o_proj": 2 * h}
+        sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + m)
+        named = sides.values() if lora.target_modules == "all-linear" else (sides[name] for name in lora.target_modules)
+        return self.num_hidden_layers * lora.rank * sum(named)
 
     @property
     def kv_bytes(self) -> int:
@@ -118,9 +127,13 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
         prompt_tokens: a prompt's length.
     """
     row = prompt_tokens + job.sampling.max_tokens
-    ranks, offloaded = job.learner.ranks, _offloaded_bytes(job)
-    state = shape.parameters * (STATE_BYTES - offloaded) / ranks
-    reference = shape.parameters * BF16 / ranks if job.update.kl.wanted else 0.0
+    ranks, lora = job.learner.ranks, job.model.lora
+    trained = shape.parameters if lora is None else shape.adapters(lora)
+    frozen = 0 if lora is None else shape.parameters * BF16  # trained bytes below count a weight of their own
+    offloaded = _offloaded_bytes(job)
+    on_host = trained * offloaded + (frozen if offloaded in (BF16, STATE_BYTES) else 0)
+    state = (trained * STATE_BYTES + frozen - on_host) / ranks
+    reference = shape.parameters * BF16 / ranks if job.update.kl.wanted and lora is None else 0.0
     kept = shape.checkpointed_bytes if job.learner.gradient_checkpointing else shape.activation_bytes
     activations = float(max(row, job.learner.tokens_per_micro_batch) * kept)
 
@@ -131,12 +144,12 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
     cache = max(0.0, utilization * gpu_bytes - weights - ENGINE_OVERHEAD) * gpus
     samples = job.slots * job.sampling.n
     rounds = math.ceil(math.log2(job.actors.count + 1))
-    published = shape.parameters * BF16
+    published = trained * BF16
     sending = 0.0 if shared else rounds * published / (nic_gbit / 8 * 1e9 * NIC_SHARE)
     return Sizing(
         parameters=shape.parameters,
         state=state,
-        host=shape.parameters * offloaded / ranks,
+        host=on_host / ranks,
         reference=reference,
         activations=activations,
         rank=state + reference + activations + RANK_OVERHEAD,
@@ -152,7 +165,7 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
         tokens_in_flight=samples * job.sampling.max_tokens,
         published=published,
         broadcast_rounds=rounds,
-        broadcast_seconds=published / PCIE + sending + published / gpus / PCIE,
+        broadcast_seconds=published / PCIE + sending + weights / PCIE,
     )
 
 
@@ -165,9 +178,13 @@ def _offloaded_bytes(job: RLJob) -> int:
 def page(job: RLJob, made: Sizing, gpu_gib: float, nic_gbit: float) -> str:
     """The sizing as Markdown."""
     ranks, actors, offloaded = job.learner.ranks, job.actors, _offloaded_bytes(job)
+    whole = job.model.lora is None
     rows = [
         ("parameters", f"{made.parameters / 1e9:.2f} billion"),
-        ("learner: states, a rank", f"{made.state / GIB:.1f} GiB = {STATE_BYTES - offloaded} B x parameters / {ranks}"),
+        (
+            "learner: states, a rank",
+            f"{made.state / GIB:.1f} GiB" + (f" = {STATE_BYTES - offloaded} B x parameters / {ranks}" if whole else ""),
+        ),
         *([("learner: states on the host, a rank", f"{made.host / GIB:.1f} GiB")] if offloaded else []),
         ("learner: starting policy, a rank", f"{made.reference / GIB:.1f} GiB"),
         (

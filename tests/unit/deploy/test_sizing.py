@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from benchmarks.sizing import GIB, SHAPES, Shape, Sizing, page, size
-from volley.job import JOB, RLJob
+from volley.job import JOB, ModelSpec, RLJob
+from volley.lora import LoraSpec
 
 JOBS = sorted(Path("deploy/jobs").glob("*.yaml"))
 GPUS = {"gpu-1": 1, "gpu-8": 8, "gpu-64": 64}
@@ -84,6 +85,25 @@ def test_the_arithmetic_of_one_job() -> None:
     assert (made.slots, made.samples_in_flight) == (128, 2048)
     assert made.broadcast_rounds == 3  # to 4 actors: 1, 2, 4 holders after each
     assert made.broadcast_seconds == pytest.approx(2 * shape.parameters * (2 / 20e9 + 3 / 8.75e9))
+
+
+def test_adapters_leave_out_what_is_frozen(tmp_path: Path) -> None:
+    from learner.lora import published
+    from learner.policy import load_trained
+    from tests.models import tiny_llama
+
+    for targets in ("all-linear", ("q_proj", "down_proj")):
+        lora = LoraSpec(rank=4, target_modules=targets)
+        model = ModelSpec(path=tiny_llama(tmp_path / "tiny", head_dim=16), lora=lora)
+        made = sum(each.numel() for _, each in published(load_trained(model, seed=0)))
+        assert Shape.of(model.path).adapters(lora) == made
+    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), Shape.of(Path("qwen2.5-7b"))
+    adapted = job.model_copy(update={"model": job.model.model_copy(update={"lora": LoraSpec()})})
+    parameters = shape.adapters(LoraSpec())
+    made_of_it = sized(adapted)
+    assert parameters < shape.parameters / 100
+    assert made_of_it.state == (2 * shape.parameters + 18 * parameters) / 4
+    assert (made_of_it.reference, made_of_it.published) == (0.0, 2 * parameters)
 
 
 def test_what_does_not_fit_is_told() -> None:
