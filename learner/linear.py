@@ -70,6 +70,13 @@ class _Linear(torch.autograd.Function):
         rows_TI = input_TI.reshape(-1, input_TI.shape[-1])
         return (
             product(grad_TO, weight_OI.t()) if wanted[0] else None,
-            product(rows_TO.t(), rows_TI.t()) if wanted[1] else None,
+            _weight_gradient(rows_TO, rows_TI) if wanted[1] else None,
             rows_TO.sum(0) if wanted[2] else None,
         )
+
+
+def _weight_gradient(grad_TO: Tensor, input_TI: Tensor) -> Tensor:
+    """``grad' input``, [O, I]. oneDNN copies a left factor that is transposed: the narrower one is."""
+    if grad_TO.shape[1] > input_TI.shape[1]:
+        return product(input_TI.t(), grad_TO.t()).t()
+    return product(grad_TO.t(), input_TI.t())
