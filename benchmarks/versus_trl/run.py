@@ -3,22 +3,38 @@
     python -m benchmarks.versus_trl.run [short long code judge] [--rounds 3] [--folder demo/versus_trl]
 
 Both sides take turns, each in a process of its own, on the same model, prompts, number and length of samples and
-optimiser steps; start-up and the first three steps are not counted. The ratio is taken round by round.
+optimiser steps; start-up and the first three steps are not counted. The ratio is taken round by round. Beside each
+run stands what other processes took of the machine meanwhile: above a few percent, the round says little.
 """
 
 import argparse
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.versus_trl.others import run_beside_others
 from benchmarks.versus_trl.workloads import PROMPTS, SAMPLES, WORKLOADS, judge, write_inputs
 
 WARM = 3  # steps
 SIDES = ("trl", "volley")
+SECONDS = 900  # for one run
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one side.
+
+    Attributes:
+        speed: samples per second.
+        others: share of the machine's processor time that other processes took.
+    """
+
+    speed: float
+    others: float
 
 
 def main() -> None:
@@ -27,19 +43,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("demo/versus_trl"))
     args = parser.parse_args()
-    print(f"{'workload':10} {'TRL':>10} {'Volley':>10}   samples/s, medians      ratio (each round)", flush=True)
+    print(f"{'workload':10}{'TRL':>9}{'Volley':>9}{'ratio':>9}   taken by other processes: TRL, Volley", flush=True)
     results = {}
     for name in args.workloads or WORKLOADS:
         folder = args.folder.resolve() / name
         folder.mkdir(parents=True, exist_ok=True)
         write_inputs(WORKLOADS[name], folder)
-        speeds: dict[str, list[float]] = {side: [] for side in SIDES}
+        rounds: list[dict[str, Run]] = []
         with judge() if WORKLOADS[name].reward == "judge" else contextlib.nullcontext("") as url:
             for _ in range(args.rounds):
-                for side in SIDES:
-                    speeds[side].append(speed(side, name, folder, url))
-        results[name] = speeds
-        print(line(name, speeds), flush=True)
+                rounds.append({side: one(side, name, folder, url) for side in SIDES})
+                print(line(name, rounds[-1:]), flush=True)
+        print(line(f"{name}, all", rounds), flush=True)
+        results[name] = [{side: asdict(run) for side, run in each.items()} for each in rounds]
         (args.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
 
 
@@ -49,24 +65,24 @@ def _known(name: str) -> str:
     return name
 
 
-def speed(side: str, name: str, folder: Path, url: str) -> float:
-    """Samples per second of one run."""
+def one(side: str, name: str, folder: Path, url: str) -> Run:
+    """One run of one side."""
     with tempfile.TemporaryDirectory() as outputs:
-        out = Path(outputs) / "seconds.json"
+        out, log = Path(outputs) / "seconds.json", Path(outputs) / "log"
         command = [sys.executable, "-m", f"benchmarks.versus_trl.{side}_side", name, str(folder), str(out)]
-        done = subprocess.run([*command, *([url] if url else [])], capture_output=True, text=True, timeout=1800)
-        if done.returncode:
-            sys.exit(f"{side} on {name} failed:\n{done.stderr[-3000:]}")
+        code, others = run_beside_others([*command, *([url] if url else [])], log, SECONDS)
+        if code:
+            sys.exit(f"{side} on {name} failed:\n{log.read_text(errors='replace')[-3000:]}")
         seconds = json.loads(out.read_text())[WARM:]
-    return float(len(seconds) * PROMPTS * SAMPLES / sum(seconds))
+    return Run(len(seconds) * PROMPTS * SAMPLES / sum(seconds), others)
 
 
-def line(name: str, speeds: dict[str, list[float]]) -> str:
-    """One row of the table."""
-    ratios = [ours / theirs for ours, theirs in zip(speeds["volley"], speeds["trl"], strict=True)]
-    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-    medians = [statistics.median(speeds[side]) for side in SIDES]
-    return f"{name:10} {medians[0]:>10.1f} {medians[1]:>10.1f} {statistics.median(ratios):>24.2f}x  ({each})"
+def line(name: str, rounds: list[dict[str, Run]]) -> str:
+    """One row of the table: medians."""
+    speeds = [statistics.median(each[side].speed for each in rounds) for side in SIDES]
+    ratio = statistics.median(each["volley"].speed / each["trl"].speed for each in rounds)
+    others = ", ".join(f"{statistics.median(each[side].others for each in rounds):.0%}" for side in SIDES)
+    return f"{name:10}{speeds[0]:>9.1f}{speeds[1]:>9.1f}{ratio:>8.2f}x   {others}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m benchmarks.versus_trl.volley_side WORKLOAD FOLDER OUT.json [JUDGE_URL]
 
 One actor and one learner rank of one thread each; the same prompts, samples, lengths and optimiser steps as the other
-side, lag 1, token-level correction as a job has it by default.
+side, token-level correction and lag 1 as a job has it by default, lag 2 where the reward is slow to come.
 """
 
 import json
@@ -27,6 +27,11 @@ def job_of(workload: Workload, folder: Path, url: str) -> dict[str, Any]:
         "code": {"kind": "code", "extract": "raw"},
         "judge": {"kind": "http", "url": url},
     }
+    slow_rewards: dict[str, dict[str, Any]] = {
+        "free": {},
+        "code": {"reward_workers": {"count": 2}},  # as many programs at once as the other side judges
+        "judge": {"max_lag": 2, "reward_workers": {"count": 2 * PROMPTS}},  # waiting costs nothing: more wait at once
+    }
     return {
         "kind": "rl",
         "name": workload.name,
@@ -39,9 +44,9 @@ def job_of(workload: Workload, folder: Path, url: str) -> dict[str, Any]:
         "sampling": {"n": SAMPLES, "max_tokens": workload.max_tokens},
         "optimizer": {"lr": 1e-6},
         "actors": {"max_num_seqs": 2 * PROMPTS * SAMPLES, "kv_cache_gb": 0.5},
-        "reward_workers": {"count": PROMPTS if workload.reward == "judge" else 1},
         "max_dead_batches": 10**6,
         "samples_kept": 0,
+        **slow_rewards[workload.reward],
     }
 
 

@@ -1,0 +1,51 @@
+"""The regression guard: what it flags, what it saves, how it ends."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import quick
+from benchmarks.versus_trl.others import run_beside_others
+
+
+def guard(monkeypatch: pytest.MonkeyPatch, baseline: Path, ratios: dict[str, float], *options: str) -> None:
+    monkeypatch.setattr(quick, "measured", ratios.__getitem__)
+    monkeypatch.setattr(sys, "argv", ["quick", *ratios, "--baseline", str(baseline), *options])
+    quick.main()
+
+
+def test_a_loss_over_15_percent_fails_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baseline = tmp_path / "baseline.json"
+    guard(monkeypatch, baseline, {"learner": 2.0, "sandbox": 4.0}, "--save")
+    assert json.loads(baseline.read_text()) == {"learner": 2.0, "sandbox": 4.0}
+    guard(monkeypatch, baseline, {"learner": 1.71, "sandbox": 9.0, "objectives": 1.0})
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        guard(monkeypatch, baseline, {"learner": 1.69, "sandbox": 4.0})
+    assert end.value.code == 1
+    lost, kept = capsys.readouterr().out.splitlines()[1:]
+    assert "LOST" in lost
+    assert lost.startswith("learner")
+    assert "LOST" not in kept
+
+
+def test_the_cheapest_ratio_is_really_measured() -> None:
+    assert quick.measured("objectives") > 1.2
+
+
+@pytest.mark.parametrize(("program", "code"), [("print('here')", 0), ("raise SystemExit(3)", 3)])
+def test_a_run_beside_others_tells_how_it_ended(tmp_path: Path, program: str, code: int) -> None:
+    log = tmp_path / "log"
+    ended, others = run_beside_others([sys.executable, "-c", program], log, 30)
+    assert ended == code
+    assert others >= 0
+    assert log.read_text().strip() == ("here" if code == 0 else "")
+
+
+def test_a_run_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    ended, _ = run_beside_others([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", 0.6)
+    assert ended == -9
