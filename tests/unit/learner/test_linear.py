@@ -16,9 +16,7 @@ def _on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "onednn_is_faster", lambda: True)
 
 
-def both(
-    inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype = torch.float32
-) -> tuple[nn.Linear, nn.Linear]:
+def both(inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype = torch.float32) -> tuple[nn.Linear, nn.Linear]:
     torch.manual_seed(0)
     own = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
     quick = copy.deepcopy(own)
