@@ -4,6 +4,7 @@ Only adapters have ``requires_grad``: gradients, the optimiser and checkpoints l
 """
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,9 +35,10 @@ def add_adapters(lm: Any, model: ModelSpec, spec: LoraSpec, seed: int) -> Any:
     from peft import inject_adapter_in_model
 
     ends = {name.rpartition(".")[2] for name, each in lm.named_modules() if isinstance(each, nn.Linear)} - {"lm_head"}
-    instead = f"write target_modules: all-linear, or of [{', '.join(sorted(ends))}]"
-    with torch.random.fork_rng():
+    instead = f"write target_modules: [{', '.join(sorted(ends))}]" if ends else "this model has none: drop model.lora"
+    with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)
+        warnings.simplefilter("ignore")  # they are of layers that are refused below
         try:
             inject_adapter_in_model(_peft_config(model, spec), lm, ADAPTER)
         except ValueError as error:

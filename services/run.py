@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services import eval_run, rft_run, rl_run, sft_run
+from services.adapters import check_adapters
 from services.context import Context, RunStopped, beating, ends_when_stopped
 from services.display import Display
 from services.foreground import Ending
@@ -48,10 +49,16 @@ def prepare(job: Job) -> Any:
     """Everything of ``job`` that can be checked and read before a process starts.
 
     Raises:
-        JobError: the data, the model, the scorer or a sink can not be used.
+        JobError: the data, the model, its adapters, the scorer or a sink can not be used.
     """
     check_sinks(job.sinks)
     make_importable(job.runtime_env)
+    prepared = _prepared(job)
+    check_adapters(job.model)
+    return prepared
+
+
+def _prepared(job: Job) -> Any:
     match job:
         case RLJob():
             return rl_run.prepare(job)

@@ -15,13 +15,15 @@ from learner.lora import FOLDER, published, split, without_adapters
 from learner.policy import Policy, StartingPolicy, load_lm, load_trained
 from learner.reinforce import Reinforcer
 from learner.weights import file_parts, write_model
+from services.adapters import check_adapters
 from services.tokens import load_tokenizer
 from tests.learner_batches import naive_logprobs, on_policy, random_group, scored
 from tests.models import tiny_llama
 from tests.plain_engine import PlainEngine
+from tests.unit.learner.conftest import tiny_lm
 from volley.errors import JobError
 from volley.job import JOB, ModelSpec
-from volley.lora import DOWN, UP
+from volley.lora import DOWN, UP, LoraSpec
 from volley.objectives import Mean
 from volley.update import KLPenalty, Optimizer, PolicyUpdate
 
@@ -152,7 +154,7 @@ def test_an_adapter_of_another_model_is_refused(base: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (["query"], r"write target_modules: all-linear, or of \[down_proj, .*v_proj\]"),
+        (["query"], r"write target_modules: \[down_proj, .*v_proj\]"),
         (["lm_head"], "lm_head can have no adapter"),
         (["embed_tokens"], "model.embed_tokens can have no adapter"),
     ],
@@ -160,6 +162,32 @@ def test_an_adapter_of_another_model_is_refused(base: Path, tmp_path: Path) -> N
 def test_a_target_that_can_have_no_adapter_is_refused(base: Path, targets: list[str], message: str) -> None:
     with pytest.raises(JobError, match=message):
         load_trained(spec_of(base, target_modules=targets), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "mixtral",
+            r"layers.0.mlp.gate can have no adapter.* write target_modules: \[k_proj, o_proj, q_proj, v_proj\]",
+        ),
+        ("gpt2", r"attn.c_attn can have no adapter.* this model has none: drop model.lora"),
+    ],
+)
+def test_a_model_whose_layers_are_of_another_kind_is_told_what_it_can_have(
+    kind: str, message: str, tmp_path: Path
+) -> None:
+    tiny_lm(kind, num_local_experts=2).float().save_pretrained(tmp_path)
+    with pytest.raises(JobError, match=message):
+        load_trained(ModelSpec(path=tmp_path, lora=LoraSpec(rank=4)), seed=0)
+
+
+def test_a_check_of_the_job_knows_the_names_that_targets_may_have(base: Path) -> None:
+    check_adapters(spec_of(base))
+    check_adapters(spec_of(base, target_modules="all-linear"))
+    check_adapters(spec_of(base, target_modules=["layers.1.mlp.up_proj"]))
+    with pytest.raises(JobError, match=r"no matrix 'query': write some of \[down_proj, .*v_proj\], or all-linear"):
+        check_adapters(spec_of(base, target_modules=["q_proj", "query"]))
 
 
 def test_all_linear_is_every_matrix_of_the_blocks(base: Path) -> None:
