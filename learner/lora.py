@@ -48,6 +48,8 @@ def add_adapters(lm: Any, model: ModelSpec, spec: LoraSpec, seed: int) -> Any:
         parameter.requires_grad_(_plain(name).endswith((DOWN, UP)))
         if parameter.requires_grad:  # PEFT takes float32 beside bfloat16, which DeepSpeed would not keep
             parameter.data = parameter.data.to(getattr(torch, model.dtype))
+    # ZeRO-3 takes a block's backward pass for ended once its input has a gradient, and else at its very begin.
+    lm.enable_input_require_grads()
     return lm
 
 
