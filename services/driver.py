@@ -25,7 +25,7 @@ from services.foreground import Ending, run_in_foreground
 from services.job_file import Job, explain
 from services.local_ray import ray_cluster
 from services.needs import Needs
-from services.run import prepare, run_on
+from services.run import prepare_alone, run_on
 from services.run_folder import RunFolder
 from services.runtime_env import for_ray
 from services.stack import Stack
@@ -87,7 +87,7 @@ async def drive(run_id: str, redis_url: str, ending: Ending) -> None:
 
 
 async def _run(job: Job, folder: RunFolder, redis_url: str, ending: Ending) -> None:
-    prepared = await asyncio.to_thread(prepare, job)
+    prepared = await asyncio.to_thread(prepare_alone, job)
     checkpoint = _resume_point(job, folder)
     address, shipped = os.environ.get("RAY_ADDRESS", "auto"), for_ray(job.runtime_env)
     with ray_cluster(Needs(0, 0, 0, 0), address, runtime_env=shipped) as ray_address:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reward_servers.scorers import brings_code
 from services import eval_run, rft_run, rl_run, sft_run
 from services.adapters import check_adapters
 from services.context import Context, RunStopped, beating, ends_when_stopped
@@ -24,6 +25,7 @@ from services.stack import Stack, local_stack
 from services.state import RunRecord, RunState
 from services.status import Status
 from services.store import Store
+from services.tokens import import_tokenizers_alone
 from volley.errors import VolleyError
 from volley.job import EvalJob, RFTJob, RLJob, SFTJob
 
@@ -68,6 +70,13 @@ def _prepared(job: Job) -> Any:
             return rft_run.prepare(job)
         case EvalJob():
             return eval_run.prepare(job)
+
+
+def prepare_alone(job: Job) -> Any:
+    """`prepare`, sooner, in a process that needs nothing of transformers but tokenizers; code of the user's own may."""
+    if isinstance(job, SFTJob) or not brings_code(job.scorer):
+        import_tokenizers_alone()
+    return prepare(job)
 
 
 async def run_alone(

@@ -4,7 +4,9 @@ A prompt is encoded as its tokenizer encodes a text: with a beginning-of-text to
 """
 
 import json
+import os
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,21 @@ class EncodedPrompt:
 
     prompt: Prompt
     tokens_p: NDArray[np.int32]
+
+
+def import_tokenizers_alone() -> None:
+    """Import transformers without torch, which its tokenizers do not need and which takes most of the time.
+
+    Nothing else of transformers works in this process from then on. Without effect where either is imported already.
+    """
+    if "torch" in sys.modules or "transformers" in sys.modules:
+        return
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would say that there is no torch
+    sys.modules["torch"] = None  # type: ignore[assignment]  # its import fails
+    try:
+        from transformers import AutoTokenizer  # noqa: F401
+    finally:
+        del sys.modules["torch"], os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"]
 
 
 def load_tokenizer(model: Path) -> Any:

@@ -9,7 +9,7 @@ from volley.plugins import SCORERS, ScorerPlugin, plugin_of, resolved
 from volley.records import Prompt
 from volley.scoring import FormatTerm, LengthTerm, PythonScorer, ScorerSpec, SumScorer, Term
 
-__all__ = ["Scorer", "build_scorer", "check_scorer"]
+__all__ = ["Scorer", "brings_code", "build_scorer", "check_scorer"]
 
 _KINDS = {  # imported when asked for: a worker starts with what its scorer needs and no more
     "arc": "arc:Arc",
@@ -44,6 +44,11 @@ def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt], *, code_is_her
         for part, scorer in zip(parts, classes, strict=True):
             if hasattr(scorer, "check_row"):
                 scorer.check_row(part, row)
+
+
+def brings_code(spec: ScorerSpec | Term) -> bool:
+    """Is any part of the scorer not Volley's own? Importing that may import anything."""
+    return any(isinstance(part, PythonScorer) or part.kind not in _KINDS for part in _parts(spec))
 
 
 def build_scorer(spec: ScorerSpec | Term) -> Scorer:

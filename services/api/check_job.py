@@ -3,7 +3,7 @@
 import json
 import sys
 
-from services.run import prepare
+from services.run import prepare_alone
 from volley.errors import VolleyError
 from volley.job import JOB
 
@@ -12,7 +12,7 @@ def main() -> None:
     """Read a resolved job, and all that it names."""
     problem = ""
     try:
-        prepare(JOB.validate_json(sys.stdin.buffer.read()))
+        prepare_alone(JOB.validate_json(sys.stdin.buffer.read()))
     except VolleyError as error:
         problem = str(error) or type(error).__name__
     sys.stdout.write("\n" + json.dumps({"problem": problem}) + "\n")

@@ -25,13 +25,13 @@ def run(
     """Run a job here: start what is missing, follow it to its end, leave a run folder."""
     from services.display import Display
     from services.job_file import importable_from, load_job, parse_overrides
-    from services.run import prepare
+    from services.run import prepare_alone
     from services.run_folder import RunFolder
 
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
     display = Display(quiet=quiet)
-    prepared = prepare(job)  # a job that can not run leaves no folder
+    prepared = prepare_alone(job)  # a job that can not run leaves no folder
     folder = RunFolder.create(out, job)
     folder.keep_import_from(job_file.parent)
     display.say(f"{job.kind} job {job.name}: {folder.path}")
@@ -44,7 +44,7 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     from services.desired import change_in_folder, read_desired
     from services.display import Display
     from services.job_file import importable_from
-    from services.run import prepare
+    from services.run import prepare_alone
     from services.run_folder import RunFolder
     from volley.job import RLJob
 
@@ -53,7 +53,7 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     if (where := folder.import_from()) is not None:
         importable_from(where)
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
-    prepared = prepare(job)
+    prepared = prepare_alone(job)
     desired = read_desired(folder)
     if desired.stopped or desired.paused:
         change_in_folder(folder, job, {"stopped": False, "paused": False})
@@ -93,11 +93,11 @@ def way_on(job: "Job", folder: "RunFolder") -> str:
 def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     """Check a job file and all that it names, without starting anything."""
     from services.job_file import importable_from, load_job, parse_overrides
-    from services.run import prepare
+    from services.run import prepare_alone
 
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
-    prepare(job)
+    prepare_alone(job)
     typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, tokenizer and scorer are in order")
 
 
