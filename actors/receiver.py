@@ -46,6 +46,12 @@ class Receiver:
                 close_all(self._here.pop(old))
             return taken
 
+    def close(self) -> None:
+        """Drop what was received."""
+        with self._lock:
+            while self._here:
+                close_all(self._here.popitem()[1])
+
     def _follow(self, terms: WeightGroupTerms, rank: int) -> None:
         if terms.cuda:
             torch.cuda.set_device(self._device)

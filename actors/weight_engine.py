@@ -113,7 +113,8 @@ class WeightFileEngine(WeightTransferEngine[Agreed, WeightFiles]):  # type: igno
             raise ValueError(f"not all weights were published: {', '.join(sorted(self._missing)[:5])}")
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Drop what was received and not loaded."""
+        self._receiver.close()
 
 
 def _half_loaded(model: torch.nn.Module) -> set[str]:
