@@ -118,7 +118,13 @@ def assert_ledger_exact(folder: RunFolder) -> None:
 
 
 async def test_actors_and_reward_workers_come_and_go_on_a_live_run(stack: Stack, inputs: Path, tmp_path: Path) -> None:
-    async with live(stack, inputs, tmp_path) as run:
+    """In a weight group of those that are there."""
+    async with live(stack, inputs, tmp_path, broadcast={"transport": "collective", "deadline_s": 20}) as run:
+
+        def all_grouped(_seen: Observed) -> bool:
+            return bool(run.folder.read("metrics")[-1]["weight_group_share"] == 1)
+
+        await run.until(all_grouped)
         await run.want(actors=2, reward_workers=2)
         seen = await run.until(lambda seen: (seen.actors, seen.reward_workers) == (2, 2))
         assert seen.revision == 1
@@ -126,6 +132,7 @@ async def test_actors_and_reward_workers_come_and_go_on_a_live_run(stack: Stack,
         assert set(versions) == {"actor-0", "actor-1"}
         assert min(version or 0 for version in versions.values()) >= seen.version, "a new one has the newest weights"
         before = await run.more_steps()
+        await run.until(all_grouped)
         await run.until(lambda seen: any(w.busy for w in seen.workers if w.name == "actor-1"))
         await run.want(actors=1, reward_workers=1)
         await run.until(lambda seen: (seen.actors, seen.reward_workers) == (1, 1))
@@ -137,6 +144,7 @@ async def test_actors_and_reward_workers_come_and_go_on_a_live_run(stack: Stack,
         assert (await run.observed()).step <= held.step + 2, "what was under way is trained on, no more"
         await run.want(actors=1)
         await run.more_steps()
+        await run.until(all_grouped)
         assert not run.events("actor_died")
         await run.want(stopped=True)
         assert (await run.task).state == "stopped"
