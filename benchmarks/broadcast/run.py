@@ -11,12 +11,11 @@ it in place, or a new engine starts from it; the files never leave the page cach
 
 import argparse
 import asyncio
-import json
+import os
 import shutil
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from actors import member as member_module
 from actors.config import ActorConfig, GenerateRequest
 from actors.pool import ActorPool
 from actors.weight_files import available_memory
-from benchmarks.broadcast.parts import DiskActor, Published, Publisher, Receiver, copy_seconds, shape_of
-from benchmarks.objectives.report import print_table
+from benchmarks.broadcast.parts import DiskActor, Published, Publisher, Receiver, copy_seconds, cpu_seconds, shape_of
+from benchmarks.broadcast.rows import UPDATE_EVERY, Row, Share, keep, report
 from learner.config import LearnerConfig
 from learner.ranks import CONCURRENCY
 from tests.models import tiny_llama
@@ -38,37 +37,6 @@ from volley.weight_group import WeightGroupTerms
 
 ENGINES = {"3M": 2, "100M": 2, "1B": 1}  # receivers up to so many are real actors
 BUCKET_MB = 64
-UPDATE_EVERY = 2.0  # seconds, of the stall share
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Medians over the rounds; seconds.
-
-    Attributes:
-        way: ``object store`` or ``weight group`` to engines that serve them at the end, ``to the door`` to no engine.
-        gather: of gathering alone; ``blocked``: until the learner can go on; ``serial``: with each bucket packed and
-            stored before the next is gathered.
-        total: from the first gather until the last receiver has them.
-        stall: the longest an engine stood still.
-        reload: save, then reload in place; ``restart`` is save, then a new engine.
-        copy: of the same bytes in memory, for each receiver one after the other.
-        private_mb: most memory of its own the publisher took beyond what it had.
-    """
-
-    size: str
-    receivers: int
-    way: str
-    mb: float
-    gather: float
-    blocked: float
-    serial: float
-    total: float
-    stall: float
-    reload: float
-    restart: float
-    copy: float
-    private_mb: float
 
 
 def main() -> None:
@@ -86,39 +54,7 @@ def main() -> None:
             keep(options.out / "broadcast.json", size, rows, shares)
 
 
-def keep(path: Path, size: str, rows: list[Row], shares: dict[str, float]) -> None:
-    """Write them to ``path`` in place of what it has of ``size``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    kept[size] = {"rows": [asdict(row) for row in rows], "stall_share": shares}
-    path.write_text(json.dumps(kept, indent=1) + "\n")
-
-
-def report(rows: list[Row], shares: dict[str, float]) -> None:
-    """The table and the targets."""
-    print_table(
-        [
-            "size", "receivers", "way", "MB", "gather ms", "blocked ms", "one by one ms", "total ms", "stall ms",
-            "reload s", "new engine s", "reload / ours", "new engine / ours", "ours / copy", "private MB",
-        ],
-        [
-            [
-                row.size, row.receivers, row.way, f"{row.mb:.0f}", *(f"{1e3 * seconds:.1f}" for seconds in (
-                    row.gather, row.blocked, row.serial, row.total)), f"{1e3 * row.stall:.1f}" if row.stall else "-",
-                f"{row.reload:.2f}", f"{row.restart:.1f}" if row.restart else "-", f"{row.reload / row.total:.1f}x",
-                f"{row.restart / row.total:.0f}x" if row.restart else "-", f"{row.total / row.copy:.1f}x",
-                f"{row.private_mb:.0f}",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
-    for way, share in shares.items():
-        print(
-            f"an update every {UPDATE_EVERY:g} s under generation, {way}: stalled {share:.2%} of the time (target 2%)"
-        )
-
-
-async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
+async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], dict[str, Share]]:
     """All rows of one size, and at 3M the stall share by way."""
     nbytes = 2.3e9 if size == "1B" else 4.5e8
     ray.init(
@@ -148,11 +84,11 @@ class Bench:
         )
         self.nbytes = 0
 
-    async def rows(self, counts: list[int], stall_seconds: float) -> tuple[list[Row], dict[str, float]]:
+    async def rows(self, counts: list[int], stall_seconds: float) -> tuple[list[Row], dict[str, Share]]:
         self.nbytes = await self.publisher.start_sharded.remote(self.size)
         real = [count for count in counts if count <= ENGINES[self.size]]
         rows: list[Row] = []
-        shares: dict[str, float] = {}
+        shares: dict[str, Share] = {}
         tiny_llama(self.scratch / "model", **shape_of(self.size))
         for count in sorted(real, reverse=True):
             if not self._room(count, 3 * count + 2):
@@ -218,7 +154,7 @@ class Bench:
                 samples.append(sample)
         for receiver in receivers:
             ray.kill(receiver)
-        gather, blocked, serial, total, private, stall, save, reload = map(
+        gather, blocked, serial, total, private, stall, cpu, save, reload = map(
             statistics.median, zip(*samples, strict=True)
         )
         start = max((info.start_seconds for info in self.pool.infos), default=0.0) if self.pool else 0.0
@@ -232,6 +168,7 @@ class Bench:
             serial=serial,
             total=total,
             stall=stall,
+            stall_cpu=cpu,
             reload=save + reload,
             restart=save + start if engines else 0.0,
             copy=count * copy_seconds(self.nbytes),
@@ -252,7 +189,10 @@ class Bench:
         if self.pool is None:
             raise RuntimeError("the engines are started first")
         made = await self._publish()
+        engines = [info.engine_pids[0] for info in self.pool.infos]
+        before = [cpu_seconds(pid) for pid in engines]
         report = await self.pool.broadcast(made.update)
+        cpu = max(cpu_seconds(pid) - was for pid, was in zip(engines, before, strict=True))
         if number and any(done.grouped != (way == "weight group") for done in report.actors):
             raise RuntimeError(f"not all actors took version {self.version} the {way}'s way")
         folder, save = await self._save()
@@ -260,22 +200,22 @@ class Bench:
         await asyncio.gather(*(member._handle.reload.remote(folder) for member in self.pool._serving))
         reload = time.perf_counter() - begun
         total = made.stored + report.seconds
-        return made.gather, made.blocked, made.serial, total, made.private, report.stall_seconds, save, reload
+        return made.gather, made.blocked, made.serial, total, made.private, report.stall_seconds, cpu, save, reload
 
     async def _plain_round(self, receivers: list[Any]) -> tuple[float, ...]:
         made = await self._publish()
         begun = time.perf_counter()
         await asyncio.gather(*(receiver.receive.remote(made.update) for receiver in receivers))
         total = made.stored + time.perf_counter() - begun
-        times = made.gather, made.blocked, made.serial, total, made.private, 0.0
+        times = made.gather, made.blocked, made.serial, total, made.private, 0.0, 0.0
         del made
         folder, save = await self._save()
         begun = time.perf_counter()
         await asyncio.gather(*(receiver.read.remote(folder) for receiver in receivers))
         return *times, save, time.perf_counter() - begun
 
-    async def _stall_share(self, seconds: float) -> float:
-        """Share of the time an engine stands still, at one update every two seconds while it generates."""
+    async def _stall_share(self, seconds: float) -> Share:
+        """At one update every two seconds while it generates."""
         if self.pool is None:
             raise RuntimeError("the engines are started first")
         pool, ends = self.pool, time.perf_counter() + seconds
@@ -287,15 +227,16 @@ class Bench:
                 await pool.generate(GenerateRequest(number, str(number), prompt_p, 16, 1.0, 1.0, 128))
                 number += 4
 
-        begun, stalled = time.perf_counter(), 0.0
+        begun = time.perf_counter()
+        stalls = []
         async with asyncio.TaskGroup() as tasks:
             for first in range(4):
                 tasks.create_task(generate(first))
             while time.perf_counter() < ends:
                 due = time.perf_counter() + UPDATE_EVERY
-                stalled += (await pool.broadcast((await self._publish()).update)).stall_seconds
+                stalls.append((await pool.broadcast((await self._publish()).update)).stall_seconds)
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        return stalled / (time.perf_counter() - begun)
+        return Share(sum(stalls) / (time.perf_counter() - begun), statistics.median(stalls), os.getloadavg()[0])
 
 
 if __name__ == "__main__":
