@@ -170,7 +170,7 @@ class Rank:
         for bucket in buckets(published(self._lm), self._bucket_bytes):
             views = gathered_views(bucket)
             if self.publisher is not None:
-                self.publisher.add(views, resident=resident(bucket, views))
+                self.publisher.add(views, resident=resident(bucket))
         if self.publisher is not None:
             self.publisher.end()
 

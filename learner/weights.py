@@ -59,21 +59,23 @@ def gathered(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> dict[str,
 def gathered_views(bucket: list[tuple[str, nn.Parameter]]) -> dict[str, torch.Tensor]:
     """The bucket's whole tensors where they were gathered, not copied. Every rank must call it.
 
-    They stay valid while they are held, and unchanged until the optimiser's next step: a parameter that ZeRO keeps
-    whole is changed in place by it.
+    They stay valid while they are held, and unchanged until the optimiser's next step, which changes shards in place.
     """
     import deepspeed
 
+    if resident(bucket):  # DeepSpeed would copy some of them
+        return {name: parameter.ds_tensor.detach().view(parameter.ds_shape) for name, parameter in bucket}  # type: ignore[attr-defined]
     with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
         return {name: parameter.detach() for name, parameter in bucket}
 
 
-def resident(bucket: list[tuple[str, nn.Parameter]], views: dict[str, torch.Tensor]) -> bool:
-    """Do the gathered ``views`` lie in memory that ZeRO holds anyway, as with one rank?"""
-    shards: dict[str, Any] = {name: getattr(parameter, "ds_tensor", parameter) for name, parameter in bucket}
-    return all(
-        view.untyped_storage().data_ptr() == shards[name].untyped_storage().data_ptr() for name, view in views.items()
-    )
+def resident(bucket: list[tuple[str, nn.Parameter]]) -> bool:
+    """Are this rank's shards the whole tensors, as with one rank? Then no more memory is needed to hold them."""
+    return all(_shard_size(parameter) == full_elements(parameter) for _, parameter in bucket)
+
+
+def _shard_size(parameter: Any) -> int:
+    return int(parameter.ds_tensor.numel()) if hasattr(parameter, "ds_tensor") else 0
 
 
 def file_parts(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -144,7 +144,7 @@ async def test_one_that_hangs_holds_nobody_beyond_the_deadline(run: Run) -> None
     begun = time.monotonic()
     run.version += 1
     await run.learner.begin_publish(run.version)
-    assert time.monotonic() - begun < 1  # the learner goes on
+    assert time.monotonic() - begun < DEADLINE / 2  # the learner goes on
     update = await run.learner.published(run.version)
     assert time.monotonic() - begun < 3 * DEADLINE
     assert victim.name not in update.received
