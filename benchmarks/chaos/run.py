@@ -97,7 +97,7 @@ class Service:
             sys.exit(f"the service does not start: {done.stderr}")
         state = json.loads((folder / "stack.json").read_text())
         self.url, self.keeper = state["server"], psutil.Process(state["keeper"])
-        self._head = (Path(state["private"]) / "ray" / "ray_current_cluster").read_text().strip()
+        self._head = _written(Path(state["private"]) / "ray" / "ray_current_cluster")
         self.node = self._join()
 
     def _started_with(self) -> dict[str, Any]:
@@ -183,6 +183,14 @@ class Service:
             return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+
+def _written(file: Path) -> str:
+    """What a head writes a moment after it first answers."""
+    end = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    return file.read_text().strip()
 
 
 def main() -> None:
