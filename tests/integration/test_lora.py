@@ -125,7 +125,7 @@ def version_of(spec: ModelSpec, version: int) -> tuple[dict[str, torch.Tensor], 
         np.frombuffer(save({name: adapters[name] for name in part}), np.uint8)
         for part in (names[::3], names[1::3] + names[2::3])
     ]
-    return whole, WeightUpdate(version, tuple(WeightBucket(ray.put(file), file.nbytes) for file in files), None, 0.0)
+    return whole, WeightUpdate(version, tuple(WeightBucket(ray.put((file,)), file.nbytes) for file in files), None, 0.0)
 
 
 async def test_adapters_change_in_the_middle_of_samples(ray_local: None, tmp_path: Path) -> None:
