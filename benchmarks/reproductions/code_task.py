@@ -1,6 +1,6 @@
 """Small Python functions from examples, judged in the sandbox: the pass rate of a model that writes them rises.
 
-    python -m benchmarks.reproductions.code_task [--seeds 1] [--steps 150] [--at-most 4]
+    python -m benchmarks.reproductions.code_task [--seeds 1] [--steps 100] [--at-most 4]
 
 An untrained model of 0.8 million parameters is warmed up by supervised steps on programs, then trained on the verdicts
 of the ``code`` scorer alone: eight assertions, five of them hidden from it.
@@ -19,7 +19,7 @@ from services.job_file import load_job
 
 WARM_UP = 300
 METHODS = ("mean", "max@4")
-PROMPTS, RATE, RISING = 8, 1e-4, 10
+PROMPTS, RATE, RISING = 8, 1.5e-4, 10
 LONGEST = 34  # tokens of a right program, and its end
 
 
@@ -82,4 +82,4 @@ def runs(wanted: Options) -> dict[str, list[Planned]]:
 STUDY = Study("code_task", inputs, warm_up, runs)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=150)
+    STUDY.conduct(__doc__, seeds=1, steps=100)
