@@ -5,7 +5,7 @@ Shapes: S seeds, T steps.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +38,27 @@ class PassAtK:
     """Held-out pass@k of one method.
 
     Attributes:
-        mean: over seeds.
-        least, most: of the seeds.
+        seeds: one value a seed.
         low, high: 95% bootstrap interval over prompts, the mean of the seeds' intervals: all have the same prompts.
     """
 
     k: int
-    mean: float
-    least: float
-    most: float
+    seeds: tuple[float, ...]
     low: float
     high: float
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.seeds))
 
 
 def heldout(runs: Sequence[Planned], *, at: int = -1) -> list[PassAtK]:
     """The runs' evaluations: the last ones, or with ``at=0`` the first."""
-    estimates = [RunFolder(run.path).read("evaluations")[at]["estimates"] for run in runs]
+    evaluations = [RunFolder(run.path).read("evaluations")[at]["estimates"] for run in runs]
     found = []
-    for of_k in zip(*estimates, strict=True):
-        means, lows, highs = ([each[name] for each in of_k] for name in ("mean", "low", "high"))
-        spread = (float(np.mean(means)), min(means), max(means))
-        found.append(PassAtK(of_k[0]["k"], *spread, float(np.mean(lows)), float(np.mean(highs))))
+    for of_k in zip(*evaluations, strict=True):
+        low, high = (float(np.mean([each[name] for each in of_k])) for name in ("low", "high"))
+        found.append(PassAtK(of_k[0]["k"], tuple(each["mean"] for each in of_k), low, high))
     return found
 
 
@@ -80,8 +80,11 @@ def print_pass_at_k(rows: Rows) -> None:
     lines = []
     for name, estimates in rows.items():
         lines.append([name, *(f"{100 * each.mean:.1f}" for each in estimates)])
-        lines.append(["  seeds", *(f"{100 * each.least:.0f}-{100 * each.most:.0f}" for each in estimates)])
-        lines.append(["  95%", *(f"{100 * each.low:.0f}-{100 * each.high:.0f}" for each in estimates)])
+        if len(estimates[0].seeds) > 1:
+            lines.append(
+                ["  seeds", *(f"{_percent(min(each.seeds))}-{_percent(max(each.seeds))}" for each in estimates)]
+            )
+        lines.append(["  95%", *(f"{_percent(each.low)}-{_percent(each.high)}" for each in estimates)])
     print_table(["held-out prompts, %", *(f"pass@{each.k}" for each in first)], lines)
 
 
@@ -92,8 +95,8 @@ def draw_pass_at_k(axis: Any, rows: Rows) -> None:
         axis.plot(ks, [100 * each.mean for each in estimates], color=colour, label=name, marker="o", markersize=3)
         axis.fill_between(
             ks,
-            [100 * each.least for each in estimates],
-            [100 * each.most for each in estimates],
+            [100 * min(each.seeds) for each in estimates],
+            [100 * max(each.seeds) for each in estimates],
             color=colour,
             alpha=0.2,
             linewidth=0,
@@ -139,5 +142,10 @@ def write_numbers(path: Path, rows: Rows, runs: Runs, **about: Any) -> None:
     print(f"numbers: {path}")
 
 
-def _rounded(each: PassAtK) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in asdict(each).items()}
+def _rounded(each: PassAtK) -> dict[str, Any]:
+    seeds = [round(value, 4) for value in each.seeds]
+    return {"k": each.k, "seeds": seeds, "low": round(each.low, 4), "high": round(each.high, 4)}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"

@@ -73,7 +73,7 @@ def test_results_are_means_over_seeds_with_their_spread(tmp_path: Path) -> None:
     for run, mean in zip(runs, (0.25, 0.5), strict=True):
         leave(run, [estimate(0.125), estimate(mean)], [])
     (last,) = heldout(runs)
-    assert (last.k, last.mean, last.least, last.most, last.low, last.high) == (1, 0.375, 0.25, 0.5, 0.125, 0.875)
+    assert (last.k, last.seeds, last.mean, last.low, last.high) == (1, (0.25, 0.5), 0.375, 0.125, 0.875)
     assert heldout(runs[:1], at=0)[0].mean == 0.125
 
 
