@@ -97,14 +97,18 @@ class Service:
             sys.exit(f"the service does not start: {done.stderr}")
         state = json.loads((folder / "stack.json").read_text())
         self.url, self.keeper = state["server"], psutil.Process(state["keeper"])
-        self._head = _written(Path(state["private"]) / "ray" / "ray_current_cluster")
-        self.node = self._join()
+        self._head = Path(state["private"]) / "ray" / "ray_current_cluster"
+        self.node: subprocess.Popen[bytes] | None = None
 
     def _started_with(self) -> dict[str, Any]:
         return {"env": self.environment, "start_new_session": True}
 
-    def _join(self) -> "subprocess.Popen[bytes]":
+    def join(self) -> None:
         """One more node, with room for the actors."""
+        for _ in range(60):
+            if self._head.exists():
+                break
+            time.sleep(1)
         environment = {
             **self.environment,
             "RAY_AUTH_MODE": "token",
@@ -113,10 +117,10 @@ class Service:
             "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
         }
         with (self.folder / "logs" / "node.log").open("ab") as log:
-            return subprocess.Popen(
+            self.node = subprocess.Popen(
                 [
                     *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"),
-                    *("--address", self._head, "--num-cpus", "2", "--resources", '{"far": 2}'),
+                    *("--address", self._head.read_text().strip(), "--num-cpus", "2", "--resources", '{"far": 2}'),
                     *("--object-store-memory", str(150 << 20), "--dashboard-agent-listen-port", str(free_port())),
                 ],
                 env=environment,
@@ -127,11 +131,12 @@ class Service:
 
     def lose_the_node(self) -> None:
         """As a machine is lost: all at once. Another one comes in its place."""
-        for process in self._tree(psutil.Process(self.node.pid)):
+        for process in self._tree(self.node):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.node.wait()
-        self.node = self._join()
+        if self.node is not None:
+            self.node.wait()
+        self.join()
 
     def ask(self, method: str, path: str, **arguments: Any) -> Any:
         """The API's answer; asked again while it is away."""
@@ -149,7 +154,7 @@ class Service:
     def processes(self, title: str) -> list[psutil.Process]:
         """Those of the service whose command names ``title``."""
         found = []
-        for process in [*self._tree(self.keeper), *self._tree(psutil.Process(self.node.pid))]:
+        for process in [*self._tree(self.keeper), *self._tree(self.node)]:
             try:
                 command = " ".join(process.cmdline()) or process.name()
                 if title in command and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
@@ -161,8 +166,9 @@ class Service:
     def down(self) -> list[str]:
         """End it; the names of processes that stayed."""
         subprocess.run([VOLLEY, "down", "--dir", str(self.folder)], check=True, timeout=300, capture_output=True)
-        self.node.terminate()
-        self.node.wait(60)
+        if self.node is not None:
+            self.node.terminate()
+            self.node.wait(60)
         _, alive = psutil.wait_procs(self._marked(), timeout=20)
         for process in alive:
             process.kill()
@@ -178,19 +184,12 @@ class Service:
         return found
 
     @staticmethod
-    def _tree(root: psutil.Process) -> list[psutil.Process]:
+    def _tree(root: "psutil.Process | subprocess.Popen[bytes] | None") -> list[psutil.Process]:
         try:
-            return [root, *root.children(recursive=True)]
+            process = psutil.Process(root.pid) if root is not None else None
+            return [process, *process.children(recursive=True)] if process is not None else []
         except psutil.NoSuchProcess:
             return []
-
-
-def _written(file: Path) -> str:
-    """What a head writes a moment after it first answers."""
-    end = time.monotonic() + 60
-    while not file.exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    return file.read_text().strip()
 
 
 def main() -> None:
@@ -200,6 +199,7 @@ def main() -> None:
     write_inputs(WORKLOADS["code"], folder / "inputs", layers=2, width=128)
     service = Service(folder / f"service-{int(time.time())}")
     try:
+        service.join()
         job, key = {"job": job_of(folder / "inputs", args.steps or 10**6)}, {"Idempotency-Key": service.folder.name}
         run = service.ask("POST", "/v1/runs", json=job, headers=key)["record"]
         print(f"run {run['id']}; logs of the service: {service.folder / 'logs'}", flush=True)
