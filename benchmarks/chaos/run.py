@@ -48,6 +48,7 @@ COMPONENTS: dict[str, tuple[str, tuple[signal.Signals, ...]]] = {
 PAIRS = 0.2  # share of the faults that hit two components at once
 MARK = "VOLLEY_CHAOS"  # in the environment of all that is started, even of what lost its parent
 PROMPTS = 8
+FINISH_SECONDS = 300.0
 
 
 def job_of(folder: Path, steps: int) -> dict[str, Any]:
@@ -194,6 +195,7 @@ class Service:
 
 def main() -> None:
     args = _arguments()
+    signal.signal(TERM, lambda *_: sys.exit("told to end"))  # and the service with it
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_inputs(WORKLOADS["code"], folder / "inputs", layers=2, width=128)
@@ -253,9 +255,10 @@ def finish(service: Service, run_id: str, steps: int | None) -> int:
     """Bring the run to its end, all ``steps`` of it or, with None, where it stands; returns the steps done."""
     if steps is None:
         service.ask("POST", f"/v1/runs/{run_id}/stop")
+    ends = time.monotonic() + (FINISH_SECONDS if steps is None else float("inf"))
     while (observed := service.ask("GET", f"/v1/runs/{run_id}")["observed"])["state"] not in ("done", "stopped"):
-        if observed["state"] == "failed":
-            sys.exit(f"the run failed: {observed['problem']}")
+        if observed["state"] == "failed" or time.monotonic() > ends:
+            sys.exit(f"the run did not end in order: {observed}")
         time.sleep(1)
     return int(observed["step"])
 
