@@ -67,8 +67,9 @@ def trained(wanted: Options, name: str, seed: int) -> Planned:
         "sampling.max_tokens": LONGEST,
         "actors.max_num_seqs": 256,
         "evaluation.data.path": str(folder / "data" / "heldout.jsonl"),
-        "evaluation.sampling": {"n": 32, "max_tokens": LONGEST},
-        "evaluation.ks": [1, 2, 4, 8, 16, 32],
+        "evaluation.sampling": {"n": 16, "max_tokens": LONGEST},
+        "evaluation.ks": [1, 2, 4, 8, 16],
+        "reward_workers.count": 2,  # scoring is what takes longest
         "evaluation.at_start": (name, seed) == ("mean", 1),
     }
     return Planned(folder / settings["name"], load_job(EXAMPLES / "max8.yaml", settings))
