@@ -23,6 +23,7 @@ from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
 
 KL = np.array([0.1, 0.15, 0.2, 0.3])  # nats a token
+LATE = 100  # steps
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:
@@ -38,6 +39,7 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
     print_gaps(made)
     print_at_kl(made)
     print_live(made)
+    print_late(made)
     figure, (by_k, first, best) = panels(3)
     draw_pass_at_k(by_k, rows)
     draw_at_kl(first, made, "pass_at_1", "pass@1, % of training prompts")
@@ -70,6 +72,15 @@ def print_live(made: Runs) -> None:
     """How many groups had a gradient: with k = n only those with a single right sample."""
     lines = [[name, f"{curve(of_name, 'live_group_fraction').mean():.0%}"] for name, of_name in made.items()]
     print_table(["", "groups with a gradient"], lines)
+
+
+def print_late(made: Runs) -> None:
+    """Means over the last versions, on prompts not met before: what is left of a seed's luck with the very last one."""
+    lines = []
+    for method, of_method in made.items():
+        late = (curve(of_method, f"pass_at_{k}", 1)[:, -LATE:].mean(axis=-1) for k in (1, 4, 16))
+        lines.append([method, *(", ".join(f"{100 * value:.1f}" for value in of_seed) for of_seed in late)])
+    print_table([f"last {LATE} steps, seed by seed", *(f"training pass@{k}, %" for k in (1, 4, 16))], lines)
 
 
 STUDY = Study("trade_off", inputs, warm_up, runs, draw)
