@@ -1,12 +1,14 @@
 """A Ray cluster to run on: the one that is there, or a local head of our own that ends with us."""
 
 import contextlib
+import json
 import math
 import os
+import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from services.needs import Needs
@@ -17,20 +19,29 @@ ROOM_SECONDS = 1.0  # within which free room is given
 ROOM_TO_SCALE = 16  # CPUs on top of what a job reserves on a head of its own: actors and workers may be added later
 
 
+def keep_to_loopback(environment: MutableMapping[str, str]) -> None:
+    """Have a Ray head started with ``environment`` listen on the loopback interface alone.
+
+    Ray resolves 127.0.0.1 to an address that others reach, but for this switch, which it has for systems whose firewall
+    asks about every port. Processes read it when they import Ray.
+    """
+    environment.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
 @contextlib.contextmanager
 def ray_cluster(
     needs: Needs, address: str | None = None, *, runtime_env: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
     """Connect to Ray for the length of the block; yields the cluster's address.
 
-    With no ``address`` (and no ``RAY_ADDRESS``) a head is started on the loopback interface. Its CPU count is a
-    scheduling figure, so it is raised to what the job reserves: more processes than cores share the cores.
+    With no ``address`` (and no ``RAY_ADDRESS``) a head is started. Its CPU count is a scheduling figure, so it is
+    raised to what the job reserves: more processes than cores share the cores.
 
     Args:
         runtime_env: what Ray brings to the processes of the run.
 
     Raises:
-        HostError: no cluster answers at ``address``, or the one there lacks what the job needs.
+        HostError: no cluster answers at ``address``, or the one there lacks what the job needs and does not grow.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray gives way to every other process by default; a run would starve beside a busy editor.
@@ -67,10 +78,27 @@ def ray_cluster(
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in place, which ends the process as it stands
     try:
-        _check_resources(needs, ray.cluster_resources(), address)
-        yield str(ray.get_runtime_context().gcs_address)
+        gcs = str(ray.get_runtime_context().gcs_address)
+        if not (address and can_grow(node_types(gcs))):  # a run waits for room then, and has nodes added
+            _check_resources(needs, ray.cluster_resources(), address)
+        yield gcs
     finally:
         ray.shutdown()
+
+
+def node_types(gcs_address: str) -> set[str]:
+    """What the cluster's nodes are to its autoscaler, of either generation, as Ray tells it."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    first = json.loads(_internal_kv_get(b"__autoscaling_status") or b"{}").get("autoscaler_report") or {}
+    second = get_cluster_status(gcs_address)
+    return {*first.get("active_nodes", ()), *(n.ray_node_type_name for n in (*second.active_nodes, *second.idle_nodes))}
+
+
+def can_grow(types: Collection[str]) -> bool:
+    """Has the cluster an autoscaler? Where nobody adds nodes, the type of each is but its own id."""
+    return any(not re.fullmatch(r"(node_)?[0-9a-f]{56}", name) for name in types)
 
 
 def _check_answers(address: str) -> None:

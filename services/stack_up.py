@@ -28,6 +28,7 @@ from pydantic import Field
 from services.foreground import run_in_foreground
 from services.keeper import Server, kept_up
 from services.launcher import RayJobLauncher
+from services.local_ray import keep_to_loopback
 from services.local_redis import check_redis, redis_server
 from services.stack_state import StackFolder, StackState, write_private
 from volley.base import Spec
@@ -148,6 +149,7 @@ def _redis(folder: StackFolder, private: Path, environment: dict[str, str]) -> S
 
 def _ray(settings: UpSettings, folder: StackFolder, private: Path, url: str, environment: dict[str, str]) -> Server:
     options: dict[str, object] = {
+        "node-ip-address": "127.0.0.1",
         "port": free_port(),
         "dashboard-host": "127.0.0.1",
         "dashboard-port": url.rpartition(":")[2],
@@ -209,6 +211,7 @@ def _environment(settings: UpSettings, folder: StackFolder) -> dict[str, str]:
             write_private(folder.token, secrets.token_urlsafe(32))
         environment.pop("RAY_AUTH_TOKEN", None)
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder.token)}
+        keep_to_loopback(environment)
     paths = [str(path) for path in settings.import_from] + [os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment

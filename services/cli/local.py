@@ -1,6 +1,7 @@
 """Commands that need no service: run a job in the foreground, look at a job file, at the host."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run a job here: start what is missing, follow it to its end, leave a run folder."""
+    _own_ray_is_private(ray)
     from services.display import Display
     from services.job_file import importable_from, load_job, parse_overrides
     from services.run import prepare_alone
@@ -40,6 +42,7 @@ def run(
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool) -> None:
     """Go on with an interrupted run in the same folder: from its newest checkpoint, or with what is left to do."""
+    _own_ray_is_private(ray)
     from services.checkpoints import newest_checkpoint, steps_of
     from services.desired import change_in_folder, read_desired
     from services.display import Display
@@ -61,6 +64,14 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
     display.say(f"resuming {job.name}{after}: {folder.path}")
     _run_here(job, folder, display, prepared=prepared, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+
+
+def _own_ray_is_private(address: str | None) -> None:
+    """Before anything imports Ray: a head of the run's own is no other machine's business."""
+    from services.local_ray import keep_to_loopback
+
+    if not (address or os.environ.get("RAY_ADDRESS")):
+        keep_to_loopback(os.environ)
 
 
 def _run_here(job: "Job", folder: "RunFolder", display: "Display", **how: Any) -> None:

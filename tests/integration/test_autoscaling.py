@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from services.local_redis import embedded_redis
 from services.stack_up import free_port
-from services.state import RunRecord
 from services.store import Store
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants
 
 pytestmark = pytest.mark.integration
 
+VOLLEY = str(Path(sys.executable).with_name("volley"))
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
 GROUPS = ("volley_actor", "volley_learner", "volley_reward")
 GCS = "where the head is"
@@ -96,6 +97,7 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 async def test_a_waiting_run_is_given_its_nodes(cluster: dict[str, str], tmp_path: Path) -> None:
+    """`volley run` on a cluster that has no room at all, but could grow: it is not refused."""
     write_inputs(tmp_path)
     job = rl_job(
         tmp_path,
@@ -105,25 +107,28 @@ async def test_a_waiting_run_is_given_its_nodes(cluster: dict[str, str], tmp_pat
         reward_workers={"count": 1, "resources": {"volley_reward": 1}},
         learner={"ranks": 1, "resources_per_rank": {"volley_learner": 1}},
     )
-    folder = tmp_path / "runs" / "grows"
-    record = RunRecord(id="grows", name="grows", kind="rl", job=job, created=time.time(), folder=str(folder))
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
     waits: set[str] = set()
     async with embedded_redis(tmp_path / "redis", tmp_path / "redis.log") as url, Store(url) as store:
-        await store.create(record)
-        command = [sys.executable, "-m", "services.driver", "grows"]
-        driver = await asyncio.create_subprocess_exec(*command, env={**cluster, "VOLLEY_REDIS_URL": url})
-        over = asyncio.create_task(driver.wait())
+        command = [VOLLEY, "run", str(file), "--out", str(tmp_path / "runs"), "--redis", url]
+        with (tmp_path / "run.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(*command, env=cluster, stdout=log, stderr=log)
+        over = asyncio.create_task(process.wait())
         try:
             deadline = time.monotonic() + 400
             while not over.done() and time.monotonic() < deadline:
-                seen = await store.observed("grows")
-                waits |= {seen.problem} if seen.state == "pending" else set()
+                for run in await store.run_ids():
+                    seen = await store.observed(run)
+                    waits |= {seen.problem} if seen.state == "pending" else set()
                 await asyncio.sleep(0.2)
         finally:
             if not over.done():
-                driver.kill()
+                process.kill()
             await over
-        ended = await store.observed("grows")
+        assert process.returncode == 0, (tmp_path / "run.log").read_text()
+        (run,) = await store.run_ids()
+        ended = await store.observed(run)
     assert (ended.state, ended.problem) == ("done", "")
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()) == 2
     assert any(wait.startswith("waits for room on the cluster: the job reserves") for wait in waits)

@@ -1,5 +1,6 @@
 """The service as its users meet it: ``volley up``, a job through the API, everything killed once, ``volley down``."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -144,6 +146,9 @@ def test_a_run_outlives_its_driver_the_api_redis_and_is_exact(service: Service, 
 
 
 def test_down_leaves_no_process_and_up_goes_on(service: Service, job: Path) -> None:
+    service.look()
+    assert "127.0.0.1" in listened_on(service.seen)
+    assert listened_on(service.seen) <= {"127.0.0.1", "::ffff:127.0.0.1"}
     run = service.json("submit", str(job))["record"]["id"]
     service.wait(run, lambda now: now["step"] >= 20)
     folder = Path(service.json("show", run)["record"]["folder"])
@@ -178,13 +183,23 @@ def eventually(act: Callable[[], object], seconds: float = 60) -> None:
             return
 
 
+def listened_on(pids: set[int]) -> set[str]:
+    """Addresses at which any of the processes takes connections."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's helpers are gone by now
+            held = psutil.Process(pid).net_connections("tcp")
+            found |= {each.laddr.ip for each in held if each.status == psutil.CONN_LISTEN}
+    return found
+
+
 def rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def check_exact(folder: Path, view: dict[str, Any]) -> None:
+def check_exact(folder: Path, view: dict[str, Any], steps: int = STEPS) -> None:
     """Every step once, every group one end, the same in the folder and in Redis."""
-    assert [row["step"] for row in rows(folder / "metrics.jsonl")] == list(range(STEPS))
+    assert [row["step"] for row in rows(folder / "metrics.jsonl")] == list(range(steps))
     ledger = rows(folder / "ledger.jsonl")
     assert max(Counter(row["group"] for row in ledger).values()) == 1
     trained = [row for row in ledger if row["end"] == "trained"]
@@ -192,7 +207,7 @@ def check_exact(folder: Path, view: dict[str, Any]) -> None:
     counts = view["ledger"]
     assert (counts["trained"], counts["dropped"], counts["in_flight"]) == (len(trained), len(dropped), 0)
     assert counts["admitted"] == len(ledger)
-    assert len(trained) == STEPS * 8
+    assert len(trained) == steps * 8
 
 
 def check_export(service: Service, run: str, tmp_path: Path) -> None:

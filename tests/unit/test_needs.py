@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from services.local_ray import can_grow
 from services.needs import needs_of
 from volley.job import JOB, RLJob
 
@@ -47,3 +48,35 @@ def test_what_the_roles_reserve_is_summed_by_name() -> None:
 def test_resources_that_ray_would_refuse_are_refused_first(resources: dict[str, float], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         job(actors={"resources": resources})
+
+
+@pytest.mark.parametrize(
+    ("types", "grows"),
+    [
+        (set(), False),
+        ({"node_" + "0f" * 28, "9e" * 28}, False),  # as Ray calls nodes that nobody manages
+        ({"headgroup"}, True),
+        ({"ray.head.default", "node_" + "0f" * 28}, True),
+    ],
+)
+def test_a_cluster_with_named_kinds_of_nodes_can_grow(types: set[str], grows: bool) -> None:
+    assert can_grow(types) is grows
+
+
+def test_all_gpus_of_an_engine_are_asked_for_in_one_piece() -> None:
+    engine = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    placed = job(actors={"count": 3, "cpus": 1, "gpus": 4, "engine": engine})
+    assert [dict(each) for each in needs_of(placed).processes if "GPU" in each] == [{"CPU": 1, "GPU": 4}] * 3
+
+
+@pytest.mark.parametrize(
+    ("actors", "message"),
+    [
+        ({"engine": {"tensor_parallel_size": 2}}, "reserves 0: write gpus: 2"),
+        ({"gpus": 1, "engine": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}, "write gpus: 4"),
+        ({"gpus": 1, "engine": {"tensor_parallel_size": "all"}}, "numbers of GPUs, 1 or more"),
+    ],
+)
+def test_an_engine_with_other_gpus_than_its_actors_is_refused(actors: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        job(actors=actors)
