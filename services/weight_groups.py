@@ -54,8 +54,6 @@ class WeightGroups:
     async def form(self) -> bool:
         """A new group of the actors that serve; False if it did not come about within its deadline."""
         members = self._actors.weight_group_members
-        if not members:
-            return False
         self._count += 1
         host, port = self._learner.rendezvous
         terms = WeightGroupTerms(
@@ -73,5 +71,6 @@ class WeightGroups:
 
     async def _keep(self) -> None:
         while True:
-            formed = self.whole or await self.form()
-            await asyncio.sleep(LOOK_SECONDS if formed else self._spec.deadline_s)
+            needed = bool(self._actors.weight_group_members) and not self.whole
+            failed = needed and not await self.form()
+            await asyncio.sleep(self._spec.deadline_s if failed else LOOK_SECONDS)

@@ -59,7 +59,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_another_group_whenever_the_actors_change_or_one_was_lost() -> None:
     actors, learner = Actors(), Learner()
-    kept = groups(actors, learner)
+    kept = groups(actors, learner, broadcast={"transport": "collective", "deadline_s": 60})
     async with kept.kept():
         await asyncio.sleep(0.1)
         (first,) = actors.invited
@@ -73,9 +73,13 @@ async def test_another_group_whenever_the_actors_change_or_one_was_lost() -> Non
         wholes.append(kept.whole)
         actors.weight_group_members = ()
         await asyncio.sleep(0.1)
-    assert wholes == [False, True, True]
-    assert [terms.members for terms in actors.invited] == [first.members, (("actor-0", 1),), (("actor-0", 1),)]
-    assert len({terms.name for terms in actors.invited}) == 3
+        actors.weight_group_members = first.members
+        await asyncio.sleep(0.1)
+        wholes.append(kept.whole)
+    assert wholes == [False, True, True, True]
+    one = (("actor-0", 1),)
+    assert [terms.members for terms in actors.invited] == [first.members, one, one, first.members]
+    assert len({terms.name for terms in actors.invited}) == 4
 
 
 async def test_one_that_does_not_come_about_is_tried_again() -> None:
