@@ -108,23 +108,23 @@ class Publisher:
     def join(self, terms: WeightGroupTerms) -> bool:
         """Send through this group from the next version on; False if it was not formed within its deadline."""
         formed: Future[WeightGroup] = Future()
-
-        def form() -> None:
-            try:
-                formed.set_result(WeightGroup(terms, SENDER))
-            except (VolleyError, RuntimeError) as error:
-                formed.set_exception(error)
-
         # Its own thread, not to be waited for: NCCL has no bound for members that die while it connects.
-        threading.Thread(target=form, daemon=True).start()
+        threading.Thread(target=_form, args=(terms, formed), daemon=True).start()
         try:
-            self._joined = formed.result(2 * terms.deadline_s)
+            group = formed.result(2 * terms.deadline_s)
         except (VolleyError, RuntimeError, TimeoutError) as error:
+            formed.cancel()
             logger.warning("weight group %s was not formed: %s", terms.name, error or "it hangs")
             return False
+        self._thread.submit(self._expect, group)
         return True
 
     # ---- in the storing thread -------------------------------------------------------------------------------------
+
+    def _expect(self, group: WeightGroup) -> None:
+        if self._joined is not None:
+            _close(self._joined)
+        self._joined = group
 
     def _announce(self, version: int) -> None:
         joined, self._joined = self._joined, None
@@ -170,13 +170,30 @@ class Publisher:
             return
         self._lost = group.terms.name
         logger.warning("weight group %s ends: %s", group.terms.name, why)
-        try:
-            group.close()
-        except RuntimeError as error:
-            logger.warning("weight group %s: %s", group.terms.name, error)
+        _close(group)
 
     def _late(self, version: int) -> DeadlineExceeded:
         return DeadlineExceeded("learner-0", f"weights {version} to be stored", self._deadline)
+
+
+def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:
+    try:
+        group = WeightGroup(terms, SENDER)
+    except (VolleyError, RuntimeError) as error:
+        if formed.set_running_or_notify_cancel():
+            formed.set_exception(error)
+        return
+    if formed.set_running_or_notify_cancel():
+        formed.set_result(group)
+    else:
+        _close(group)  # nobody waits for it any more
+
+
+def _close(group: WeightGroup) -> None:
+    try:
+        group.close()
+    except RuntimeError as error:
+        logger.warning("weight group %s: %s", group.terms.name, error)
 
 
 def _file(bucket: WeightBucket) -> NDArray[np.uint8]:

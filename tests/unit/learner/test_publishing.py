@@ -9,11 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from actors.receiver import Receiver
+from actors.weight_files import close_all
 from learner import publishing
 from learner.publishing import Publisher
 from volley.errors import DeadlineExceeded, HostError
 from volley.records import WeightUpdate
+from volley.weight_group import WeightGroupTerms
 
 
 class Store:
@@ -120,3 +124,40 @@ def test_a_store_that_hangs_is_an_error_within_the_deadline(store: Store) -> Non
         with pytest.raises(DeadlineExceeded, match=r"learner-0 waited 0\.2 s for weights 1 to be stored"):
             call()
     store.open.set()
+
+
+def test_the_newest_weight_group_gets_what_is_stored_and_one_before_it_ends(store: Store) -> None:
+    server = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    publisher, receiver = Publisher(verify=True, deadline_s=30), Receiver(torch.device("cpu"))
+    for name in ("1", "2", "3"):
+        terms = WeightGroupTerms("127.0.0.1", server.port, name, (("actor-0", 1),), False, True, 10)
+        receiver.join(terms, 1)
+        assert publisher.join(terms)
+        if name == "1":
+            continue  # another is there before a version was sent
+        version = int(name)
+        publisher.begin(version)
+        publisher.add({"a": torch.full((3,), float(version))}, resident=True)
+        publisher.add({"b": torch.full((2, 2), float(version))}, resident=False)
+        publisher.end()
+        update = publisher.update(version)
+        assert (update.received, update.lost_group) == (frozenset({"actor-0"}), None if name == "2" else "2")
+        files = receiver.take(version)
+        assert [file.read().tobytes() for file in files] == [bytes(np.concatenate(b.ref)) for b in update.buckets]
+        close_all(files)
+    ends = time.monotonic() + 10
+    while (names := [each.name for each in threading.enumerate() if "weight-group" in each.name]) != ["weight-group-3"]:
+        assert time.monotonic() < ends, names
+        time.sleep(0.01)
+
+
+def test_a_weight_group_that_is_not_formed_costs_nothing(store: Store) -> None:
+    server = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    publisher = Publisher(verify=False, deadline_s=30)
+    terms = WeightGroupTerms("127.0.0.1", server.port, "1", (("actor-0", 1),), False, False, 0.2)
+    assert not publisher.join(terms)
+    publisher.begin(1)
+    publisher.add({"a": torch.ones(2)}, resident=True)
+    publisher.end()
+    update = publisher.update(1)
+    assert (len(update.buckets), update.received, update.lost_group) == (1, frozenset(), None)
