@@ -18,7 +18,7 @@ from services.display import Display
 from services.job_file import load_job
 
 WARM_UP = 300
-METHODS = ("mean", "max@4")
+METHODS = ("mean",)
 PROMPTS, RATE, RISING = 8, 1.5e-4, 10
 LONGEST = 34  # tokens of a right program, and its end
 

@@ -89,18 +89,13 @@ def print_pass_at_k(rows: Rows) -> None:
 
 
 def draw_pass_at_k(axis: Any, rows: Rows) -> None:
-    """Held-out pass@k against k; bands from the least to the most seed."""
+    """Held-out pass@k against k; bands from the least to the most seed, of a single seed the 95% interval."""
     for colour, (name, estimates) in zip(COLOURS, rows.items(), strict=False):
         ks = [each.k for each in estimates]
+        bands = [(min(e.seeds), max(e.seeds)) if len(e.seeds) > 1 else (e.low, e.high) for e in estimates]
         axis.plot(ks, [100 * each.mean for each in estimates], color=colour, label=name, marker="o", markersize=3)
-        axis.fill_between(
-            ks,
-            [100 * min(each.seeds) for each in estimates],
-            [100 * max(each.seeds) for each in estimates],
-            color=colour,
-            alpha=0.2,
-            linewidth=0,
-        )
+        lows, highs = zip(*bands, strict=True)
+        axis.fill_between(ks, 100 * np.array(lows), 100 * np.array(highs), color=colour, alpha=0.2, linewidth=0)
     axis.set_xscale("log", base=2)
     axis.set_xticks(ks, [str(k) for k in ks])
     axis.set(xlabel="k, tries", ylabel="pass@k, % of held-out prompts")
