@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,11 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from actors import environment, prefork
-from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
+from actors.columns import context_of, joined
+from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest, Shown
 from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
-from volley.errors import HostError, WeightsGone
+from volley.errors import GroupGone, HostError, WeightsGone
 from volley.records import Group, GroupMeta, WeightUpdate
 from volley.weight_group import WeightGroupTerms
 
@@ -63,8 +65,29 @@ class Actor:
 
     async def generate(self, request: GenerateRequest) -> tuple[Group, GroupMeta]:
         """One group; call with ``num_returns=2`` so that its arrays stay in the object store."""
-        group = await self._running.generate(request)
+        group = await (
+            self._running.generate(request) if request.after is None else self._go_on(request, request.after)
+        )
         return group, group.meta()
+
+    async def _go_on(self, request: GenerateRequest, after: Shown) -> Group:
+        """Another turn of each sample that was shown something, all at once."""
+        started = time.perf_counter()
+        try:
+            group: Group = await after.group
+        except RayError as error:
+            raise GroupGone(f"group {request.group_id}: {type(error).__name__}") from error
+
+        async def turn(sample: int) -> Group | None:
+            shown = after.tokens[sample]
+            if shown is None or not group.stopped_n[sample]:  # one that was cut has said nothing that ends
+                return None
+            context = np.concatenate([context_of(group, sample), shown])
+            seed = None if request.seed is None else (request.seed + sample) % 2**63
+            return await self._running.generate(replace(request, prompt_p=context, n=1, seed=seed, after=None))
+
+        turns = await asyncio.gather(*(turn(sample) for sample in range(group.n)))
+        return joined(group, after, turns, actor=self._name, seconds=time.perf_counter() - started)
 
     async def update(self, update: WeightUpdate) -> ActorUpdate:
         """Serve ``update`` from here on; generation stands still only while the engine loads it.

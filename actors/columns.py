@@ -1,13 +1,14 @@
 """From vLLM's outputs to the columns of a ``Group``."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.config import GenerateRequest
+from actors.config import GenerateRequest, Shown
 from volley.records import Group
 
 
@@ -90,3 +91,66 @@ def _versions(spans: Sequence[Sequence[Span]]) -> NDArray[np.int32]:
     return np.repeat(
         np.array([int(span.version) for span in flat], dtype=np.int32), [span.end - span.start for span in flat]
     )
+
+
+def context_of(group: Group, sample: int) -> NDArray[np.int32]:
+    """Prompt, turns and what was shown between them, of one sample: what its next turn follows."""
+    start = int(group.lengths_n[:sample].sum())
+    end = start + int(group.lengths_n[sample])
+    mine = (group.shown_at_S >= start) & (group.shown_at_S < end)
+    body = np.insert(group.tokens_T[start:end], group.shown_at_S[mine] - start, group.shown_S[mine])
+    return np.concatenate([group.prompt_p, body])
+
+
+def joined(group: Group, shown: Shown, turns: Sequence[Group | None], *, actor: str, seconds: float) -> Group:
+    """The group with another turn, a group of one sample, behind each sample that has one."""
+    parts = [_sample(group, i, shown.tokens[i], turn) for i, turn in enumerate(turns)]
+    lengths_n = np.array([len(part.tokens) for part in parts], np.int32)
+    starts_n = np.cumsum(lengths_n) - lengths_n
+    earlier = group.earlier or ("",) * group.n
+    return replace(
+        group,
+        tokens_T=np.concatenate([part.tokens for part in parts]),
+        logprobs_T=np.concatenate([part.logprobs for part in parts]),
+        versions_T=np.concatenate([part.versions for part in parts]),
+        lengths_n=lengths_n,
+        stopped_n=np.array([t.stopped_n[0] if t else group.stopped_n[i] for i, t in enumerate(turns)], np.bool_),
+        texts=tuple(turn.texts[0] if turn else group.texts[i] for i, turn in enumerate(turns)),
+        actor=actor,
+        seconds=group.seconds + seconds,
+        shown_S=np.concatenate([part.shown for part in parts]),
+        shown_at_S=np.concatenate([part.at + start for part, start in zip(parts, starts_n, strict=True)]).astype(
+            np.int32
+        ),
+        earlier=tuple(
+            earlier[i] + group.texts[i] + shown.texts[i] if turn else earlier[i] for i, turn in enumerate(turns)
+        ),
+    )
+
+
+class _Part(NamedTuple):
+    """One sample's columns; ``at`` counts from the sample's first token."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    shown: NDArray[np.int32]
+    at: NDArray[np.int32]
+
+
+def _sample(group: Group, sample: int, shown: NDArray[np.int32] | None, turn: Group | None) -> _Part:
+    start = int(group.lengths_n[:sample].sum())
+    own = slice(start, start + int(group.lengths_n[sample]))
+    mine = (group.shown_at_S >= own.start) & (group.shown_at_S < own.stop)
+    before = _Part(
+        group.tokens_T[own],
+        group.logprobs_T[own],
+        group.versions_T[own],
+        group.shown_S[mine],
+        group.shown_at_S[mine] - start,
+    )
+    if turn is None or shown is None:
+        return before
+    there = np.full(len(shown), len(before.tokens), np.int32)
+    after = _Part(turn.tokens_T, turn.logprobs_T, turn.versions_T, shown, there)
+    return _Part(*(np.concatenate(pair) for pair in zip(before, after, strict=True)))

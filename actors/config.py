@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,21 @@ class ActorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What the samples of a group are shown, to go on after it.
+
+    Attributes:
+        group: refers to the group as it is.
+        tokens: int32 arrays, one a sample; None for samples that have ended.
+        texts: the same as texts.
+    """
+
+    group: Any
+    tokens: tuple[NDArray[np.int32] | None, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One group to generate.
 
@@ -48,6 +64,7 @@ class GenerateRequest:
         top_p: nucleus; 1 keeps the whole distribution.
         max_tokens: length limit of one sample.
         seed: makes the group's samples a function of weights and seed; None is faster.
+        after: the turns there are already; None for the first one.
     """
 
     group_id: int
@@ -58,6 +75,7 @@ class GenerateRequest:
     top_p: float
     max_tokens: int
     seed: int | None = None
+    after: "Shown | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,14 @@ def rank_batch(
         lengths_N=lengths_N,
         keep_N=keep_N,
         pieces=tuple(
-            Piece(group.prompt_p, group.tokens_T, group.lengths_n, start + np.arange(len(group.tokens_T)))
+            Piece(
+                group.prompt_p,
+                group.tokens_T,
+                group.lengths_n,
+                start + np.arange(len(group.tokens_T)),
+                group.shown_S,
+                group.shown_at_S,
+            )
             for group, start in zip(groups, starts, strict=False)
         ),
     )

@@ -11,7 +11,7 @@ Shapes: R rows, L row length, T sample tokens of the micro-batch, in the order o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ATTENTION_COST = 1 / 3  # of seeing a row as long as the model is wide, against a token's matrix products; measured
+
+
+def _nothing() -> NDArray[np.int32]:
+    return np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +34,60 @@ class Piece:
         tokens_T: int32 [T], the samples end to end.
         lengths_n: int32 [n].
         index_T: int64 [T], each token's place in the rank's token arrays.
+        shown_S, shown_at_S: int32 [S], tokens shown between turns, and before which of ``tokens_T`` each stands. They
+            are laid out as context and predicted by nobody.
     """
 
     prompt_p: NDArray[np.int32]
     tokens_T: NDArray[np.int32]
     lengths_n: NDArray[np.int32]
     index_T: NDArray[np.int64]
+    shown_S: NDArray[np.int32] = field(default_factory=_nothing)
+    shown_at_S: NDArray[np.int32] = field(default_factory=_nothing)
 
     @property
     def row_tokens(self) -> int:
-        return len(self.prompt_p) + len(self.tokens_T)
+        return len(self.prompt_p) + len(self.tokens_T) + len(self.shown_S)
+
+    @property
+    def spans_n(self) -> NDArray[np.int64]:
+        """int64 [n], what each sample takes of a row: its tokens and those it was shown."""
+        shown_n = np.bincount(self._owners()[self.shown_at_S], minlength=len(self.lengths_n))
+        return self.lengths_n + shown_n
 
     def only(self, keep_n: NDArray[np.bool_]) -> "Piece":
         """The piece without the samples that are not to be kept."""
         keep_T = np.repeat(keep_n, self.lengths_n)
-        return Piece(self.prompt_p, self.tokens_T[keep_T], self.lengths_n[keep_n], self.index_T[keep_T])
+        keep_S = keep_T[self.shown_at_S]
+        place_T = np.cumsum(keep_T) - 1
+        return Piece(
+            self.prompt_p,
+            self.tokens_T[keep_T],
+            self.lengths_n[keep_n],
+            self.index_T[keep_T],
+            self.shown_S[keep_S],
+            place_T[self.shown_at_S[keep_S]].astype(np.int32),
+        )
 
     def split(self, samples: int) -> list["Piece"]:
         """Pieces of at most so many samples each."""
-        if samples >= len(self.lengths_n):
+        n = len(self.lengths_n)
+        if samples >= n:
             return [self]
-        ends = np.cumsum([0, *self.lengths_n])
-        cuts = range(0, len(self.lengths_n), samples)
-        return [
-            Piece(
-                self.prompt_p,
-                self.tokens_T[ends[cut] : ends[min(cut + samples, len(self.lengths_n))]],
-                self.lengths_n[cut : cut + samples],
-                self.index_T[ends[cut] : ends[min(cut + samples, len(self.lengths_n))]],
-            )
-            for cut in cuts
-        ]
+        return [self.only((np.arange(n) >= cut) & (np.arange(n) < cut + samples)) for cut in range(0, n, samples)]
+
+    def _owners(self) -> NDArray[np.int64]:
+        """int64 [T], which sample each token is of."""
+        return np.repeat(np.arange(len(self.lengths_n)), self.lengths_n)
+
+    def body(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """What follows the prompt, shown tokens in their places, and where in it each of ``tokens_T`` is."""
+        tokens = np.arange(len(self.tokens_T))
+        place_T = tokens + np.searchsorted(self.shown_at_S, tokens, side="right")
+        ids = np.empty(len(self.tokens_T) + len(self.shown_S), np.int32)
+        ids[place_T] = self.tokens_T
+        ids[np.arange(len(self.shown_S)) + self.shown_at_S] = self.shown_S
+        return ids, place_T
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +149,14 @@ def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_sha
 
 def samples_per_row(group: Piece, budget: int, width: int) -> int:
     """How many samples behind one prompt are least work; a row stays within ``budget`` tokens."""
-    prompt, n, mean = len(group.prompt_p), len(group.lengths_n), float(group.lengths_n.mean())
+    spans_n = group.spans_n
+    prompt, n, mean = len(group.prompt_p), len(spans_n), float(spans_n.mean())
 
     def cost(samples: int) -> float:
         length = prompt + samples * mean
         return n / samples * length * (1 + ATTENTION_COST * length / width)
 
-    longest = int(group.lengths_n.max())
+    longest = int(spans_n.max())
     choices = [m for m in (*(1 << bit for bit in range(1, n.bit_length())), n) if prompt + m * longest <= budget]
     return min((1, *choices), key=cost)
 
@@ -141,15 +169,18 @@ def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
     segment_RL = np.full((len(rows), length), -1, np.int64)  # -1 padding, 0 prompt, then the samples
     at_T, index_T = [], []
     for row, piece in enumerate(rows):
-        prompt = len(piece.prompt_p)
-        ids_RL[row, : piece.row_tokens] = np.concatenate([piece.prompt_p, piece.tokens_T])
-        within_T = _within(piece.lengths_n)
-        column_T = np.where(within_T == 0, prompt - 1, prompt + np.arange(len(piece.tokens_T)) - 1)
+        prompt, end = len(piece.prompt_p), piece.row_tokens
+        body, place_T = piece.body()
+        within = _within(piece.spans_n)
+        ids_RL[row, :end] = np.concatenate([piece.prompt_p, body])
+        column_T = (
+            prompt - 1 + np.where(within[place_T] == 0, 0, place_T)
+        )  # a sample's first is the prompt's to predict
         at_T.append(row * length + column_T)
         index_T.append(piece.index_T)
-        positions_RL[row, : piece.row_tokens] = np.concatenate([np.arange(prompt), prompt + within_T])
+        positions_RL[row, :end] = np.concatenate([np.arange(prompt), prompt + within])
         segment_RL[row, :prompt] = 0
-        segment_RL[row, prompt : piece.row_tokens] = 1 + np.repeat(np.arange(len(piece.lengths_n)), piece.lengths_n)
+        segment_RL[row, prompt:end] = 1 + np.repeat(np.arange(len(piece.spans_n)), piece.spans_n)
     return MicroBatch(
         ids_RL=torch.from_numpy(ids_RL),
         positions_RL=None if plain else torch.from_numpy(positions_RL),
@@ -160,7 +191,7 @@ def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
     )
 
 
-def _within(lengths_n: NDArray[np.int32]) -> NDArray[np.int64]:
+def _within(lengths_n: NDArray[np.int64]) -> NDArray[np.int64]:
     """0, 1, 2 ... in each sample, end to end."""
     ends_n = np.cumsum(lengths_n)
     return np.arange(int(ends_n[-1])) - np.repeat(ends_n - lengths_n, lengths_n)

@@ -40,6 +40,7 @@ from services.start import first_error
 from services.state import Desired
 from services.steps import FinishedStep, ReadyGroup, Recorder, ResumePoint, StepTimes
 from services.tokens import EncodedPrompt
+from services.turns import Turns, make_group
 from services.waits import Waits
 from volley.errors import DeadlineExceeded
 from volley.job import RLJob
@@ -61,6 +62,7 @@ class Coordinator:
         desired: changes to the job; `want` brings later ones.
         ending: set when the run is to end at a checkpoint as it is desired to when it is stopped.
         resume: where a checkpoint of this job left off; actors and learner hold its version.
+        turns: what samples that fail are shown, where the job has turns.
         checkpoint: called between steps, at the job's checkpoint steps, with the number of steps done, what else
             a resumed run must know, and the groups that wait to be trained on.
     """
@@ -79,10 +81,12 @@ class Coordinator:
         desired: Desired | None = None,
         resume: ResumePoint | None = None,
         ending: asyncio.Event | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.job, self.prompts = job, prompts
         self.actors, self.rewards, self.learner = actors, rewards, learner
         self.recorder, self.checkpoint = recorder, checkpoint
+        self.turns = turns
         self.desired, self._ending = desired or Desired(), ending or asyncio.Event()
         resume = resume or ResumePoint.start()
         self.ledger, self.version = resume.ledger, resume.step
@@ -206,23 +210,20 @@ class Coordinator:
     # ---- make one group ----------------------------------------------------------------------------------------
 
     async def _make(self, group_id: int, encoded: EncodedPrompt) -> None:
-        begun = time.time()
-        group, meta = await self.actors.generate(request_of(self.job, group_id, encoded))
-        generated = time.time()
-        self._making[group_id] = "score"
-        scores = await self.rewards.score(group, encoded.prompt)
+        made = await make_group(
+            request_of(self.job, group_id, encoded),
+            encoded.prompt,
+            actors=self.actors,
+            rewards=self.rewards,
+            turns=self.turns,
+            stage=lambda stage: self._making.__setitem__(group_id, stage),
+        )
         del self._making[group_id]
+        meta, scores = made.meta, made.scores
         await self._note_health(scores)
         if int(scores.valid_n.sum()) >= 2:
-            ready = ReadyGroup(
-                group,
-                meta,
-                encoded.prompt,
-                scores,
-                max_lag=self.buffer.lag_of(group_id),
-                generated=(begun, generated),
-                scored=time.time(),
-            )
+            lag = self.buffer.lag_of(group_id)
+            ready = ReadyGroup(made.group, meta, encoded.prompt, scores, lag, made.generated, scored=time.time())
             self.buffer.put(group_id, ready, oldest_version=meta.oldest_version)
         else:
             await self._drop_unscored(group_id, encoded.prompt, scores)
@@ -303,7 +304,8 @@ class Coordinator:
 
         Nor has it while a version is evaluated: that is bounded by itself, and may keep all slots and actors.
         """
-        bound = round(self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s, 3)
+        turns = self.turns.most if self.turns else 1
+        bound = round(turns * (self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s), 3)
         with self.waits.on("learner", self._awaited):
             while not self._stopping:
                 if (batch := self.buffer.take(self.version)) is not None:

@@ -18,6 +18,7 @@ from services.recorder import RunRecorder
 from services.runtime_env import code_is_here
 from services.start import start_all
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
+from services.turns import Turns, room_for, turns_of
 from services.wiring import actor_config, reward_config
 from volley.job import EvalJob
 
@@ -28,6 +29,7 @@ class Prepared:
 
     prompts: list[EncodedPrompt]
     length: int
+    turns: Turns | None
 
 
 def prepare(job: EvalJob) -> Prepared:
@@ -35,7 +37,8 @@ def prepare(job: EvalJob) -> Prepared:
     prompts = read_prompts(job.data, job.model.path)[: job.prompts]
     check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
     tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
-    return Prepared(encode_prompts(tokenizer, prompts, room=job.sampling.max_tokens, length=length), length)
+    encoded = encode_prompts(tokenizer, prompts, **room_for(job.sampling.max_tokens, job.turns), length=length)
+    return Prepared(encoded, length, turns_of(job.turns, tokenizer))
 
 
 async def run(job: EvalJob, prepared: Prepared, context: Context) -> None:
@@ -87,4 +90,5 @@ async def _sampled(
                 on_group=bar.advance,
                 on_scored=log.write,
                 known=known,
+                turns=prepared.turns,
             )

@@ -32,6 +32,7 @@ def group_rows(
             "prompt": prompt.text,
             "prompt_id": prompt.id,
             "tags": dict(prompt.tags),
+            **({"earlier": group.earlier[number]} if group.earlier else {}),
             "sample": group.texts[number],
             "answer": verdict.answer,
             "status": str(verdict.status),

@@ -11,6 +11,7 @@ from services.fetch import fetched
 from services.roles import Generator, Judge
 from services.start import first_error
 from services.tokens import EncodedPrompt
+from services.turns import Turns, make_group
 from volley.errors import HostError
 from volley.job import ActorsSpec, EvalSampling
 from volley.records import Group, Prompt, Scores
@@ -35,6 +36,7 @@ async def evaluate(
     on_group: Callable[[], None],
     on_scored: OnScored | None = None,
     known: Mapping[str, Sampled] | None = None,
+    turns: Turns | None = None,
 ) -> Evaluation:
     """Sample and score every prompt under the weights the actors serve, and estimate.
 
@@ -55,6 +57,7 @@ async def evaluate(
         on_group=on_group,
         on_scored=on_scored,
         known=known,
+        turns=turns,
     )
     return evaluation_of([each.prompt for each in prompts], sampled, ks, version=version, seed=seed)
 
@@ -82,6 +85,7 @@ async def sample_and_score(
     on_group: Callable[[], None],
     on_scored: OnScored | None = None,
     known: Mapping[str, Sampled] | None = None,
+    turns: Turns | None = None,
 ) -> list[Sampled]:
     """n samples of every prompt with their scores, in the order of the prompts.
 
@@ -91,6 +95,7 @@ async def sample_and_score(
         on_group: called after each group, for progress displays.
         on_scored: told of each group with its samples, as it is scored.
         known: prompts that are done, by id: these are not sampled again.
+        turns: what samples that fail are shown, where there is more than one turn.
     """
     gate = asyncio.Semaphore(at_once)
 
@@ -99,7 +104,7 @@ async def sample_and_score(
             on_group()
             return known[encoded.prompt.id]
         async with gate:
-            group, meta = await actors.generate(
+            made = await make_group(
                 GenerateRequest(
                     group_id=-1 - index,  # outside the run's own numbering
                     prompt_id=encoded.prompt.id,
@@ -109,13 +114,16 @@ async def sample_and_score(
                     top_p=sampling.top_p,
                     max_tokens=sampling.max_tokens,
                     seed=(seed * 1_000_003 + index) % 2**63 if sampling.seeded else None,
-                )
+                ),
+                encoded.prompt,
+                actors=actors,
+                rewards=rewards,
+                turns=turns,
             )
-            scores = await rewards.score(group, encoded.prompt)
             if on_scored is not None:
-                on_scored(index, encoded.prompt, await fetched(group), scores)
+                on_scored(index, encoded.prompt, await fetched(made.group), made.scores)
             on_group()
-            return Sampled(scores, meta.sample_tokens, meta.logprob_sum)
+            return Sampled(made.scores, made.meta.sample_tokens, made.meta.logprob_sum)
 
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -16,7 +16,7 @@ from services.steps import ReadyGroup
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
 
 FILE = "groups.npz"
-ARRAYS = ("prompt_p", "tokens_T", "logprobs_T", "versions_T", "lengths_n", "stopped_n")
+ARRAYS = ("prompt_p", "tokens_T", "logprobs_T", "versions_T", "lengths_n", "stopped_n", "shown_S", "shown_at_S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ def _row(kept: KeptGroup) -> dict[str, Any]:
         "group_id": group.group_id,
         "prompt_id": group.prompt_id,
         "texts": group.texts,
+        "earlier": group.earlier,
         "actor": group.actor,
         "seconds": group.seconds,
         "verdicts": [asdict(verdict) for verdict in ready.scores.verdicts],
@@ -76,6 +77,7 @@ def _kept(row: Mapping[str, Any], arrays: Mapping[str, Any], prompt: Prompt) -> 
         group_id=row["group_id"],
         prompt_id=row["prompt_id"],
         texts=tuple(row["texts"]),
+        earlier=tuple(row["earlier"]),
         actor=row["actor"],
         seconds=row["seconds"],
         **arrays,

@@ -133,7 +133,7 @@ def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> d
     """The metrics of one step, whose batch ``progress`` counts; names, units and definitions in `volley.metrics`."""
     batch, broadcast, times = finished.batch, finished.broadcast, finished.times
     statuses = Counter(STATUSES[code] for ready in batch for code in ready.scores.status_n.tolist())
-    samples = sum(ready.meta.n for ready in batch)
+    samples, turns = (sum(getattr(ready.meta, name) for ready in batch) for name in ("n", "turns"))
     stalls = [actor.stall_seconds for actor in broadcast.actors]
     return {
         "step": finished.step,
@@ -154,6 +154,7 @@ def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> d
         "weight_bytes": finished.nbytes,
         "samples_per_second": samples / seconds,
         "truncated_fraction": sum(ready.meta.truncated for ready in batch) / samples,
+        **({"turns_mean": turns / samples} if turns > samples else {}),
         **{f"verdict_{status}": count / samples for status, count in sorted(statuses.items())},
         **{f"groups_{name}": count for name, count in finished.ledger.items()},
     }
@@ -189,6 +190,7 @@ def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list
                 "group": group.group_id,
                 "prompt": ready.prompt.text,
                 "prompt_id": ready.prompt.id,
+                **({"earlier": group.earlier[i]} if group.earlier else {}),
                 "sample": group.texts[i],
                 "status": str(verdict.status),
                 "reward": verdict.reward,

@@ -33,6 +33,7 @@ from services.state import Desired
 from services.steering import Steering
 from services.steps import ReadyGroup, ResumePoint
 from services.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
+from services.turns import Turns, room_for, turns_of
 from services.weight_groups import WeightGroups
 from services.wiring import actor_config, reward_config, rl_learner_config
 from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
@@ -49,6 +50,7 @@ class Prepared:
     prompts: list[EncodedPrompt]
     heldout: list[EncodedPrompt]
     length: int
+    turns: Turns | None
 
 
 def prepare(job: RLJob) -> Prepared:
@@ -57,12 +59,12 @@ def prepare(job: RLJob) -> Prepared:
     heldout = read_prompts(job.evaluation.data, job.model.path) if job.evaluation else []
     check_scorer(job.scorer, [*prompts, *heldout], code_is_here=code_is_here(job.runtime_env))
     tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
-    encoded = encode_prompts(tokenizer, prompts, room=job.sampling.max_tokens, length=length)
+    encoded = encode_prompts(tokenizer, prompts, **room_for(job.sampling.max_tokens, job.turns), length=length)
     held = []
     if job.evaluation:
-        room, key = job.evaluation.sampling.max_tokens, "evaluation.sampling.max_tokens"
-        held = encode_prompts(tokenizer, heldout, room=room, length=length, key=key)
-    return Prepared(encoded, held, length)
+        room = room_for(job.evaluation.sampling.max_tokens, job.turns, "evaluation.sampling.max_tokens")
+        held = encode_prompts(tokenizer, heldout, **room, length=length)
+    return Prepared(encoded, held, length, turns_of(job.turns, tokenizer))
 
 
 async def run(job: RLJob, prepared: Prepared, context: Context, checkpoint: Path | None = None) -> None:
@@ -173,6 +175,7 @@ class Lives:
             desired=self.steering.desired,
             resume=resume,
             ending=self.context.ending.wanted,
+            turns=self.prepared.turns,
         )
         self.recorder.start_clock(resume.step)
         self.steering.steer(coordinator, self.learner)
@@ -236,5 +239,6 @@ class Lives:
             at_once=groups_at_once(self.job.actors, plan.sampling.n),
             seed=self.job.seed,
             on_group=lambda: None,
+            turns=self.prepared.turns,
         )
         await self.recorder.evaluation(evaluation)

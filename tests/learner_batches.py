@@ -24,8 +24,12 @@ def random_group(
     prompt: tuple[int, int] = (2, 9),
     length: tuple[int, int] = (1, 12),
     version: int = 0,
+    turns: bool = False,
 ) -> Group:
-    """Tokens drawn uniformly, log-probs a little off those of a uniform policy; ranges are half open."""
+    """Tokens drawn uniformly, log-probs a little off those of a uniform policy; ranges are half open.
+
+    With ``turns`` some samples of two tokens and more are shown something within.
+    """
     lengths_n = rng.integers(*length, n).astype(np.int32)
     tokens = int(lengths_n.sum())
     return Group(
@@ -40,7 +44,16 @@ def random_group(
         texts=("",) * n,
         actor="actor-0",
         seconds=0.1,
+        **(_shown(rng, lengths_n, vocabulary) if turns else {}),  # type: ignore[arg-type]
     )
+
+
+def _shown(rng: np.random.Generator, lengths_n: NDArray[np.int32], vocabulary: int) -> dict[str, NDArray[np.int32]]:
+    """One to four tokens before some tokens that are no sample's first."""
+    first = set((np.cumsum(lengths_n) - lengths_n).tolist())
+    places = [t for t in range(int(lengths_n.sum())) if t not in first and rng.random() < 0.3]
+    at = np.repeat(places, rng.integers(1, 5, len(places))).astype(np.int32)
+    return {"shown_S": rng.integers(FIRST_TOKEN, vocabulary, len(at)).astype(np.int32), "shown_at_S": at}
 
 
 def scored(
@@ -65,13 +78,18 @@ def on_policy(group: Group, lm: Any, temperature: float = 1.0) -> Group:
 
 def naive_logprobs(lm: Any, group: Group, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Log-prob and entropy at each sample token, [T] each, one unpadded sequence at a time from the model's logits."""
-    logprobs, entropies = [], []
-    for sample in samples_of(group):
-        row = torch.from_numpy(np.concatenate([group.prompt_p, sample]).astype(np.int64))
-        logit_LV = lm(input_ids=row[None], use_cache=False).logits[0][len(group.prompt_p) - 1 : -1]
-        logprob_TV = (logit_LV / temperature).log_softmax(-1)
-        logprobs.append(logprob_TV.gather(-1, row[len(group.prompt_p) :, None])[:, 0])
+    logprobs, entropies, start = [], [], 0
+    for length in group.lengths_n.tolist():
+        row, places = group.prompt_p.tolist(), []
+        for t in range(start, start + length):
+            row += group.shown_S[group.shown_at_S == t].tolist()
+            places.append(len(row))
+            row.append(int(group.tokens_T[t]))
+        logit_LV = lm(input_ids=torch.tensor([row]), use_cache=False).logits[0]
+        logprob_TV = (logit_LV[torch.tensor(places) - 1] / temperature).log_softmax(-1)
+        logprobs.append(logprob_TV.gather(-1, torch.tensor(row)[places, None])[:, 0])
         entropies.append(-(logprob_TV.exp() * logprob_TV).sum(-1))
+        start += length
     return torch.cat(logprobs), torch.cat(entropies)
 
 

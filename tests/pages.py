@@ -7,7 +7,7 @@ A comment just above a block says how it is checked where that is not by its lan
     <!-- not run: reason -->       commands that can not be run by a test
 
 Otherwise ``python`` and ``bash`` are run as they stand, page by page from top to bottom: Python within the unit tests,
-commands by `tests/integration/test_pages.py`.
+commands by `tests/integration/test_page_commands.py`.
 """
 
 import re

@@ -46,6 +46,10 @@ class WeightsGone(HostError):
     """Published weights went with the node that held them."""
 
 
+class GroupGone(HostError):
+    """A group that was to go on went with the node that held it."""
+
+
 class WorkerDied(VolleyError, RuntimeError):
     """A worker process ended without being asked to.
 

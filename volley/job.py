@@ -18,6 +18,7 @@ from volley.objectives import Objective, Schedule, check_schedule, resolve
 from volley.runtime_env import RuntimeEnvSpec
 from volley.scoring import ScorerSpec
 from volley.sinks import SinkSpec
+from volley.turns import TurnsSpec
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
 
 # Far beyond any run; past them counters overflow or a typing error fills the memory.
@@ -180,6 +181,7 @@ class RLJob(_Sampled):
         1, ge=0, le=10_000, description="L, versions a token may be old when trained on; 0 is synchronous"
     )
     sampling: Sampling = Sampling()
+    turns: TurnsSpec | None = Field(None, description="samples that fail are shown why and go on; null: one turn")
     objective: Objective
     schedule: Schedule = Field(Schedule(), description="how the objective changes over the run")
     update: PolicyUpdate = PolicyUpdate()
@@ -263,6 +265,7 @@ class EvalJob(_Sampled):
 
     kind: Literal["eval"] = "eval"
     sampling: EvalSampling = EvalSampling(n=64)
+    turns: TurnsSpec | None = Field(None, description="samples that fail are shown why and go on; null: one turn")
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=1)
     prompts: int | None = Field(None, ge=1, description="take only the first so many prompts")
 

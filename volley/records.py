@@ -79,6 +79,10 @@ class Verdict:
             raise ValueError(f"a verdict {self.status} must {'' if self.status.bears_reward else 'not '}carry a reward")
 
 
+def _no_tokens() -> NDArray[np.int32]:
+    return np.zeros(0, dtype=np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The n samples of one prompt as an actor made them.
@@ -92,9 +96,14 @@ class Group:
         versions_T: int32 [T], the weight version each token was sampled under.
         lengths_n: int32 [n], tokens per sample; sums to T.
         stopped_n: bool [n], False where the sample was cut at its length limit.
-        texts: n decoded samples, stop token left out.
+        texts: n decoded samples, stop token left out; of several turns the last one, which is what is judged.
         actor: name of the actor that made it.
         seconds: wall time from request to last token.
+        shown_S: int32 [S], tokens that samples were shown between their turns, in the order of the samples. They are
+            context: no log-prob, no version, no part of any length.
+        shown_at_S: int32 [S], before which of ``tokens_T`` each of them stands; never falling.
+        earlier: what was said in the turns before the last and shown after them, one text a sample; empty where no
+            sample had a second turn.
     """
 
     group_id: int
@@ -108,10 +117,18 @@ class Group:
     texts: tuple[str, ...]
     actor: str
     seconds: float
+    shown_S: NDArray[np.int32] = field(default_factory=_no_tokens)
+    shown_at_S: NDArray[np.int32] = field(default_factory=_no_tokens)
+    earlier: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
         return len(self.lengths_n)
+
+    @property
+    def turns(self) -> int:
+        """Of all samples together: what is shown at one place parts two turns."""
+        return self.n + len(np.unique(self.shown_at_S))
 
     def meta(self) -> "GroupMeta":
         """The part of the group the coordinator sees."""
@@ -127,6 +144,7 @@ class Group:
             newest_version=int(self.versions_T.max()) if len(self.versions_T) else 0,
             truncated=int((~self.stopped_n).sum()),
             seconds=self.seconds,
+            turns=self.turns,
         )
 
 
@@ -145,6 +163,7 @@ class GroupMeta:
     newest_version: int
     truncated: int
     seconds: float
+    turns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class SimulatedActor:
             prompt_tokens=len(request.prompt_p),
             sample_tokens=int(seconds * TOKENS_PER_SECOND) * request.n // 2,  # the longest sample ends the group
             logprob_sum=0.0,
+            turns=request.n,
             oldest_version=self._version,
             newest_version=self._version,
             truncated=0,

@@ -47,7 +47,7 @@ class TrivialActor:
 
     async def generate(self, request: GenerateRequest) -> tuple[Group, GroupMeta]:
         if self._group is None:
-            meta = GroupMeta(0, "p", "actor", request.n, len(request.prompt_p), TOKENS, 0.0, 0, 0, 0, 0.0)
+            meta = GroupMeta(0, "p", "actor", request.n, len(request.prompt_p), TOKENS, 0.0, 0, 0, 0, 0.0, request.n)
             self._group = group_of(meta)
         return self._group, self._group.meta()
 

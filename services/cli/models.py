@@ -113,6 +113,8 @@ def eval_job(model: Path, folder: "RunFolder | None", given: dict[str, Any], ove
         if not isinstance(job, SFTJob):
             tree |= job.model_dump(mode="json", include={"scorer", "data", "actors", "reward_workers", "seed"})
             tree["sampling"] = {"max_tokens": job.sampling.max_tokens}
+        if isinstance(job, RLJob) and job.turns is not None:
+            tree["turns"] = job.turns.model_dump(mode="json")
         if isinstance(job, RLJob) and job.evaluation is not None:
             plan = job.evaluation.model_dump(mode="json")
             tree |= {"data": plan["data"], "sampling": plan["sampling"]}

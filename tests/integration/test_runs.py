@@ -14,6 +14,7 @@ from services.run import Result, run_on
 from services.run_folder import RunFolder
 from services.stack import Stack
 from tests.integration.jobs import rl_job, write_inputs
+from tests.models import tiny_llama
 
 pytestmark = pytest.mark.integration
 
@@ -124,3 +125,27 @@ async def test_two_of_everything_with_lag(stack: Stack, inputs: Path, tmp_path: 
     assert max(lags) > 0
     assert rows[-1]["groups_trained"] == 128
     assert rows[-1]["reward_mean"] > rows[0]["reward_mean"]
+
+
+async def test_samples_that_fail_go_on_behind_what_they_are_shown(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+    """The learner finds the log-probs of every turn as the engine drew it: contexts are the same to the token."""
+    job = rl_job(
+        inputs,
+        steps=3,
+        turns={"most": 3, "show": "no {{ turn }}: {{ verdict.status }}, try again:"},
+        sampling={"n": 8, "max_tokens": 24},  # long enough for some to end
+        samples_kept=64,
+    )
+    job["model"] = {"path": str(tiny_llama(tmp_path / "model", max_position_embeddings=2048))}
+    job["evaluation"] = {**job["evaluation"], "sampling": {"n": 8, "max_tokens": 24}}
+    folder = (await run(stack, tmp_path, job)).folder
+    rows = folder.read("metrics")
+    assert [row["groups_trained"] for row in rows] == [8, 16, 24]
+    for row in rows:
+        assert row["turns_mean"] > 1
+        assert row["logprob_mismatch_max"] < 1e-4
+    went_on = [sample for sample in folder.read("samples") if sample.get("earlier")]
+    assert went_on
+    for sample in went_on:
+        assert "no 1: wrong_answer, try again:" in sample["earlier"]
+        assert "7" not in sample["earlier"]  # which would have passed

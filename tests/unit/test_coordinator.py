@@ -43,9 +43,8 @@ class FakeActors:
         if request.group_id == self.hangs_at:
             await asyncio.sleep(3600)
         await asyncio.sleep(self.rng.random() * self.slowest)
-        meta = GroupMeta(
-            request.group_id, request.prompt_id, "actor-0", request.n, 3, 8, -8.0, started, self.version, 0, 0.0
-        )
+        n, versions = request.n, (started, self.version)
+        meta = GroupMeta(request.group_id, request.prompt_id, "actor-0", n, 3, 8, -8.0, *versions, 0, 0.0, n)
         return f"ref {request.group_id}", meta
 
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:

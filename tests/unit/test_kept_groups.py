@@ -28,6 +28,9 @@ def kept(group_id: int, lengths: list[int]) -> KeptGroup:
         texts=tuple(f"text {i} é\n" for i in range(len(lengths))),
         actor="actor-1",
         seconds=0.25,
+        shown_S=np.arange(total // 3, dtype=np.int32),
+        shown_at_S=np.sort(rng.integers(0, total, total // 3, dtype=np.int32)),
+        earlier=tuple(f"said {i}" for i in range(len(lengths))),
     )
     verdicts = [Verdict(VerdictStatus.PASSED, 1.0, answer="4"), Verdict(VerdictStatus.INFRA_ERROR, None, detail="gone")]
     scores = Scores.pack(verdicts * (len(lengths) // 2), seconds=0.5, worker="reward-0")

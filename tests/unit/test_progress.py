@@ -15,7 +15,7 @@ UNSCORED = Verdict(VerdictStatus.INFRA_ERROR, None)
 
 
 def ready(prompt: int, *verdicts: Verdict, tokens: int = 6) -> ReadyGroup:
-    meta = GroupMeta(0, f"p{prompt}", "actor-0", len(verdicts), 3, tokens, -0.5 * tokens, 0, 0, 0, 0.1)
+    meta = GroupMeta(0, f"p{prompt}", "actor-0", len(verdicts), 3, tokens, -0.5 * tokens, 0, 0, 0, 0.1, len(verdicts))
     return ReadyGroup(None, meta, PROMPTS[prompt], Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
 
 
@@ -54,7 +54,7 @@ def test_a_resumed_run_knows_what_was_solved() -> None:
 
 
 def test_without_tags_or_answers_there_are_no_such_columns() -> None:
-    meta = GroupMeta(0, "x", "actor-0", 2, 3, 0, 0.0, 0, 0, 0, 0.1)
+    meta = GroupMeta(0, "x", "actor-0", 2, 3, 0, 0.0, 0, 0, 0, 0.1, 2)
     verdicts = [Verdict(VerdictStatus.PASSED, 1.0)] * 2
     group = ReadyGroup(None, meta, Prompt("x", ""), Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
     row = Progress([Prompt("x", "")]).add([group])

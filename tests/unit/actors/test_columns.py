@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.columns import to_group
-from actors.config import GenerateRequest
+from actors.columns import context_of, joined, to_group
+from actors.config import GenerateRequest, Shown
+from volley.records import Group
 
 
 @dataclass
@@ -78,3 +79,36 @@ def test_a_completion_without_one_version_per_token_is_refused() -> None:
     torn = Completion([4, 5, 6], Logprobs([-1.0, -1.0, -1.0]), "stop", [Span("0", 0, 2)])
     with pytest.raises(ValueError, match="group 7: 3 tokens, 3 log-probs, 2 versions"):
         to_group(request(1), [torn], decode, actor="actor-0", seconds=0.0)
+
+
+def turn(*samples: list[int], version: int = 0) -> Group:
+    """What an engine makes of a request of so many samples; log-probs and versions tell the tokens apart."""
+    made = [
+        Completion(
+            ids, Logprobs([-ids[0] - i / 10 for i in range(len(ids))]), "stop", [Span(str(version), 0, len(ids))]
+        )
+        for ids in samples
+    ]
+    return to_group(request(len(samples)), made, decode, actor="actor-0", seconds=0.5)
+
+
+def test_a_turn_stands_behind_the_turns_before_and_what_was_shown() -> None:
+    first = turn([10, 11], [20], [30, 31, 32])
+    shown = Shown(None, (None, np.array([7, 8], np.int32), np.array([9], np.int32)), ("", "<7 8>", "<9>"))
+    second = joined(first, shown, [None, turn([21, 22], version=1), turn([33], version=2)], actor="a", seconds=0.25)
+    assert second.tokens_T.tolist() == [10, 11, 20, 21, 22, 30, 31, 32, 33]
+    assert second.versions_T.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 2]
+    assert second.logprobs_T == pytest.approx([-10, -10.1, -20, -21, -21.1, -30, -30.1, -30.2, -33])
+    assert second.lengths_n.tolist() == [2, 3, 4]
+    assert (second.shown_S.tolist(), second.shown_at_S.tolist()) == ([7, 8, 9], [3, 3, 8])
+    assert second.texts == ("10", "21", "")
+    assert second.earlier == ("", "<7 8>", "30 31<9>")
+    assert (second.turns, second.meta().turns, second.seconds) == (5, 5, 0.75)
+    again = Shown(None, (None, None, np.array([5, 6], np.int32)), ("", "", "<5 6>"))
+    third = joined(second, again, [None, None, turn([34, 35])], actor="a", seconds=0.25)
+    assert [context_of(third, i)[2:].tolist() for i in range(3)] == [
+        [10, 11],
+        [20, 7, 8, 21, 22],
+        [30, 31, 32, 9, 33, 5, 6, 34, 35],
+    ]
+    assert third.turns == 6

@@ -65,6 +65,7 @@ class FakeMember:
                 self.version,
                 0,
                 0.1,
+                request.n,
             )
         finally:
             self.samples -= request.n

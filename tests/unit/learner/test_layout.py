@@ -37,10 +37,12 @@ def evaluate(policy: Policy, batches: list[MicroBatch], tokens: int) -> tuple[Te
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("budget", [1 << 20, 60])
-def test_both_layouts_equal_the_model_itself(kind: str, budget: int) -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_both_layouts_equal_the_model_itself(kind: str, budget: int, turns: bool) -> None:
     lm = tiny_lm(kind)
     rng = np.random.default_rng(0)
-    groups = [random_group(rng, i, n=5) for i in range(3)]
+    groups = [random_group(rng, i, n=5, turns=turns) for i in range(3)]
+    assert any(len(group.shown_S) for group in groups) == turns
     direction_T = torch.from_numpy(rng.normal(size=sum(len(g.tokens_T) for g in groups)))
     parameters = dict(lm.named_parameters())
     expected_T, entropy_T = (
@@ -84,6 +86,18 @@ def test_every_token_once_within_the_budget(
         rows_T, columns_T = batch.at_T // batch.ids_RL.shape[1], batch.at_T % batch.ids_RL.shape[1]
         before_T = batch.ids_RL[rows_T, columns_T]
         assert all(before in (0, token - 1) for before, token in zip(before_T, batch.token_T, strict=True))
+
+
+def test_samples_that_are_left_out_take_what_they_were_shown_with_them() -> None:
+    rng = np.random.default_rng(1)
+    (piece,) = pieces_of([random_group(rng, 0, n=6, length=(2, 9), turns=True)])
+    keep_n = np.array([True, False, True, True, False, False])
+    left = piece.only(keep_n)
+    whole, part = ([each.only(np.arange(n) == i) for i in range(n)] for each, n in ((piece, 6), (left, 3)))
+    for one, other in zip(part, [each for each, keep in zip(whole, keep_n, strict=True) if keep], strict=True):
+        np.testing.assert_array_equal(one.body()[0], other.body()[0])
+        np.testing.assert_array_equal(one.index_T, other.index_T)
+    assert left.row_tokens == len(piece.prompt_p) + int(piece.spans_n[keep_n].sum())
 
 
 def test_a_row_is_shared_only_where_that_is_less_work() -> None:

@@ -1,6 +1,7 @@
 """The table of metrics holds exactly what steps emit."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
     verdicts = [Verdict(each, 1.0 if each.bears_reward else None, answer="7") for each in every]
     prompts = {group.prompt_id: Prompt(group.prompt_id, "", tags={"level": "5"}) for group in groups_of()}
     ready = tuple(
-        ReadyGroup(None, group.meta(), prompts[group.prompt_id], Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
-        for group in groups_of()
+        ReadyGroup(None, replace(meta, turns=9), prompts[meta.prompt_id], Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
+        for meta in (group.meta() for group in groups_of())
     )
     batch = batch_of(groups_of(), PolicyUpdate())
     report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})

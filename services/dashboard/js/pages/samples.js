@@ -214,6 +214,7 @@ function sampleBox(sample) {
       h("span", {}, versionText(sample)),
       sample.stopped === false && h("span", { class: "tag" }, "cut at its length limit"),
     ),
+    sample.earlier && h("details", {}, h("summary", {}, "earlier turns"), h("pre", { class: "sample-text" }, sample.earlier)),
     h("pre", { class: "sample-text" }, sample.sample),
     sample.detail && h("p", { class: "failing" }, sample.detail),
   );
