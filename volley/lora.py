@@ -52,4 +52,4 @@ def merged(base: Any, down: Any, up: Any, scale: float) -> Any:
         down: A, [rank, in].
         up: B, [out, rank].
     """
-    return (base.float() + scale * (up.float() @ down.float())).to(base.dtype)
+    return base.float().addmm(up.float(), down.float(), alpha=scale).to(base.dtype)
