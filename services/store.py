@@ -101,8 +101,7 @@ class Store:
             name = f"volley:idempotency:{key}"
             if not await self._do(self._redis.set(name, entry, nx=True, ex=IDEMPOTENCY_SECONDS)):
                 earlier = json.loads(await self._do(self._redis.get(name)))
-                if earlier["body"] != body:
-                    raise JobError(f"idempotency key {key!r} was used for another request: choose a new key")
+                _check_body(key, earlier["body"], body)
                 if await self.record(earlier["run"]) is not None:
                     return str(earlier["run"])
                 record = record.model_copy(update={"id": earlier["run"]})  # its maker died half-way
@@ -112,6 +111,19 @@ class Store:
         pipe.set(run_key(record.id, "desired"), (desired or Desired()).model_dump_json(), nx=True)
         await self._do(pipe.execute())
         return record.id
+
+    async def made(self, key: str, body: str) -> str | None:
+        """The run that idempotency ``key`` made, None where it has made none.
+
+        Raises:
+            JobError: the key was used for another body.
+        """
+        text = await self._do(self._redis.get(f"volley:idempotency:{key}"))
+        if text is None:
+            return None
+        earlier = json.loads(text)
+        _check_body(key, earlier["body"], body)
+        return str(earlier["run"]) if await self.record(earlier["run"]) is not None else None
 
     async def run_ids(self) -> list[str]:
         """Every run's id, newest first."""
@@ -225,3 +237,8 @@ class Store:
 
     def _away(self, error: Exception) -> HostError:
         return HostError(f"Redis stayed away through {self._retries} tries: {error}")
+
+
+def _check_body(key: str, earlier: str, body: str) -> None:
+    if earlier != body:
+        raise JobError(f"idempotency key {key!r} was used for another request: choose a new key")

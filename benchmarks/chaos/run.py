@@ -143,7 +143,7 @@ class Service:
         """The API's answer; asked again while it is away."""
         for _ in range(60):
             try:
-                answer = httpx.request(method, f"{self.url}{path}", timeout=10, **arguments)
+                answer = httpx.request(method, f"{self.url}{path}", timeout=30, **arguments)
                 if answer.status_code < 500:
                     answer.raise_for_status()
                     return answer.json()

@@ -55,15 +55,22 @@ async def create_run(wanted: NewRun, context: Ctx, idempotency_key: IdempotencyK
 
     With an `Idempotency-Key` the same request may be sent again: it is answered with the run it made (200).
     """
-    job = await _checked(wanted.job, context)
+    body = _digest(wanted)
     async with _one_at_a_time(context, idempotency_key):
-        record = _record(job, wanted.tags, context)
         try:
-            run_id = await context.store.create(record, key=idempotency_key, body=_digest(wanted))
+            # Before the job is checked, which may take longer than a client waits before it asks again.
+            run_id = await context.store.made(idempotency_key, body) if idempotency_key else None
+            if run_id is not None:
+                return await _made(run_id, 200, context)
+            record = _record(await _checked(wanted.job, context), wanted.tags, context)
+            run_id = await context.store.create(record, key=idempotency_key, body=body)
         except JobError as error:
             raise Problem(409, "idempotency-key-used", str(error)) from error
     context.index.changed()
-    status = 201 if run_id == record.id else 200
+    return await _made(run_id, 201 if run_id == record.id else 200, context)
+
+
+async def _made(run_id: str, status: int, context: Context) -> Response:
     return _answer(*await context.look(run_id), status=status, headers={"Location": f"/v1/runs/{run_id}"})
 
 

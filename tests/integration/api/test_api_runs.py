@@ -54,6 +54,23 @@ async def test_the_same_idempotency_key_makes_one_run(api: Api) -> None:
     problem(await post(a_job("twice")), 409, "idempotency-key-used")
 
 
+async def test_a_job_that_was_taken_is_not_checked_again(redis_url: str) -> None:
+    """A client that gave up waiting for the check, and asks again, is answered at once."""
+    checked: list[str] = []
+
+    async def slowly(job: Any) -> None:
+        checked.append(job.name)
+        await asyncio.sleep(0.5)
+
+    async with serving(redis_url, checker=slowly) as api:
+        about: dict[str, Any] = {"json": {"job": a_job("slow")}, "headers": {"Idempotency-Key": "slow"}}
+        with pytest.raises(httpx.ReadTimeout):
+            await api.http.post("/v1/runs", **about, timeout=0.1)
+        answers = await asyncio.gather(*(api.http.post("/v1/runs", **about) for _ in range(3)))
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert checked == ["slow"]
+
+
 async def test_a_bad_job_says_what_to_write(api: Api) -> None:
     bad = a_job(steps=0, sampling={"n": 8, "max_token": 1})
     document = problem(await api.http.post("/v1/runs", json={"job": bad}), 422, "invalid-job")
