@@ -1,0 +1,120 @@
+"""Where the nodes of a rehearsal are: on this machine's loopback address, or each on an address of its own.
+
+    namespaces     head 10.231.0.1 ── bridge ─┬─ veth ── namespace of one node, 10.231.0.2
+                                              └─ veth ── namespace of another,  10.231.0.3  ...
+
+A network namespace has interfaces, addresses and routes of its own: what two nodes tell each other goes through their
+cables and is counted there, and a cable can be pulled. It needs root, and `ip` of the package iproute2.
+"""
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+SUBNET = "10.231.0"
+BRIDGE = "vly-br"
+
+
+class Places(Protocol):
+    """Gives nodes their addresses."""
+
+    head: str
+
+    def add(self, node: str) -> str:
+        """A place for ``node``; returns its address."""
+
+    def command(self, node: str, command: Sequence[str]) -> list[str]:
+        """``command`` as it runs at the node's place."""
+
+    def cut(self, node: str) -> bool:
+        """Pull the node's cable; False where it has none."""
+
+    def received(self, node: str) -> int | None:
+        """Bytes that came to the node through its cable; None where it has none."""
+
+
+class OneAddress:
+    """All nodes on the loopback address."""
+
+    head = "127.0.0.1"
+
+    def add(self, node: str) -> str:
+        return self.head
+
+    def command(self, node: str, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    def cut(self, node: str) -> bool:
+        return False
+
+    def received(self, node: str) -> int | None:
+        return None
+
+
+class Namespaces:
+    """A network namespace a node."""
+
+    head = f"{SUBNET}.1"
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+
+    def add(self, node: str) -> str:
+        self.nodes.append(node)
+        address, cable = f"{SUBNET}.{1 + len(self.nodes)}", self._cable(node)
+        _ip("netns", "add", _namespace(node))
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", _namespace(node))
+        _ip("link", "set", cable, "master", BRIDGE, "up")
+        inside = ("-n", _namespace(node))
+        _ip(*inside, "link", "set", "lo", "up")
+        _ip(*inside, "addr", "add", f"{address}/24", "dev", "eth0")
+        _ip(*inside, "link", "set", "eth0", "up")
+        _ip(*inside, "route", "add", "default", "via", self.head)  # by which a process finds its own address
+        return address
+
+    def command(self, node: str, command: Sequence[str]) -> list[str]:
+        return ["ip", "netns", "exec", _namespace(node), *command]
+
+    def cut(self, node: str) -> bool:
+        _ip("link", "set", self._cable(node), "down")
+        return True
+
+    def received(self, node: str) -> int | None:
+        return int(Path(f"/sys/class/net/{self._cable(node)}/statistics/tx_bytes").read_text())
+
+    def _cable(self, node: str) -> str:
+        return f"vly-{self.nodes.index(node)}"
+
+
+@contextmanager
+def namespaces() -> Iterator[Namespaces]:
+    """A bridge, to which namespaces are added; all of it is gone after the block.
+
+    Raises:
+        RuntimeError: this machine or account may not have network namespaces; the message is the kernel's.
+    """
+    places = Namespaces()
+    _ip("link", "add", BRIDGE, "type", "bridge")
+    try:
+        _ip("addr", "add", f"{places.head}/24", "dev", BRIDGE)
+        _ip("link", "set", BRIDGE, "up")
+        yield places
+    finally:
+        for node in places.nodes:
+            _ip("netns", "del", _namespace(node))
+        _ip("link", "del", BRIDGE)
+
+
+def _namespace(node: str) -> str:
+    return f"vly-{node}"
+
+
+def _ip(*arguments: str) -> None:
+    try:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+    except FileNotFoundError as error:
+        raise RuntimeError("there is no `ip` here: install iproute2") from error
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {error.stderr.strip()}") from error

@@ -1,0 +1,155 @@
+"""A run on a cluster of several nodes, rehearsed on one machine: submitted, scaled, robbed of a node, ended exactly.
+
+    python -m benchmarks.rehearsal.run [--namespaces] [--steps 400]
+
+Ray nodes of their own for actors, learner and reward workers; the service beside the head, used by its REST API alone.
+Each role is scaled by itself while the others' processes must stay; then the actors' node is lost and a new one joins.
+The run has to end with every step trained once and every group at one end. With ``--namespaces`` (root) each node has
+an address of its own, and the node is lost by its cable. Prints what happened when; it fails where something did not.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rehearsal.cluster import RESOURCES, Cluster, Service, service_on_nodes, until
+from benchmarks.rehearsal.places import OneAddress, Places, namespaces
+from tests.integration.jobs import rl_job, write_inputs
+
+SECONDS = 240.0  # that any one thing may take; engines start in 15 to 25 s where the machine is free
+Say = Callable[[str], None]
+
+
+def job_of(folder: Path, steps: int) -> dict[str, Any]:
+    """Each role asks for the resource that only its nodes have."""
+    write_inputs(folder)
+    return rl_job(
+        folder,
+        steps=steps,
+        max_lag=1,
+        evaluation=None,
+        optimizer={"lr": 1e-6},
+        actors={"max_num_seqs": 64, "cpus": 0.5, "kv_cache_gb": 0.2, "resources": {RESOURCES["actor"]: 1}},
+        reward_workers={"count": 1, "cpus": 0.2, "resources": {RESOURCES["reward"]: 1}},
+        learner={"ranks": 1, "cpus_per_rank": 0.5, "resources_per_rank": {RESOURCES["learner"]: 1}},
+        checkpoint={"every": 50},
+    )
+
+
+def rehearse(places: Places, steps: int, say: Say) -> None:
+    """All of it, in a folder of its own that is gone afterwards.
+
+    Raises:
+        TimeoutError, RuntimeError, AssertionError: something did not happen, or not as it should.
+    """
+    with tempfile.TemporaryDirectory(prefix="vly-") as name, service_on_nodes(Path(name), places) as (cluster, service):
+        say(f"the service is up on {cluster.alive()} nodes: " + ", ".join(f"{k} {v}" for k, v in cluster.nodes.items()))
+        inputs = cluster.folder / "inputs"
+        inputs.mkdir()
+        run = service.call("POST", "/v1/runs", {"job": job_of(inputs, steps)})["record"]["id"]
+        _steps(service, run, 10)
+        say(f"trained 10 steps; {_placed(cluster, actor=1, reward=1, learner=1)}")
+        _scale(cluster, service, run, say, actors=2)
+        _scale(cluster, service, run, say, reward_workers=3)
+        _scale(cluster, service, run, say, actors=1)
+        _scale(cluster, service, run, say, reward_workers=1)
+        _lose_the_actors(cluster, service, run, say)
+        for node in cluster.nodes:
+            if (received := places.received(node)) is not None:
+                say(f"{node} received {received / 2**20:.0f} MiB through its cable")
+        view = _ended(service, run)
+        say(f"done: {_exact(Path(view['record']['folder']), view['ledger'], steps)}")
+    say("everything has ended")
+
+
+def _steps(service: Service, run: str, more: int) -> None:
+    wanted = service.observed(run)["step"] + more
+    until(f"{more} more steps", lambda: bool(service.observed(run)["step"] >= wanted), SECONDS)
+
+
+def _placed(cluster: Cluster, **expected: int) -> str:
+    """Are there so many processes of each role, all on nodes of their role?"""
+    seen = cluster.processes()
+    assert {role: len(pids) for role, pids in seen.items()} == expected, seen
+    assert all(node == role for role, pids in seen.items() for node in pids.values()), seen
+    return ", ".join(f"{count} x {role} on its own node" for role, count in expected.items())
+
+
+def _scale(cluster: Cluster, service: Service, run: str, say: Say, **wanted: int) -> None:
+    """Change one role's count; the processes of the other roles stay those they are."""
+    ((name, count),) = wanted.items()
+    role = {"actors": "actor", "reward_workers": "reward"}[name]
+    before = cluster.processes()
+    service.call("PATCH", f"/v1/runs/{run}", wanted)
+    until(f"{name} {count}", lambda: bool(service.observed(run)[name] == count), SECONDS)
+    until("as many processes", lambda: len(cluster.processes()[role]) == count, SECONDS)
+    after = cluster.processes()
+    others = RESOURCES.keys() - {role}
+    assert {each: before[each] for each in others} == {each: after[each] for each in others}
+    assert set(after[role].values()) == {role}
+    assert len(before[role].keys() & after[role].keys()) == min(len(before[role]), count)
+    _steps(service, run, 3)
+    say(f"PATCH {json.dumps(wanted)}: {count} on their own node, the processes of the other roles are the same")
+
+
+def _lose_the_actors(cluster: Cluster, service: Service, run: str, say: Say) -> None:
+    others = {role: pids for role, pids in cluster.processes().items() if role != "actor"}
+    begun = time.monotonic()
+    how = cluster.lose("actor")
+    until("the actor is missed", lambda: bool(service.observed(run)["actors"] == 0), SECONDS)
+    say(f"the actors' node is lost ({how}): missed after {time.monotonic() - begun:.0f} s, no actor is left")
+    cluster.add("actor-again", "actor")
+    until("another actor serves", lambda: bool(service.observed(run)["actors"] == 1), SECONDS)
+    _steps(service, run, 5)
+    now = cluster.processes()
+    assert {role: pids for role, pids in now.items() if role != "actor"} == others
+    say(f"a new node joined: an actor serves and the run trains again {time.monotonic() - begun:.0f} s after the loss")
+
+
+def _ended(service: Service, run: str) -> dict[str, Any]:
+    until("the run is done", lambda: bool(service.observed(run)["state"] == "done"), SECONDS)
+    view: dict[str, Any] = service.call("GET", f"/v1/runs/{run}")
+    view["ledger"] = service.call("GET", f"/v1/runs/{run}/ledger")["counts"]
+    return view
+
+
+def _exact(folder: Path, counts: dict[str, int], steps: int) -> str:
+    """Every step trained once, every group at one end, in the folder and in Redis alike."""
+    metrics, ledger = ([json.loads(row) for row in (folder / f).read_text().splitlines()] for f in FILES)
+    assert [row["step"] for row in metrics] == list(range(steps))
+    assert max(Counter(row["group"] for row in ledger).values()) == 1
+    trained = sum(row["end"] == "trained" for row in ledger)
+    assert counts["admitted"] == len(ledger) == counts["trained"] + counts["dropped"]
+    assert (counts["trained"], counts["in_flight"]) == (trained, 0)
+    return f"{steps} steps once each, {counts['admitted']} groups = {trained} trained + {counts['dropped']} dropped"
+
+
+FILES = ("metrics.jsonl", "ledger.jsonl")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Rehearse a cluster on one machine.")
+    parser.add_argument("--namespaces", action="store_true", help="a network namespace a node; needs root")
+    parser.add_argument("--steps", type=int, default=400)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C does: what was started is ended
+    begun = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - begun:6.1f} s  {line}", flush=True)
+
+    with namespaces() if options.namespaces else nullcontext(OneAddress()) as places:
+        rehearse(places, options.steps, say)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
