@@ -31,7 +31,7 @@ from learner.records import StepReport
 from services.buffer import SlotBuffer
 from services.data.mixture import order_of
 from services.dead_batches import DeadBatches
-from services.due import evaluates_at, owes_evaluation, request_of, saves_at
+from services.due import evaluates_at, longest_silence, owes_evaluation, request_of, saves_at
 from services.pinned import PinnedEvaluation
 from services.roles import Generator, Judge, Learner
 from services.scoring_health import ScoringHealth
@@ -304,8 +304,7 @@ class Coordinator:
 
         Nor has it while a version is evaluated: that is bounded by itself, and may keep all slots and actors.
         """
-        turns = self.turns.most if self.turns else 1
-        bound = round(turns * (self.job.actors.group_deadline_s + self.job.reward_workers.group_deadline_s), 3)
+        bound = longest_silence(self.job, self.turns.most if self.turns else 1)
         with self.waits.on("learner", self._awaited):
             while not self._stopping:
                 if (batch := self.buffer.take(self.version)) is not None:

@@ -28,6 +28,12 @@ def saves_at(job: RLJob, version: int) -> bool:
     return every is not None and version % every == 0
 
 
+def longest_silence(job: RLJob, turns: int) -> float:
+    """Seconds in which a group of ``turns`` turns becomes ready, even if who works on it dies first and is replaced."""
+    roles = (job.actors, job.reward_workers)
+    return round(sum(turns * role.group_deadline_s + role.start_deadline_s for role in roles), 3)
+
+
 def request_of(job: RLJob, group_id: int, encoded: EncodedPrompt) -> GenerateRequest:
     """The group that is to be trained on."""
     sampling = job.sampling

@@ -229,7 +229,8 @@ async def test_a_dead_actor_ends_the_run_with_its_name() -> None:
 
 
 async def test_a_wait_is_bounded_and_names_the_group_it_was_for() -> None:
-    spec = job(actors={"group_deadline_s": 0.2}, reward_workers={"group_deadline_s": 0.1}, max_lag=1)
+    actors, workers = ({"group_deadline_s": each, "start_deadline_s": each} for each in (0.1, 0.05))
+    spec = job(actors=actors, reward_workers=workers, max_lag=1)
     made, _, _, _ = coordinator(spec, FakeActors(random.Random(0), hangs_at=6))
     expected = r"learner waited 0.3 s for step \d+: \d of 4 groups ready, groups \[6\]"
     with pytest.raises(DeadlineExceeded, match=expected):
@@ -323,7 +324,8 @@ async def test_objective_and_learning_rate_change_while_the_run_is_live() -> Non
 
 
 async def test_a_paused_run_admits_nothing_and_goes_on_when_it_may() -> None:
-    spec = job(actors={"group_deadline_s": 0.05}, reward_workers={"group_deadline_s": 0.05})
+    brief = {"group_deadline_s": 0.03, "start_deadline_s": 0.02}
+    spec = job(actors=brief, reward_workers=brief)
     made, learner, _, _ = coordinator(spec, FakeActors(random.Random(0)))
     run = asyncio.create_task(made.run())
     await _until(lambda: made.version >= 5)
@@ -471,7 +473,8 @@ async def test_training_goes_on_while_a_version_is_evaluated() -> None:
 
 async def test_without_lag_the_learner_waits_for_an_evaluation_however_long() -> None:
     plan = {"data": {"path": "held"}, "every": 1, "sampling": {"n": 8}, "ks": [1, 8]}
-    deadlines = {"actors": {"group_deadline_s": 0.05}, "reward_workers": {"group_deadline_s": 0.05}}
+    brief = {"group_deadline_s": 0.03, "start_deadline_s": 0.02}
+    deadlines = {"actors": brief, "reward_workers": brief}
     spec = job(max_lag=0, steps=3, evaluation=plan, **deadlines)
     made, learner, _, evaluated = coordinator(spec, FakeActors(random.Random(0), slowest=0.001), evaluation_seconds=0.5)
     assert await made.run()
