@@ -1,6 +1,8 @@
 """Products by oneDNN: the same values and gradients as torch's own, wherever a layer may be asked."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -63,3 +65,31 @@ def test_layers_of_another_class_keep_it() -> None:
     model = nn.Sequential(Other(7, 5), nn.Linear(5, 7))
     linear.speed_up(model)
     assert [type(layer) for layer in model] == [Other, linear.OneDNNLinear]
+
+
+STEPS = """
+import random, re
+import torch
+from pathlib import Path
+from torch import nn
+from learner import linear
+
+def resident() -> float:
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+torch.set_num_threads(1)
+linear.onednn_is_faster = lambda: True
+model = nn.Sequential(nn.Linear(256, 768), nn.Linear(768, 256))
+linear.speed_up(model)
+lengths = random.Random(0)
+for step in range(100):
+    if step == 20:
+        before = resident()
+    model(torch.randn(lengths.randint(500, 4000), 256)).sum().backward()
+print(resident() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_shapes_met() -> None:
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, timeout=120)
+    assert float(done.stdout) < 100  # MiB; with oneDNN's own caches some hundreds
