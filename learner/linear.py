@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 # What oneDNN and the layer above it make for a shape of a product is kept for so many shapes: enough for the layers of
-# one micro-batch. With their default, 1024, the heap can not shrink between steps of ever other lengths: it grew by GBs.
+# one micro-batch. With the default, 1024, the heap can not shrink between steps of ever other lengths: it grew by GBs.
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 SHAPES_KEPT = 16
 
