@@ -88,7 +88,8 @@ def _scale(cluster: Cluster, service: Service, run: str, say: Say, **wanted: int
     ((name, count),) = wanted.items()
     role = {"actors": "actor", "reward_workers": "reward"}[name]
     before = cluster.processes()
-    service.call("PATCH", f"/v1/runs/{run}", wanted)
+    # Held meanwhile: a fast machine would be through with all steps before an engine has started.
+    service.call("PATCH", f"/v1/runs/{run}", {**wanted, "paused": True})
     until(f"{name} {count}", lambda: bool(service.observed(run)[name] == count), SECONDS)
     until("as many processes", lambda: len(cluster.processes()[role]) == count, SECONDS)
     after = cluster.processes()
@@ -96,6 +97,7 @@ def _scale(cluster: Cluster, service: Service, run: str, say: Say, **wanted: int
     assert {each: before[each] for each in others} == {each: after[each] for each in others}
     assert set(after[role].values()) == {role}
     assert len(before[role].keys() & after[role].keys()) == min(len(before[role]), count)
+    service.call("PATCH", f"/v1/runs/{run}", {"paused": False})
     _steps(service, run, 3)
     say(f"PATCH {json.dumps(wanted)}: {count} on their own node, the processes of the other roles are the same")
 
