@@ -46,6 +46,11 @@ COMPONENTS: dict[str, tuple[str, tuple[signal.Signals, ...]]] = {
     "node of the actors": ("", (KILL,)),
 }
 PAIRS = 0.2  # share of the faults that hit two components at once
+# The head listens on the loopback interface alone, for which `ray start` would take an address others can reach.
+JOIN = (
+    "import ray._private.services as services; services.resolve_ip_for_localhost = lambda host: host; "
+    "from ray.scripts.scripts import main; main()"
+)
 MARK = "VOLLEY_CHAOS"  # in the environment of all that is started, even of what lost its parent
 PROMPTS = 8
 FINISH_SECONDS = 300.0
@@ -121,7 +126,7 @@ class Service:
         with (self.folder / "logs" / "node.log").open("ab") as log:
             self.node = subprocess.Popen(
                 [
-                    *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"),
+                    *(sys.executable, "-c", JOIN, "start", "--block", "--node-ip-address", "127.0.0.1"),
                     *("--address", self._head.read_text().strip(), "--num-cpus", "2", "--resources", '{"far": 2}'),
                     *("--object-store-memory", str(150 << 20), "--dashboard-agent-listen-port", str(free_port())),
                 ],
