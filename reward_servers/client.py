@@ -74,8 +74,8 @@ class _Base:
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._timeout_s = timeout_s
 
-    def _too_late(self) -> DeadlineExceeded:
-        return DeadlineExceeded("reward client", self._url, self._timeout_s)
+    def _too_late(self, why: str) -> DeadlineExceeded:
+        return DeadlineExceeded("reward client", f"{self._url}, which at last said: {why}", self._timeout_s)
 
 
 class RewardClient(_Base):
@@ -99,21 +99,21 @@ class RewardClient(_Base):
             RequestRefused: the request is malformed, too large or not authorised.
             DeadlineExceeded: no answer within ``timeout_s``.
         """
-        body, deadline = _encode(items), time.monotonic() + self._timeout_s
+        body, deadline, why = _encode(items), time.monotonic() + self._timeout_s, "nothing"
         for attempt in range(1 << 30):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
                 response = self._http.post(self._url, content=body, timeout=left)
-            except httpx.TransportError:
-                pause = _pause(attempt, None)
+            except httpx.TransportError as error:
+                pause, why = _pause(attempt, None), str(error) or type(error).__name__
             else:
                 if response.status_code not in RETRIED:
                     return _decode(response)
-                pause = _pause(attempt, response)
+                pause, why = _pause(attempt, response), f"{response.status_code} {response.text[:200]}"
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-        raise self._too_late()
+        raise self._too_late(why)
 
     def close(self) -> None:
         """Close the connections."""
@@ -142,21 +142,21 @@ class AsyncRewardClient(_Base):
 
     async def score(self, items: Sequence[Item]) -> ScoreAnswer:
         """As ``RewardClient.score``."""
-        body, deadline = _encode(items), time.monotonic() + self._timeout_s
+        body, deadline, why = _encode(items), time.monotonic() + self._timeout_s, "nothing"
         for attempt in range(1 << 30):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
                 response = await self._http.post(self._url, content=body, timeout=left)
-            except httpx.TransportError:
-                pause = _pause(attempt, None)
+            except httpx.TransportError as error:
+                pause, why = _pause(attempt, None), str(error) or type(error).__name__
             else:
                 if response.status_code not in RETRIED:
                     return _decode(response)
-                pause = _pause(attempt, response)
+                pause, why = _pause(attempt, response), f"{response.status_code} {response.text[:200]}"
             await asyncio.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-        raise self._too_late()
+        raise self._too_late(why)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -114,15 +114,14 @@ def create_app(slots: Slots, token: str | None, ending: Ending) -> FastAPI:
 
     async def judged(request: Request) -> Response:
         try:
-            wanted = ScoreRequest.model_validate(await read_json(request))
-            jobs = [_job(item) for item in wanted.items]
+            jobs = await asyncio.to_thread(_jobs, await read_json(request))  # other requests are answered meanwhile
         except BadBody as problem:
             return _refusal(problem.status, problem.problem)
         except ValidationError as problem:
             return _refusal(422, _first_error(problem))
         except ValueError as problem:
             return _refusal(422, str(problem))
-        return await _answer(request, slots, jobs, [item.id for item in wanted.items])
+        return await _answer(request, slots, jobs)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -210,6 +209,10 @@ class Impatient(H11Protocol):
             self.transport.close()
 
 
+def _jobs(raw: Any) -> list[Job]:
+    return [_job(item) for item in ScoreRequest.model_validate(raw).items]
+
+
 def _job(item: Any) -> Job:
     spec, row = job_of(item.scorer, SandboxLimits())
     return Job(spec, Prompt(item.id, "", row), tuple(item.responses), item.scorer.model_dump_json())
@@ -230,12 +233,12 @@ async def _unless_over(work: Coroutine[Any, Any, Response], ending: Ending) -> R
         over.cancel()
 
 
-async def _answer(request: Request, slots: Slots, jobs: list[Job], ids: list[str]) -> Response:
+async def _answer(request: Request, slots: Slots, jobs: list[Job]) -> Response:
     try:
         slots.submit(jobs)
     except Full:
         return _refusal(429, "the queue is full", {"Retry-After": str(RETRY_AFTER_S)})
-    with _cancelling(jobs):
+    with _wanted(slots, jobs):
         verdicts = asyncio.ensure_future(_verdicts(jobs))
         gone = asyncio.ensure_future(_disconnected(request))
         either: set[asyncio.Future[Any]] = {verdicts, gone}
@@ -247,8 +250,8 @@ async def _answer(request: Request, slots: Slots, jobs: list[Job], ids: list[str
         if verdicts not in done:
             return _refusal(503, "out of time", {"Retry-After": str(RETRY_AFTER_S)})
     items = [
-        ItemOut(id=name, verdicts=[VerdictOut.of(verdict) for verdict in scored])
-        for name, scored in zip(ids, verdicts.result(), strict=True)
+        ItemOut(id=job.prompt.id, verdicts=[VerdictOut.of(verdict) for verdict in scored])
+        for job, scored in zip(jobs, verdicts.result(), strict=True)
     ]
     return Response(
         ScoreAnswer(items=items, sandbox=sandbox_of(slots)).model_dump_json(), media_type="application/json"
@@ -265,13 +268,12 @@ async def _disconnected(request: Request) -> None:
 
 
 @contextmanager
-def _cancelling(jobs: list[Job]) -> Iterator[None]:
-    """Jobs nobody waits for any more leave the queue."""
+def _wanted(slots: Slots, jobs: list[Job]) -> Iterator[None]:
+    """Somebody waits for these jobs for the length of the block, and not after."""
     try:
         yield
     finally:
-        for job in jobs:
-            job.done.cancel()
+        slots.give_up(jobs)
 
 
 def _allowed(request: Request, token: str | None) -> bool:

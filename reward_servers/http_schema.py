@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from reward_servers.scorers.cases import AnyTest
+from reward_servers.scorers.cases import AnyTest, parse_tests
 from volley.base import Spec
 from volley.records import Verdict, VerdictStatus
 from volley.scoring import ArcScorer, CodeScorer, CountdownScorer, ExactScorer, MathScorer, SandboxLimits, ScorerSpec
@@ -142,6 +142,7 @@ def job_of(item: ItemScorer, limits: SandboxLimits) -> tuple[ScorerSpec, dict[st
     row = item.model_dump(mode="json")
     match item:
         case CodeItem():
+            parse_tests(row["tests"])
             passed, failed = item.values
             spec: ScorerSpec = CodeScorer.model_validate(
                 {

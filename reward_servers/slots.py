@@ -1,5 +1,6 @@
 """The HTTP front's scoring threads: one per slot, each with sandboxes of its own, behind one bounded queue."""
 
+import contextlib
 import hashlib
 import logging
 import queue
@@ -30,6 +31,10 @@ class Full(Exception):
     """The queue has no room for a whole request."""
 
 
+class GivenUp(Exception):
+    """Nobody waits for the verdicts any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """The responses to one prompt, and where their verdicts go."""
@@ -39,6 +44,7 @@ class Job:
     texts: tuple[str, ...]
     key: str
     done: "Future[list[Verdict]]" = field(default_factory=Future)
+    given_up: threading.Event = field(default_factory=threading.Event)  # nobody waits for the verdicts any more
 
 
 class Slots:
@@ -55,6 +61,7 @@ class Slots:
         self.counts: Counter[str] = Counter()
         self._threads = [threading.Thread(target=self._serve, args=(i,), daemon=True) for i in range(count)]
         self._started = threading.Semaphore(0)
+        self._stopping = threading.Event()
 
     def start(self, bound_s: float = 120.0) -> None:
         """Start the threads. Raises VolleyError where the host can not isolate as asked."""
@@ -85,12 +92,35 @@ class Slots:
             for job in jobs:
                 self._queue.put_nowait(job)
 
+    def give_up(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for these: those in the queue free their places, one that runs ends with its response."""
+        for job in jobs:
+            job.given_up.set()
+            job.done.cancel()
+        with self._lock:
+            for held in self._drained():
+                if held is None or not held.given_up.is_set():
+                    self._queue.put_nowait(held)
+
     def stop(self) -> None:
-        """End the threads and their sandboxes; a job that runs is waited for, within a bound."""
-        for _ in self._threads:
-            self._queue.put_nowait(None)
+        """End the threads and their sandboxes; a response that is being scored is waited for, within a bound."""
+        self._stopping.set()
+        with self._lock:
+            for held in self._drained():
+                if held is not None:
+                    held.done.cancel()
+            for _ in self._threads:
+                self._queue.put_nowait(None)
         for thread in self._threads:
             thread.join(STOP_GRACE_S)
+
+    def _drained(self) -> list[Job | None]:
+        """Everything the queue held, which is empty now."""
+        held: list[Job | None] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                held.append(self._queue.get_nowait())
+        return held
 
     # A sandbox ends with the thread that made it, so each thread builds and uses its own.
     def _serve(self, index: int) -> None:
@@ -104,7 +134,10 @@ class Slots:
             self._started.release()
         while (job := self._queue.get()) is not None:
             if job.done.set_running_or_notify_cancel():
-                job.done.set_result(self._score(bench, job))
+                try:
+                    job.done.set_result(self._score(bench, job))
+                except GivenUp as end:
+                    job.done.set_exception(end)
                 self.reports[index] = bench.sandbox().report
         bench.close()
 
@@ -114,8 +147,11 @@ class Slots:
         known = {key: verdict for key in keys if (verdict := self._recall(key)) is not None}
         missing = {key: text for key, text in zip(keys, job.texts, strict=True) if key not in known}
         if missing:
+            wanted = _WhileWanted(list(missing.values()), (job.given_up, self._stopping))
             try:
-                fresh = bench.scorer(job.spec).score(job.prompt, list(missing.values()))
+                fresh = bench.scorer(job.spec).score(job.prompt, wanted)
+            except GivenUp:
+                raise
             except Exception as problem:
                 log.exception("scoring failed")
                 fresh = [infra_error(f"{type(problem).__name__}: {problem}")] * len(missing)
@@ -140,6 +176,21 @@ class Slots:
                 self._cache[key] = verdict
                 if len(self._cache) > CACHED:
                     self._cache.popitem(last=False)
+
+
+class _WhileWanted(Sequence[str]):
+    """Responses, handed out one by one until one of ``ends`` is set. Raises GivenUp from then on."""
+
+    def __init__(self, texts: list[str], ends: Sequence[threading.Event]) -> None:
+        self._texts, self._ends = texts, ends
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, at: Any) -> Any:
+        if any(end.is_set() for end in self._ends):
+            raise GivenUp
+        return self._texts[at]
 
 
 class _Bench:

@@ -164,9 +164,39 @@ def _costly_operand(text: str) -> str | None:
         before, after = text[:at].rstrip(" )}"), text[at + 1 : at + 12].lstrip("{( *-")
         if ch == "!" and ((before[-3:].isdigit() and len(before[-3:]) == 3) or before.endswith("!") or "^" in text):
             return "a large factorial"
-        if ch == "^" and ((after[:4].isdigit() and len(after[:4]) == 4) or "^" in after):
+        if ch == "^" and ((after[:4].isdigit() and len(after[:4]) == 4) or _tower(text, at)):
             return "a large power"
     return "a large binomial" if "\\binom" in text and any(part.isdigit() for part in _runs(text, 4)) else None
+
+
+def _tower(text: str, at: int) -> bool:
+    """Is the power at ``text[at]`` one to a power, or more than a small one of a power?"""
+    base, exponent = _base(text[:at]), _exponent(text[at + 1 :])
+    small = exponent.strip("{()} ")
+    return "^" in exponent or ("^" in base and (len(small) > 1 or ")^" in base or "}^" in base))
+
+
+def _base(text: str) -> str:
+    """The brackets or braces that ``text`` ends with, or nothing."""
+    depth = 0
+    for at in range(len(text.rstrip()) - 1, -1, -1):
+        depth += (text[at] in "})") - (text[at] in "{(")
+        if depth <= 0:
+            return text[at:]
+    return text
+
+
+def _exponent(text: str) -> str:
+    """What stands behind a ``^``: its brackets or braces with all in them, or what comes before the next operator."""
+    text = text.lstrip(" ")
+    depth = 0
+    for at, ch in enumerate(text):
+        if depth == 0 and at and ch in " +-*/=,;<>|&\\":
+            return text[:at]
+        depth += (ch in "{(") - (ch in "})")
+        if depth < 0 or (depth == 0 and ch in "})" and text[at + 1 : at + 2] != "^"):
+            return text[: at + 1]
+    return text
 
 
 def _runs(text: str, length: int) -> list[str]:

@@ -350,3 +350,33 @@ def test_a_server_told_to_end_says_when_to_come_back(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_work_whose_client_has_left_frees_slots_and_queue(server: str) -> None:
+    loops = [f"while True:\n    pass  # {i}" for i in range(64)]
+    body = json.dumps({"items": [{"id": "loops", "scorer": ADD, "responses": loops}] * 2}).encode()
+    head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 5) as client:
+        client.sendall(head.encode() + body)
+        time.sleep(1)
+    began = time.monotonic()
+    honest = {"items": [{"id": "a", "scorer": ADD, "responses": [RIGHT]}]}
+    assert post(server, json.dumps(honest)).json()["items"][0]["verdicts"][0]["status"] == "passed"
+    assert time.monotonic() - began < 50, "a slot ends with the response at hand, not with all 64"
+    assert httpx.get(f"{server}/readyz").json()["waiting"] == 0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        [{"stdin": "1", "expected": "1"}, {"function": "f", "args": [], "expected": 1}],
+        [{"asserts": "assert ("}],
+        [{"asserts": "x = 1"}],
+    ],
+)
+def test_tests_that_can_not_be_run_are_the_clients_mistake(server: str, tests: list[dict[str, object]]) -> None:
+    item = {"id": "a", "scorer": {"kind": "code", "tests": tests}, "responses": ["print(1)"]}
+    answer = post(server, json.dumps({"items": [item]}))
+    assert answer.status_code == 422
+    assert "test" in answer.json()["error"]

@@ -95,7 +95,7 @@ async def test_bfloat16_with_every_option(ray_local: None, model: Path, tmp_path
         assert all(np.isfinite(value) for value in report.metrics.values())
         assert report.metrics["kl_k1"] != 0.0  # the second update of the batch starts from moved weights
         update = await learner.publish(1)
-        tensors = load(ray.get(update.buckets[0].ref).tobytes())
+        tensors = load(b"".join(part.tobytes() for part in ray.get(update.buckets[0].ref)))
         assert {each.dtype for each in tensors.values()} == {torch.bfloat16}
         await learner.save(tmp_path / "step-1", {})
         await learner.step(batch(1)[1], version=1)

@@ -117,6 +117,20 @@ def test_extraction() -> None:
     assert rational(normal("-1,234.5")) == rational("-2469/2")
     assert rational("1/0") is None
     assert too_costly("x^2+1") is None
+    for text in ("x^3+x^2+1", "y^2+x^2=1", "x^2-x^2+1/2", "x^{2}y^{2}", "(x^2+y^2)^2", "e^{2x}+e^{-x}", "2^{10}3^{5}"):
+        assert too_costly(text) is None, text
+    for text in (
+        "9^9^9",
+        "9^{9^9}",
+        "9^{9}^{9}",
+        "9^(9^9)",
+        "((9^9)^9)^9",
+        "(99^99)^99",
+        "9^-9^9",
+        "9^ 9^9",
+        "x^{y^{z}}",
+    ):
+        assert too_costly(text) == "a large power", text
 
 
 def test_bad_rows_are_named() -> None:

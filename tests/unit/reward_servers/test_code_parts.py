@@ -105,7 +105,19 @@ def test_assertions_split(code: str, expression: str, right: Any, wrong: Any) ->
 
 @pytest.mark.parametrize(
     "code",
-    ["assert f(1) == g(2)", "assert f(1) != 3", "assert f(1) < f(2)", "assert f(1) or f(2)", "for i in x:\n assert i"],
+    [
+        "assert f(1) == g(2)",
+        "assert f(1) != 3",
+        "assert f(1) < f(2)",
+        "assert f(1) or f(2)",
+        "for i in x:\n assert i",
+        "assert all(f(i) == 2 * i for i in range(10))",
+        "assert isinstance(f(3), list)",
+        "assert equal(f(3), [1, 2])",
+        "assert f(3).startswith('a')",
+        "got = f(3)\ndef equal(a, b):\n    return a == b\nassert equal(got, 3)",
+        "from helpers import equal\ngot = f(3)\nassert equal(got, 3)",
+    ],
 )
 def test_the_rest_is_weak(code: str) -> None:
     (split,) = split_asserts(code)
