@@ -374,11 +374,9 @@ def _strength(sandbox: str) -> int:
 
 
 async def _result(ref: Any, awaited: str, seconds: float) -> Any:
-    async def value() -> Any:
-        return await ref
-
     try:
-        return await asyncio.wait_for(value(), seconds)
+        async with asyncio.timeout(seconds):
+            return await ref
     except TimeoutError:
         raise DeadlineExceeded("coordinator", awaited, seconds) from None
 

@@ -16,10 +16,7 @@ async def fetched(reference: Any) -> Any:
         ObjectLostError: it went with a node.
     """
     try:
-        return await asyncio.wait_for(_value(reference), FETCH_SECONDS)
+        async with asyncio.timeout(FETCH_SECONDS):
+            return await reference
     except TimeoutError:
         raise DeadlineExceeded("driver", "the arrays of a group", FETCH_SECONDS) from None
-
-
-async def _value(reference: Any) -> Any:
-    return await reference

@@ -51,36 +51,38 @@ async def kept_up(server: Server) -> AsyncIterator[None]:
     Raises:
         HostError: it does not come up at first; later on it is tried again for ever.
     """
-    process = await _start(server)
-    keeping = asyncio.create_task(_keep(server, process), name=server.name)
+    kept = _Kept(server, await _start(server))
+    keeping = asyncio.create_task(kept.keep(), name=server.name)
     try:
         yield
     finally:
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping
+        if kept.process is not None:  # here, not in the task: one that is cancelled before it began never ends it
+            await _stop(server, kept.process)
 
 
-async def _keep(server: Server, process: asyncio.subprocess.Process) -> None:
-    current: asyncio.subprocess.Process | None = process
-    delay = 0.0
-    try:
+@dataclass(slots=True)
+class _Kept:
+    server: Server
+    process: asyncio.subprocess.Process | None
+
+    async def keep(self) -> None:
+        server, delay = self.server, 0.0
         while True:
             began = time.monotonic()
-            if current is not None:
-                await _until_over(server, current)
+            if self.process is not None:
+                await _until_over(server, self.process)
             delay = 0.5 if time.monotonic() - began > STEADY_SECONDS else min(LONGEST_DELAY, 2 * delay + 0.5)
             log.warning("%s ended, it is started again in %.1f s; its log: %s", server.name, delay, server.log)
             await asyncio.sleep(delay)
             try:
-                current = await _start(server)
+                self.process = await _start(server)
                 log.warning("%s is up again", server.name)
             except VolleyError as error:  # a declared point: it is tried again
-                current = None
+                self.process = None
                 log.warning("%s", error)
-    finally:
-        if current is not None:
-            await _stop(server, current)
 
 
 async def _start(server: Server) -> asyncio.subprocess.Process:
@@ -130,8 +132,9 @@ async def _until_over(server: Server, process: asyncio.subprocess.Process) -> No
     answered = time.monotonic()
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), PROBE_SECONDS)
-            return
+            async with asyncio.timeout(PROBE_SECONDS):
+                await process.wait()
+                return
         if server.hung_seconds is None:
             continue
         try:
@@ -149,7 +152,8 @@ async def _stop(server: Server, process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
     try:
-        await asyncio.wait_for(asyncio.shield(process.wait()), server.stop_seconds)
+        async with asyncio.timeout(server.stop_seconds):
+            await process.wait()
     except TimeoutError:
         log.warning("%s does not end, it is killed", server.name)
         with contextlib.suppress(ProcessLookupError):

@@ -10,6 +10,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from services.keeper import Server, kept_up
+from services.store import answer
 from volley.errors import HostError
 from volley.scratch import scratch_folder
 
@@ -59,7 +60,7 @@ async def check_redis(url: str) -> None:
     """Raise `HostError` unless a Redis answers at ``url``."""
     try:
         async with redis.asyncio.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
-            await client.ping()
+            await answer(client.ping())
     except (RedisError, OSError, ValueError) as error:
         raise HostError(
             f"Redis at {_without_password(url)} refuses: {error}. Start it, or leave out --redis"

@@ -209,7 +209,8 @@ class Steering:
             except VolleyError as problem:
                 self._trouble(role, f"{role} can not be scaled to {count}: {problem}")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), RETRY_SECONDS)
+                    async with asyncio.timeout(RETRY_SECONDS):
+                        await changed.wait()
                 changed.set()
 
     def _watch(self) -> None:
