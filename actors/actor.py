@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from actors.adapters import Merger
     from actors.engine import Engine
 
+FETCH_SECONDS = 60.0  # for one bucket of the weights
+
 
 class Actor:
     """Made remote by the pool. All methods share one event loop: an update waits for no group in flight."""
@@ -94,7 +96,7 @@ class Actor:
 
         Raises:
             HostError: no memory for a second copy of the weights, or what was received is not what was published.
-            WeightsGone: they are gone from the object store.
+            WeightsGone: they are gone from the object store, or do not come out of it.
             JobError: there is an adapter of a matrix that the model has not.
         """
         async with self._updating:
@@ -162,9 +164,12 @@ class Actor:
 
 async def _fetch(ref: ObjectRef, version: int) -> tuple[NDArray[np.uint8], ...]:
     try:
-        parts: tuple[NDArray[np.uint8], ...] = await ref
+        async with asyncio.timeout(FETCH_SECONDS):
+            parts: tuple[NDArray[np.uint8], ...] = await ref
     except RayError as error:
         raise WeightsGone(f"weights {version} are gone from the object store: {type(error).__name__}") from error
+    except TimeoutError:  # seen after a node was killed: Ray goes on looking for an object that it has
+        raise WeightsGone(f"weights {version}: a bucket did not come within {FETCH_SECONDS:g} s") from None
     return parts
 
 

@@ -18,7 +18,7 @@ from ray import ObjectRef
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, BroadcastReport, GenerateRequest
 from actors.dealing import LeastLaden
 from actors.member import Member
-from volley.errors import DeadlineExceeded, JobError, VolleyError, WorkerDied
+from volley.errors import DeadlineExceeded, JobError, VolleyError, WeightsGone, WorkerDied
 from volley.records import GroupMeta, WeightUpdate, WorkerInfo
 from volley.restarts import Restarts
 from volley.weight_group import WeightGroupTerms
@@ -43,7 +43,8 @@ class ActorPool:
         self._replacing: set[asyncio.Task[None]] = set()
         self._watching: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
-        self._changed = asyncio.Condition()  # an actor serves, or the pool has failed
+        self._gone: WeightsGone | None = None  # no actor can start before the next version
+        self._changed = asyncio.Condition()  # an actor serves, weights came or are gone, or the pool has failed
         self._scaling = asyncio.Lock()
 
     @classmethod
@@ -100,6 +101,7 @@ class ActorPool:
         Raises:
             JobError: the prompt is empty, leaves no room for a sample, or holds a token the model has not.
             WorkerDied, DeadlineExceeded: an actor ended, or took too long, and may not be replaced.
+            WeightsGone: no actor is left, and none can have the weights published last.
         """
         while True:
             member = await self._least_loaded()
@@ -120,6 +122,9 @@ class ActorPool:
         """
         started = time.perf_counter()
         self._newest, self._oldest = update, None
+        if self._gone is not None:
+            self._gone = None
+            await self._notify()  # replacements wait for it
         updates = await _all(self._update(member, update) for member in self._serving)
         received = tuple(done for done in updates if done is not None)
         return BroadcastReport(update.version, received, time.perf_counter() - started)
@@ -164,9 +169,11 @@ class ActorPool:
 
     async def _least_loaded(self) -> Member:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._serving or self._failure)
+            await self._changed.wait_for(lambda: self._serving or self._failure or self._gone)
             if self._failure is not None:
                 raise self._failure
+            if not self._serving and self._gone is not None:
+                raise self._gone
             return self._dealing.first()
 
     async def _update(self, member: Member, update: WeightUpdate) -> ActorUpdate | None:
@@ -183,8 +190,7 @@ class ActorPool:
         self._aside.add(member)
         try:
             await member.start()
-            while self._newest is not None and member.version != self._newest.version:  # one more may have come
-                await member.update(self._newest)
+            await self._bring_up_to_date(member)
             self._serving.append(member)
             self._serving.sort(key=lambda member: member.index)
             self._dealing.add(member)
@@ -196,6 +202,14 @@ class ActorPool:
             self._aside.discard(member)
         _spawn(self._watch(member), self._watching)
         await self._notify()
+
+    async def _bring_up_to_date(self, member: Member) -> None:
+        while (newest := self._newest) is not None and member.version != newest.version:  # one more may have come
+            try:
+                await member.update(newest)
+            except WeightsGone:
+                if self._newest is newest:
+                    raise
 
     async def _watch(self, member: Member) -> None:
         """A hang is worse than a death: make one of it, which every call on the actor then hears of."""
@@ -247,10 +261,20 @@ class ActorPool:
                 except (WorkerDied, DeadlineExceeded) as end:
                     if not self._count_death(end):
                         return None
+                except WeightsGone as gone:
+                    await self._other_weights(gone)
         except Exception as error:  # noqa: BLE001 - nobody awaits this task: whoever waits for an actor raises it
             self._failure = error
         finally:
             await self._notify()
+
+    async def _other_weights(self, gone: WeightsGone) -> None:
+        """Returns when weights are published that are not those which are gone."""
+        lacking = self._newest
+        async with self._changed:
+            self._gone = gone
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._newest is not lacking)
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -43,7 +43,7 @@ class DiskFull(HostError):
 
 
 class WeightsGone(HostError):
-    """Published weights went with the node that held them."""
+    """Published weights can not be had any more: they went with the node that held them, or never came."""
 
 
 class GroupGone(HostError):

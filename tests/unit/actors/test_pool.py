@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from actors import pool as pool_module
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.pool import ActorPool
-from volley.errors import DeadlineExceeded, HostError, JobError, WorkerDied
+from volley.errors import DeadlineExceeded, HostError, JobError, WeightsGone, WorkerDied
 from volley.job import ActorsSpec, ModelSpec
 from volley.records import GroupMeta, WeightUpdate
 
@@ -33,6 +33,7 @@ class FakeMember:
     on_start: Exception | None = None
     hung: bool = False
     received: list[int] = field(default_factory=list)
+    gone: tuple[WeightUpdate, ...] = ()
     update_gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -76,6 +77,8 @@ class FakeMember:
         await self.update_gate.wait()
         if self.death is not None:
             raise self.death
+        if any(update is gone for gone in self.gone):
+            raise WeightsGone(f"weights {update.version} are gone")
         self.version = update.version
         self.received.append(update.version)
         return ActorUpdate(self.name, update.version, 10, 0.0, 0.0, 0.0)
@@ -106,9 +109,10 @@ class Fakes(list[FakeMember]):
         super().__init__()
         self.on_start: dict[int, Exception] = {}
         self.gated: set[int] = set()
+        self.gone: tuple[WeightUpdate, ...] = ()
 
     def make(self, config: ActorConfig, index: int) -> FakeMember:
-        member = FakeMember(config, index, on_start=self.on_start.get(index))
+        member = FakeMember(config, index, on_start=self.on_start.get(index), gone=self.gone)
         if index in self.gated:
             member.update_gate.clear()
         self.append(member)
@@ -219,6 +223,42 @@ async def test_a_replacement_that_does_not_start_fails_whoever_waits_for_it(fake
     with pytest.raises(HostError, match="no memory"):
         await asyncio.wait_for(group, 1)
     assert [member.state for member in fakes] == ["killed", "killed"]
+
+
+async def test_weights_that_are_gone_fail_who_waits_until_others_are_published(fakes: Fakes) -> None:
+    lost, again = update(1), update(1)  # the learner is back at a checkpoint, and publishes the version anew
+    pool = await ActorPool.start(config(1, max_replacements=5))
+    await pool.broadcast(lost)
+    group = asyncio.create_task(pool.generate(request()))
+    await settle()
+    fakes.gone = (lost,)
+    fakes[0].die()
+    with pytest.raises(WeightsGone):
+        await asyncio.wait_for(group, 1)
+    with pytest.raises(WeightsGone):
+        await asyncio.wait_for(pool.generate(request()), 1)
+    assert (pool.count, len(fakes)) == (0, 2)
+    await pool.broadcast(again)
+    group = asyncio.create_task(pool.generate(request()))
+    await settle()
+    fakes[2].may_end.set()
+    _, meta = await asyncio.wait_for(group, 1)
+    assert (meta.actor, fakes[2].received, len(pool.deaths)) == ("actor-2", [1], 1)
+
+
+async def test_a_replacement_takes_newer_weights_where_those_before_are_gone(fakes: Fakes) -> None:
+    lost = update(1)
+    pool = await ActorPool.start(config(1, max_replacements=1))
+    await pool.broadcast(lost)
+    fakes.gated, fakes.gone = {1}, (lost,)
+    fakes[0].die()
+    group = asyncio.create_task(pool.generate(request()))
+    await settle()
+    await pool.broadcast(update(2))
+    fakes[1].update_gate.set()
+    fakes[1].may_end.set()
+    _, meta = await asyncio.wait_for(group, 1)
+    assert (meta.oldest_version, fakes[1].received) == (2, [2])
 
 
 async def test_an_actor_without_a_sign_of_life_is_killed_and_its_groups_are_generated_again(fakes: Fakes) -> None:
