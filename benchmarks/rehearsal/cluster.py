@@ -184,6 +184,7 @@ class Service:
         return {**view["observed"], "state": view["state"]}
 
     def down(self) -> None:
+        self._http.close()
         self._volley("down")
 
     def _volley(self, *arguments: str) -> Any:

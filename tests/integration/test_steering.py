@@ -267,9 +267,10 @@ async def test_a_scorer_that_breaks_pauses_the_run_until_it_is_mended(
         await run.want(stopped=True)
         await run.task
         assert_ledger_exact(run.folder)
-        dropped = [row for row in run.folder.read("ledger") if row["end"].startswith("dropped")]
-        assert dropped
-        assert all("0 of 8 samples could be scored" in row["end"] for row in dropped)
+        ends = {row["end"] for row in run.folder.read("ledger") if row["end"].startswith("dropped")}
+        assert any("0 of 8 samples could be scored" in end for end in ends)
+        for end in ends:  # a group that was being scored as the scorer broke has some
+            assert " of 8 samples could be scored" in end or "the run ended" in end, end
         for row in run.folder.read("metrics"):
             assert row["reward_mean"] > 0 or "verdict_infra_error" not in row, "no infra error became reward 0"
 
