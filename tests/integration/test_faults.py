@@ -83,12 +83,11 @@ class Running:
     def leftovers(self, seconds: float = 15) -> list[str]:
         """Processes of the run that are still there."""
         deadline = time.monotonic() + seconds
-        while (alive := [pid for pid in self.seen if Path(f"/proc/{pid}/stat").exists() and not zombie(pid)]) and (
+        while (names := [name for pid in self.seen if (name := command(pid)) and not name.startswith(RAYS_OWN)]) and (
             time.monotonic() < deadline
         ):
             time.sleep(0.2)
-        names = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in alive]
-        return [name for name in names if not name.startswith(RAYS_OWN)]
+        return names
 
     def summary(self) -> dict[str, object]:
         (file,) = self.out.glob("*/summary.json")
@@ -104,11 +103,12 @@ def descendants(root: int) -> set[int]:
     return found
 
 
-def zombie(pid: int) -> bool:
+def command(pid: int) -> str:
+    """Nothing of one that has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
-        return True
+        return ""
 
 
 def process_named(seen: set[int], matches: Callable[[str], bool]) -> int:
