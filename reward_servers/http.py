@@ -3,6 +3,7 @@
     POST /v1/score   groups in, verdicts out, in order        GET /healthz   the process answers
     GET  /readyz     every slot's sandbox is as proved        GET /metrics   Prometheus text
 
+With a token, /v1/score and /metrics want it; health, readiness and /openapi.json answer anybody, as the API's do.
 A request is read within limits of size, time, depth and count before a slot hears of it; a full queue answers 429
 with ``Retry-After``; a client that is slow to send its headers or body is cut off; one that leaves frees its place.
 Told to end, the server takes no new work and has ``DRAIN_S`` for the old; what is left gets 503 with ``Retry-After``.
@@ -12,8 +13,8 @@ import asyncio
 import hmac
 import json
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +27,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from reward_servers.http_body import BadBody, read_json
 from reward_servers.http_schema import ItemOut, SandboxOut, ScoreAnswer, ScoreRequest, VerdictOut, job_of
+from reward_servers.sandbox.launch import interpreter
 from reward_servers.slots import Full, Job, Slots
-from volley.errors import HostError
+from volley.errors import HostError, VolleyError
 from volley.records import Prompt, Verdict
 from volley.scoring import SandboxLimits, SandboxSpec
 
@@ -50,24 +52,32 @@ def serve(
     """Serve until interrupted.
 
     Raises:
-        HostError: the host does not reach ``min_tier``, or ``token_file`` holds no token.
+        HostError: the host does not reach ``min_tier``, lacks one of ``packages``, ``port`` is taken, or
+            ``token_file`` holds no token.
     """
     token = _read_token(token_file) if token_file else None
+    interpreter(packages)
+    with _listener(host, port) as listener:
+        _serve_on(listener, Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token)
+
+
+def _serve_on(listener: socket.socket, slots: Slots, token: str | None) -> None:
     ending = Ending()
-    app = create_app(Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token, ending)
     config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
+        create_app(slots, token, ending),
         http=Impatient,
+        lifespan="off",
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=int(DRAIN_S) + 2,
         log_level="warning",
         access_log=False,
     )
+    server = DrainingServer(config, slots, ending)
     with suppress(KeyboardInterrupt):
-        DrainingServer(config, ending).run()
+        server.run([listener])
+    if server.failure is not None:
+        raise HostError(str(server.failure)) from server.failure
 
 
 class Ending:
@@ -83,33 +93,38 @@ class Ending:
 
 
 class DrainingServer(uvicorn.Server):
-    """Answers the requests under way before it ends."""
+    """Starts ``slots`` and ends them, and answers the requests under way before that."""
 
-    def __init__(self, config: uvicorn.Config, ending: Ending) -> None:
+    def __init__(self, config: uvicorn.Config, slots: Slots, ending: Ending) -> None:
         super().__init__(config)
-        self._ending = ending
+        self._slots, self._ending = slots, ending
+        self.failure: Exception | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await asyncio.to_thread(self._slots.start)
+            await super().startup(sockets)
+        except (VolleyError, OSError) as problem:
+            self.failure, self.should_exit = problem, True
+            await asyncio.to_thread(self._slots.stop)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._ending.begin()
-        await super().shutdown(sockets)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            await asyncio.to_thread(self._slots.stop)
 
 
 def create_app(slots: Slots, token: str | None, ending: Ending) -> FastAPI:
-    """The application around ``slots``, which it starts and stops."""
-
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(slots.start)
-        yield
-        await asyncio.to_thread(slots.stop)
-
-    app = FastAPI(title="Volley reward server", version="1", lifespan=life, docs_url=None, redoc_url=None)
+    """The application around ``slots``."""
+    app = FastAPI(title="Volley reward server", version="1", docs_url=None, redoc_url=None)
     body = {"required": True, "content": {"application/json": {"schema": ScoreRequest.model_json_schema()}}}
 
     @app.post("/v1/score", response_model=ScoreAnswer, openapi_extra={"requestBody": body})
     async def score(request: Request) -> Response:
         if not _allowed(request, token):
-            return _refusal(401, "a bearer token is needed")
+            return _unknown()
         return await _unless_over(judged(request), ending)
 
     async def judged(request: Request) -> Response:
@@ -132,8 +147,10 @@ def create_app(slots: Slots, token: str | None, ending: Ending) -> FastAPI:
         content = {"ready": slots.ready, "waiting": slots.waiting, "sandbox": sandbox_of(slots).model_dump()}
         return JSONResponse(content, status_code=200 if slots.ready else 503)
 
-    @app.get("/metrics")
-    async def metrics() -> PlainTextResponse:
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        if not _allowed(request, token):
+            return _unknown()
         return PlainTextResponse("\n".join(metric_lines(slots)) + "\n", media_type="text/plain; version=0.0.4")
 
     return app
@@ -277,8 +294,14 @@ def _wanted(slots: Slots, jobs: list[Job]) -> Iterator[None]:
 
 
 def _allowed(request: Request, token: str | None) -> bool:
-    given = request.headers.get("authorization", "")
-    return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+    if token is None:
+        return True
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _unknown() -> Response:
+    return _refusal(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
 
 
 def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -> Response:
@@ -289,6 +312,25 @@ def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -
 def _first_error(problem: ValidationError) -> str:
     first = problem.errors(include_input=False, include_url=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+@contextmanager
+def _listener(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket bound before a sandbox is built. Raises HostError where ``port`` is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as problem:
+        raise HostError(f"--host {host} is no address of this machine: {problem.strerror}") from problem
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as problem:
+            wanted = f"port {port} of {host} can not be had"
+            raise HostError(f"{wanted}: {problem.strerror}; end what holds it, or choose another --port") from problem
+        yield listener
 
 
 def _read_token(path: Path) -> str:

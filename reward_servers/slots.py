@@ -5,6 +5,7 @@ import hashlib
 import logging
 import queue
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reward_servers.sandbox.health import Sandbox, SandboxReport
+from reward_servers.sandbox.slot import SlotEnded
 from reward_servers.scorers import build_scorer
 from reward_servers.scorers.base import Scorer, infra_error
 from reward_servers.scorers.code import Code
@@ -59,6 +61,7 @@ class Slots:
         self.reports: list[SandboxReport | None] = [None] * count
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
+        self._benches = [_Bench(sandbox) for _ in range(count)]
         self._threads = [threading.Thread(target=self._serve, args=(i,), daemon=True) for i in range(count)]
         self._started = threading.Semaphore(0)
         self._stopping = threading.Event()
@@ -103,7 +106,7 @@ class Slots:
                     self._queue.put_nowait(held)
 
     def stop(self) -> None:
-        """End the threads and their sandboxes; a response that is being scored is waited for, within a bound."""
+        """End the threads and their sandboxes, within a bound; what is being scored is cut off: nobody waits for it."""
         self._stopping.set()
         with self._lock:
             for held in self._drained():
@@ -111,8 +114,11 @@ class Slots:
                     held.done.cancel()
             for _ in self._threads:
                 self._queue.put_nowait(None)
+        for bench in self._benches:
+            bench.end()
+        deadline = time.monotonic() + STOP_GRACE_S
         for thread in self._threads:
-            thread.join(STOP_GRACE_S)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _drained(self) -> list[Job | None]:
         """Everything the queue held, which is empty now."""
@@ -124,7 +130,7 @@ class Slots:
 
     # A sandbox ends with the thread that made it, so each thread builds and uses its own.
     def _serve(self, index: int) -> None:
-        bench = _Bench(self._spec)
+        bench = self._benches[index]
         try:
             self.reports[index] = bench.sandbox().report
         except VolleyError as problem:
@@ -152,6 +158,8 @@ class Slots:
                 fresh = bench.scorer(job.spec).score(job.prompt, wanted)
             except GivenUp:
                 raise
+            except SlotEnded:
+                raise GivenUp from None
             except Exception as problem:
                 log.exception("scoring failed")
                 fresh = [infra_error(f"{type(problem).__name__}: {problem}")] * len(missing)
@@ -216,6 +224,12 @@ class _Bench:
                 self._maths = Sandbox(self._spec.model_copy(update=update), warm_up=WARM_UP)
             return Math(spec, self._maths)
         return build_scorer(spec)
+
+    def end(self) -> None:
+        """From any thread: what runs is killed."""
+        for sandbox in (self._programs, self._maths):
+            if sandbox is not None:
+                sandbox.end()
 
     def close(self) -> None:
         for sandbox in (self._programs, self._maths):

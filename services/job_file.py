@@ -2,7 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,27 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     except ValidationError as error:
         raise JobError(explain(path, error)) from error
     return job
+
+
+@contextmanager
+def telling_where_from(path: Path, job: Job) -> Iterator[None]:
+    """A `JobError` of the block ends with the comment at the head of ``path`` where a file of ``job`` is missing."""
+    try:
+        yield
+    except JobError as error:
+        head = "".join(takewhile(lambda line: line.startswith("#"), path.read_text().splitlines(keepends=True)))
+        if head and not all(each.exists() for each in _paths(job.model_dump())):
+            raise JobError(f"{error}\n{path} begins:\n{head}".rstrip()) from error
+        raise
+
+
+def _paths(tree: Any) -> Iterator[Path]:
+    if isinstance(tree, Path):
+        yield tree
+    elif isinstance(tree, dict):
+        yield from (path for value in tree.values() for path in _paths(value))
+    elif isinstance(tree, list | tuple):
+        yield from (path for value in tree for path in _paths(value))
 
 
 def importable_from(folder: Path) -> None:

@@ -170,9 +170,14 @@ def kinds_of(*specs: Any) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class OpenUnion:
-    """After ``Field(discriminator="kind")`` of a union: the kinds of installed plug-ins belong to it, too."""
+    """After ``Field(discriminator="kind")`` of a union: the kinds of installed plug-ins belong to it, too.
+
+    Attributes:
+        beside: what the list of known kinds ends with, such as where other kinds belong.
+    """
 
     group: str
+    beside: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         closed, own = handler(source), kinds_of(*get_args(source))
@@ -181,7 +186,7 @@ class OpenUnion:
             kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
             if not isinstance(kind, str) or kind in own:
                 return inner(value)
-            return _open(self.group, kind, own).model_validate(value)
+            return _open(self.group, kind, own, self.beside).model_validate(value)
 
         def serialize(value: Any, inner: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
             if getattr(value, "kind", None) in own or not isinstance(value, Spec):
@@ -234,19 +239,20 @@ class OpenName:
         return shown
 
 
-def _open(group: str, name: str, own: frozenset[str]) -> type[Spec]:
+def _open(group: str, name: str, own: frozenset[str], beside: str) -> type[Spec]:
     kind = ScorerPlugin if group == SCORERS else ObjectivePlugin
-    plugin = _known(group, name, own, kind)
+    plugin = _known(group, name, own, kind, beside)
     if not isinstance(plugin, ScorerPlugin | ObjectivePlugin):
         raise JobError(f"plug-in {name!r} has no spec")
     return plugin.spec
 
 
-def _known(group: str, name: str, own: frozenset[str], kind: type[Any]) -> Plugin:
+def _known(group: str, name: str, own: frozenset[str], kind: type[Any], beside: str = "") -> Plugin:
     """The plug-in; where there is none the error lists all that is known."""
     if (group, name) not in _loaded and name not in installed(group):
         more = ", ".join(installed(group)) or "none"
-        raise JobError(f"{name!r} is not known. Built in: {', '.join(sorted(own))}. Plug-ins installed: {more}")
+        known = ", ".join(sorted(own)) + beside
+        raise JobError(f"{name!r} is not known. Built in: {known}. Plug-ins installed: {more}")
     found: Plugin = plugin_of(group, name, kind)
     return found
 

@@ -183,5 +183,5 @@ ScorerSpec = Annotated[
     | HttpScorer
     | SumScorer,
     Field(discriminator="kind"),
-    OpenUnion(SCORERS),
+    OpenUnion(SCORERS, beside="; format and length as terms of a sum"),
 ]

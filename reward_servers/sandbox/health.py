@@ -25,7 +25,7 @@ FIXES = {
     "A": "tier A needs a writable memory and pids cgroup and what tier B needs; run as root, or delegate a cgroup",
     "B": "tier B needs user namespaces and bubblewrap: apt-get install bubblewrap; "
     "sysctl kernel.unprivileged_userns_clone=1",
-    "C": "tier C needs Landlock and seccomp: a kernel of 6.2 or later with landlock among its security modules",
+    "C": "tier C needs seccomp and Landlock of version 6: Linux 6.12 or later with the security module landlock",
     "none": "",
 }
 
@@ -79,7 +79,7 @@ class Sandbox:
         *,
         stop_early: bool = True,
     ) -> ProgramResult:
-        """Judge one program. An unready sandbox runs nothing: it refuses."""
+        """Judge one program. An unready sandbox runs nothing: it refuses. Raises SlotEnded after `end`."""
         if time.monotonic() - self._probed > REPROBE_S:
             self.probe()
         if not self.report.ready:
@@ -98,6 +98,10 @@ class Sandbox:
         self.report = replace(self.report, probes_passed=total - len(failed), probes_total=total, problem=problem)
         self._probed = time.monotonic()
         return self.report
+
+    def end(self) -> None:
+        """From any thread: kill what runs. `judge` raises SlotEnded from then on; to `close` is still its thread's."""
+        self._slot.end()
 
     def close(self) -> None:
         """End the sandbox. May be called twice."""
@@ -142,7 +146,7 @@ class Sandbox:
 
 
 def _fresh_index() -> int:
-    """A slot number, and so an account, that other workers of this machine are unlikely to use."""
+    """A slot number that no other worker of this machine has, as long as each has at most eight."""
     return os.getpid() * 8 + next(_STARTED)
 
 

@@ -8,7 +8,6 @@ paths are first bound to a place it can reach, in a mount namespace that ends wi
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -109,8 +108,3 @@ def _open_to_all(path: str) -> bool:
     """May any account reach ``path``? True where every folder above it lets others pass."""
     folders = [Path(path), *Path(path).parents]
     return all(folder.stat().st_mode & 0o001 or not folder.is_dir() for folder in folders)
-
-
-def slot_uid(index: int) -> int | None:
-    """The account of slot ``index``; None where this process may not change accounts and keeps its own."""
-    return policy.FIRST_SLOT_UID + index % 1000 if os.geteuid() == 0 else None

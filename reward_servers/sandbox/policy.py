@@ -88,7 +88,9 @@ WRITABLE = (TMP, SHM, "/dev/null", "/dev/full")
 READABLE_STRICT = (*SYSTEM_DIRS, "/lib", "/lib64", "/dev/urandom", "/dev/null", "/dev/zero")
 
 # -------------------------------------------------------------------------------- accounts
-FIRST_SLOT_UID = 64_000  # slot i of a worker started by root runs as a user nobody else has
+# Each slot of a worker started by root runs as one of these, held by no other slot of this host's network namespace
+# and by no user in the host's user database: `accounts` claims it. Distributions give these numbers to nobody.
+SLOT_UIDS = range(64_000, 65_000)
 
 
 def bubblewrap_mounts() -> list[str]:

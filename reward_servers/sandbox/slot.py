@@ -12,11 +12,12 @@ import select
 import signal
 import socket
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from reward_servers.sandbox import cgroups, launch, policy, seccomp
+from reward_servers.sandbox import accounts, cgroups, launch, policy, seccomp
 from reward_servers.sandbox.outcome import Outcome, classify
 from volley.scoring import SandboxLimits
 
@@ -33,6 +34,10 @@ ADD_SEALS, ALL_SEALS = 1033, 15
 
 class SandboxFailure(Exception):
     """The sandbox itself failed: says nothing about the program."""
+
+
+class SlotEnded(Exception):
+    """The slot was told to end while it ran a program: there is no verdict, and nobody waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,10 @@ class SlotConfig:
 
 
 class Slot:
-    """Runs programs one test at a time. Must be used from one thread: the sandbox ends with the thread that made it."""
+    """Runs programs one test at a time. Must be used from one thread: the sandbox ends with the thread that made it.
+
+    Another thread may `end` it.
+    """
 
     def __init__(self, index: int, config: SlotConfig) -> None:
         self.index, self.config = index, config
@@ -83,36 +91,41 @@ class Slot:
         self._group = cgroups.create(f"{cgroups.PREFIX}{os.getpid()}-{index}") if "cgroup" in config.layers else None
         if "cgroup" in config.layers and self._group is None:
             raise SandboxFailure("no writable memory and pids cgroup")
-        self._uid = launch.slot_uid(index) if "account" in config.layers else None
+        self._account = accounts.claim(index) if "account" in config.layers else None
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._limits: SandboxLimits | None = None
+        self._ending = threading.Lock()  # held while the process begins or goes, so that `end` finds it or prevents it
+        self._ended = False
 
     # ---------------------------------------------------------------------------- life of the sandbox
 
     def start(self) -> None:
-        """Start the sandbox where none runs. Raises SandboxFailure."""
+        """Start the sandbox where none runs. Raises SandboxFailure, or SlotEnded."""
         if self._process is not None:
             return
         self.restarts += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock = ours
         try:
-            with theirs:
+            with theirs, self._ending:
+                if self._ended:
+                    raise SlotEnded
                 self._process = self._spawn(theirs)
             self._configure()
         except (OSError, ValueError, SandboxFailure) as problem:
             self.kill()
+            self._raise_if_ended(problem)
             raise SandboxFailure(f"the sandbox did not start: {problem}") from problem
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         inside = launch.interpreter(self.config.packages)
         if self.config.namespaced:
             command = launch.namespaced_command(
-                inside, self._uid, control.fileno(), first_process=self.config.mechanism == "fresh"
+                inside, self.uid, control.fileno(), first_process=self.config.mechanism == "fresh"
             )
         else:
-            command = launch.bare_command(inside, self._uid, control.fileno())
+            command = launch.bare_command(inside, self.uid, control.fileno())
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -156,11 +169,12 @@ class Slot:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        with self._ending:
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+                self._process = None
         self._limits = None
         for _ in range(200):
             left = self._group.processes() if self._group else []
@@ -171,12 +185,31 @@ class Slot:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
+    def end(self) -> None:
+        """From any thread: whatever runs is killed, nothing starts again, and the slot's own thread gets SlotEnded."""
+        with self._ending:
+            self._ended = True
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _raise_if_ended(self, problem: Exception) -> None:
+        if self._ended:
+            raise SlotEnded from problem
+
     def close(self) -> None:
-        """End the sandbox and remove its cgroup."""
+        """End the sandbox, remove its cgroup and give its account back."""
         self.kill()
         if self._group is not None:
             with contextlib.suppress(OSError):
                 self._group.remove()
+        if self._account is not None:
+            self._account.release()
+
+    @property
+    def uid(self) -> int | None:
+        """The account programs run as; None where it is that of this process."""
+        return self._account.uid if self._account else None
 
     @property
     def pid(self) -> int:
@@ -191,6 +224,7 @@ class Slot:
 
         Raises:
             SandboxFailure: the sandbox did not do what it was asked; it has been killed and may be used again.
+            SlotEnded: `end` was called.
         """
         limits = limits or self.config.limits
         try:
@@ -203,8 +237,11 @@ class Slot:
                 self.kill()
             else:
                 self._ask("end", STEP_DEADLINE_S, [])
-        except (OSError, ValueError, KeyError) as problem:
+        except (OSError, ValueError, KeyError, SandboxFailure) as problem:
             self.kill()
+            self._raise_if_ended(problem)
+            if isinstance(problem, SandboxFailure):
+                raise
             raise SandboxFailure(f"{type(problem).__name__}: {problem}") from problem
         except BaseException:
             self.kill()
@@ -224,9 +261,9 @@ class Slot:
         request_id = next(self._ids)
         out_in, out = os.pipe2(os.O_CLOEXEC)
         err_in, err = os.pipe2(os.O_CLOEXEC)
-        if self._uid is not None:
+        if self.uid is not None:
             for pipe in (out, err):
-                os.fchown(pipe, self._uid, -1)  # or the program could not open its own /dev/stdout
+                os.fchown(pipe, self.uid, -1)  # or the program could not open its own /dev/stdout
         ooms = self._group.oom_kills() if self._group else 0
         test_limits = {
             "wall_s": limits.wall_s,

@@ -111,5 +111,4 @@ def _storable(tree: Any) -> bool:
 
 
 def _too_large(most: int) -> Problem:
-    close = {"Connection": "close"}
-    return Problem(413, "too-large", f"the body is larger than {most} bytes", headers=close)
+    return Problem(413, "too-large", f"the body is larger than {most} bytes")

@@ -101,7 +101,11 @@ class GracefulServer(uvicorn.Server):
 
 
 class Impatient(HttpToolsProtocol):
-    """Cuts off a client that sends a request's head slowly, or without end."""
+    """Cuts off a client that sends a request's head slowly, or without end.
+
+    A body that was answered unread is read on, for as long as a head may take: a client that is still sending it would
+    be told of a reset connection in place of the answer.
+    """
 
     head_seconds = 10.0
 
@@ -114,6 +118,8 @@ class Impatient(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_bytes = 0
         self._alarm: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self._cut_off)
+        self._arriving = False
+        self._leftover: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         if self._alarm is not None:
@@ -130,16 +136,33 @@ class Impatient(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._calm()
+        self._arriving = True
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._arriving and self.cycle.response_complete and not self.transport.is_closing():
+            self._leftover = self.loop.call_later(self.head_seconds, self._cut_off)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._arriving = False
+        if self._leftover is not None:
+            self._calm()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._calm()
         super().connection_lost(exc)
 
     def _calm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        for timer in (self._alarm, self._leftover):
+            if timer is not None:
+                timer.cancel()
+        self._alarm = self._leftover = None
 
     def _cut_off(self) -> None:
         self._calm()

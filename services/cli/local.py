@@ -26,14 +26,15 @@ def run(
     """Run a job here: start what is missing, follow it to its end, leave a run folder."""
     _own_ray_is_private(ray)
     from services.display import Display
-    from services.job_file import importable_from, load_job, parse_overrides
+    from services.job_file import importable_from, load_job, parse_overrides, telling_where_from
     from services.run import prepare_alone
     from services.run_folder import RunFolder
 
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
     display = Display(quiet=quiet)
-    prepared = prepare_alone(job)  # a job that can not run leaves no folder
+    with telling_where_from(job_file, job):
+        prepared = prepare_alone(job)  # a job that can not run leaves no folder
     folder = RunFolder.create(out, job)
     folder.keep_import_from(job_file.parent)
     display.say(f"{job.kind} job {job.name}: {folder.path}")
@@ -103,12 +104,13 @@ def way_on(job: "Job", folder: "RunFolder") -> str:
 
 def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     """Check a job file and all that it names, without starting anything."""
-    from services.job_file import importable_from, load_job, parse_overrides
+    from services.job_file import importable_from, load_job, parse_overrides, telling_where_from
     from services.run import prepare_alone
 
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
-    prepare_alone(job)
+    with telling_where_from(job_file, job):
+        prepare_alone(job)
     typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, tokenizer and scorer are in order")
 
 
@@ -120,6 +122,9 @@ def reward_server(
     min_tier: Annotated[
         Literal["auto", "A", "B", "C", "none"], typer.Option(help="refuse to start if the host isolates less")
     ] = "auto",
+    packages: Annotated[
+        str, typer.Option(help="what programs may import beside the standard library, such as numpy,scipy")
+    ] = "",
 ) -> None:
     """Serve the scorers over HTTP, for any trainer: POST /v1/score."""
     from reward_servers.http import serve
@@ -127,7 +132,8 @@ def reward_server(
 
     if host not in ("127.0.0.1", "::1", "localhost") and token_file is None:
         raise JobError(f"--host {host} is reachable from outside: give --token-file")
-    serve(host, port, slots, token_file, min_tier)
+    named = tuple(filter(None, (name.strip() for name in packages.split(","))))
+    serve(host, port, slots, token_file, min_tier, named)
 
 
 def schema() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from services.data.prompts import stream
+from services.data.prompts import stream, what_lacks
 from services.data.report import DropReport
 from volley.data import DataSpec
 from volley.errors import DataError, JobError
@@ -26,12 +26,14 @@ class Findings:
     Attributes:
         bad: the first `MAX_BAD` problems; reading stops there.
         complete: the whole set was read.
+        lack: why a job could not use the set though no row is bad; empty where it could.
     """
 
     prompts: list[Prompt]
     drops: DropReport
     bad: list[DataError | JobError]
     complete: bool
+    lack: str
 
 
 class _Enough(Exception):
@@ -55,7 +57,7 @@ def examine(spec: DataSpec, tokenizer: Any | None = None) -> Findings:
         pass
     except JobError as error:  # the rest of the file can not be read
         bad.append(error)
-    return Findings(prompts, report, bad, complete)
+    return Findings(prompts, report, bad, complete, what_lacks(spec, prompts, report) if not bad else "")
 
 
 def lines(findings: Findings, tokenizer: Any | None) -> list[str]:
@@ -77,6 +79,8 @@ def lines(findings: Findings, tokenizer: Any | None) -> list[str]:
     if findings.bad:
         said += [f"bad rows: {len(findings.bad)}{' or more' if len(findings.bad) >= MAX_BAD else ''}"]
         said += [f"  {error}" for error in findings.bad]
+    if findings.lack:
+        said.append(f"of no use to a job: {findings.lack}")
     return said
 
 

@@ -30,7 +30,7 @@ def check(
         tokenizer = _tokenizer(model or of_job)
         findings = examine(spec, tokenizer)
         typer.echo("\n".join([f"{name}:", *lines(findings, tokenizer)]))
-        bad |= bool(findings.bad) or not findings.prompts
+        bad |= bool(findings.bad or findings.lack)
     if bad:
         raise typer.Exit(1)
 

@@ -3,7 +3,7 @@
 rows -> recipe (one published row to problems) -> fields -> filters -> prompt text -> id, tags -> Prompt
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,21 @@ def read_located(spec: DataSpec, model: Path | None = None, report: DropReport |
     """As `read_prompts`, each prompt with its row."""
     tokenizer = chat_tokenizer(spec, model)
     found = list(stream(spec, tokenizer, report))
-    if not found:
+    if lack := what_lacks(spec, [each.prompt for each in found], report):
+        raise JobError(lack)
+    return found
+
+
+def what_lacks(spec: DataSpec, prompts: Sequence[Prompt], report: DropReport | None) -> str:
+    """Why a job can not use what was read of ``spec``: nothing is left of it, or of one source. Empty where it can."""
+    if not prompts:
         dropped = f": all {report.read} were dropped" if report and report.read else ""
-        raise JobError(f"data file {spec.place} has no rows{dropped}" if not spec.sources else "the data has no rows")
-    present = {each.prompt.tags.get(DATASET_TAG) for each in found}
+        return f"data file {spec.place} has no rows{dropped}" if not spec.sources else "the data has no rows"
+    present = {prompt.tags.get(DATASET_TAG) for prompt in prompts}
     for source in spec.sources:
         if source.name not in present:
-            raise JobError(f"source {source.name} ({source.place}) has no rows; drop it or its filters")
-    return found
+            return f"source {source.name} ({source.place}) has no rows; drop it or its filters"
+    return ""
 
 
 def chat_tokenizer(spec: DataSpec, model: Path | None) -> Any | None:

@@ -152,9 +152,9 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
 
 
 def parse_json(path: Path, number: int, text: bytes, advice: str) -> Any:
-    """The value, NaN and infinities refused; raises `DataError`."""
+    """The value; NaN, infinities and a key that is written twice are refused. Raises `DataError`."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return _DECODER.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
     except UnicodeDecodeError as error:
         raise DataError(path, number, f"not UTF-8 at byte {error.start}: save the file as UTF-8") from error
     except json.JSONDecodeError as error:
@@ -168,6 +168,18 @@ def parse_json(path: Path, number: int, text: bytes, advice: str) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value; write null")
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise ValueError(f"the key {twice!r} is written twice in one object; drop one")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_constant=_no_constant)  # made once: rows are many
 
 
 def _json(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:

@@ -31,6 +31,7 @@ from reward_servers.client import (
     RewardClient,
 )
 from reward_servers.http_body import BadBody, parse_json
+from reward_servers.sandbox import cgroups
 from reward_servers.scorers.cases import StdinTest
 from volley.errors import DeadlineExceeded
 from volley.records import VerdictStatus
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.integration
 
 START = "import sys; from pathlib import Path; from reward_servers.http import serve; serve('127.0.0.1', int(sys.argv[1]), 1, Path(sys.argv[2]))"
 ADD = {"kind": "code", "extract": "raw", "tests": [{"stdin": "3 4\n", "expected": "7"}]}
+OWN = {"Authorization": "Bearer secret"}
 RIGHT = "print(sum(map(int, input().split())))"
 
 
@@ -103,9 +105,9 @@ def test_other_scorers(server: str) -> None:
 
 def test_equal_requests_are_answered_from_memory(server: str) -> None:
     ask(server, ADD, RIGHT)
-    before = httpx.get(f"{server}/metrics").text
+    before = httpx.get(f"{server}/metrics", headers=OWN).text
     ask(server, ADD, RIGHT)
-    after = httpx.get(f"{server}/metrics").text
+    after = httpx.get(f"{server}/metrics", headers=OWN).text
 
     def cached(text: str) -> int:
         return next(int(line.split()[-1]) for line in text.splitlines() if 'status="cached"' in line)
@@ -162,9 +164,25 @@ def test_a_huge_body_is_refused_before_it_arrives(server: str) -> None:
         assert b" 413 " in raw.recv(100)
 
 
+def test_a_client_that_is_still_sending_is_told_why(server: str) -> None:
+    body = b" " * (50 << 20)
+    assert post(server, body).status_code == 413
+
+    async def at_once() -> list[int]:
+        async with httpx.AsyncClient(headers=OWN, timeout=60) as client:
+            return [(await client.post(f"{server}/v1/score", content=body)).status_code for _ in range(3)]
+
+    assert asyncio.run(at_once()) == [413] * 3
+
+
 def test_tokens(server: str) -> None:
     assert post(server, "{}", token="wrong").status_code == 401
-    assert httpx.post(f"{server}/v1/score", content="{}").status_code == 401
+    for none in ({}, {"Authorization": "Basic secret"}, {"Authorization": "secret"}, {"Authorization": "Bearer"}):
+        answer = httpx.post(f"{server}/v1/score", content="{}", headers=none)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert httpx.get(f"{server}/metrics", headers=none).status_code == 401
+    for scheme in ("bearer", "BEARER"):
+        assert httpx.get(f"{server}/metrics", headers={"Authorization": f"{scheme} secret"}).status_code == 200
 
 
 def test_odd_code_is_a_verdict_not_an_error(server: str) -> None:
@@ -316,6 +334,10 @@ def test_nothing_is_left_of_a_killed_server(tmp_path: Path) -> None:
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)  # noqa: PTH110
 
 
+def groups_of(pid: int) -> list[Path]:
+    return list(cgroups.MOUNT.rglob(f"{cgroups.PREFIX}{pid}-*"))
+
+
 def test_a_server_told_to_end_says_when_to_come_back(tmp_path: Path) -> None:
     token, log = tmp_path / "token", tmp_path / "log"
     token.write_text("secret")
@@ -332,8 +354,11 @@ def test_a_server_told_to_end_says_when_to_come_back(tmp_path: Path) -> None:
                 break
             except httpx.TransportError:
                 time.sleep(0.1)
-        naps = [f"import time\ntime.sleep(4)\nprint({i})" for i in range(64)]
-        items = [{"id": str(i), "scorer": ADD, "responses": [nap]} for i, nap in enumerate(naps)]
+        naps = [f"import time\ntime.sleep(60)\nprint({i})" for i in range(64)]
+        patient = {**ADD, "limits": {"cpu_s": 30}}
+        items = [{"id": str(i), "scorer": patient, "responses": [nap]} for i, nap in enumerate(naps)]
+        if httpx.get(f"{url}/readyz").json()["sandbox"]["tier"] == "A":
+            assert groups_of(process.pid)
         with ThreadPoolExecutor(1) as pool:
             under_way = pool.submit(post, url, json.dumps({"items": items}))
             time.sleep(1)
@@ -347,6 +372,7 @@ def test_a_server_told_to_end_says_when_to_come_back(tmp_path: Path) -> None:
         assert answer.headers["retry-after"].isdecimal()
         assert process.wait(30) == -signal.SIGTERM
         assert log.read_text() == ""
+        assert groups_of(process.pid) == [], "not even in the middle of a test"
     finally:
         process.kill()
         process.wait()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -46,6 +47,27 @@ def test_every_shipped_job_file_parses(file: Path) -> None:
     from services.job_file import load_job
 
     assert load_job(file).name
+
+
+@pytest.mark.parametrize("file", sorted(Path("examples").rglob("*.yaml")), ids=str)
+def test_every_shipped_job_file_says_where_its_model_comes_from(file: Path) -> None:
+    head, job = file.read_text().split("\nkind:", 1)
+    place = re.search(r"model: *\{?\s*path: (\S+?)[,}\s]", job)
+    assert place is not None
+    assert place[1].startswith("../../demo/" if "countdown" in file.parts else "../../models/")
+    assert ("`make demo`" if "countdown" in file.parts else "hf download ") in head
+
+
+def test_check_shows_how_the_job_begins_where_a_file_is_missing(job: Path) -> None:
+    file = job / "job.yaml"
+    file.write_text("# `make x` makes the data.\n#   or so\n" + file.read_text() + "# the end\n")
+    there = volley("check", str(file))
+    assert "train.jsonl:2" in there.stderr
+    assert "make x" not in there.stderr
+    (job / "train.jsonl").unlink()
+    gone = volley("check", str(file))
+    assert gone.returncode == 1
+    assert gone.stderr.endswith("job.yaml begins:\n# `make x` makes the data.\n#   or so\n")
 
 
 def test_jobs_are_shipped() -> None:

@@ -106,6 +106,13 @@ async def test_a_token_revoked_elsewhere_is_refused_soon(redis_url: str) -> None
                 await asyncio.sleep(0.1)
 
 
+async def test_the_scheme_is_of_any_case(redis_url: str) -> None:
+    async with serving(redis_url, admin_token=ADMIN) as api:
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            answer = await api.http.get("/v1/runs", headers={"Authorization": f"{scheme} {ADMIN}"})
+            assert answer.status_code == 200
+
+
 @pytest.mark.parametrize(
     "header",
     ["", "Bearer", "Basic YTpi", f"Basic {ADMIN}", ADMIN, f"Bearer {ADMIN}x", f"Bearer {'a' * 5000}"],

@@ -1,11 +1,13 @@
 """Clients that are slow, greedy or hostile, on real sockets; and servers that a part of has died."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +56,30 @@ async def test_bodies_too_large_however_they_are_sent(redis_url: str) -> None:
         assert status(declared) == 413
         chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
         assert status(await send(api, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk)) == 413
+        for body in (b" " * (50 << 20), spaces(50)):
+            huge = await api.http.post("/v1/jobs/check", content=body, headers={"Content-Type": "application/json"})
+            assert huge.status_code == 413, "read while it is still sending"
         small = await api.http.post("/v1/jobs/check", json={"job": {}})
         assert small.status_code == 422
+
+
+async def spaces(megabytes: int) -> AsyncIterator[bytes]:
+    for _ in range(megabytes):
+        yield b" " * (1 << 20)
+
+
+async def test_a_body_that_was_answered_unread_has_to_end(redis_url: str) -> None:
+    async with serving(redis_url, max_body=2048, head_seconds=0.5) as api:
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(HEAD + b"Content-Length: 99999999\r\n\r\n")
+        begun = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - begun < 5 and not reader.at_eof():
+                writer.write(b" " * 64)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        assert 0.3 < time.monotonic() - begun < 2.5
+        writer.close()
 
 
 async def test_a_body_that_does_not_come(redis_url: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from reward_servers.sandbox import policy
 from reward_servers.sandbox.judge import Case, judge_program, same_tokens
 from reward_servers.sandbox.slot import Slot, SlotConfig, Tier
 from tests.integration.sandbox.attacks import ATTACKS, CONTROLS, EXPECTED, NEEDS_PROCESSES, STDIN, Attack
@@ -78,7 +77,7 @@ def settles(slot: Slot) -> bool:
 
 def processes_of(slot: Slot) -> int:
     """Processes of the slot's account."""
-    uid = policy.FIRST_SLOT_UID + slot.index if os.geteuid() == 0 else os.geteuid()
+    uid = os.geteuid() if slot.uid is None else slot.uid
     found = 0
     for entry in os.scandir("/proc"):
         try:

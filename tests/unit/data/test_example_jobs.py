@@ -51,7 +51,7 @@ def local(source: dict[str, Any], place: Path) -> dict[str, Any]:
     if "sources" in source:
         return {**source, "sources": [local(each, place) for each in source["sources"]]}
     kept = {key: value for key, value in source.items() if key not in ("hub", "config", "split", "revision")}
-    path = FIXTURES / FILES[source["recipe"]] if "recipe" in source else place / source["path"]
+    path = FIXTURES / FILES[source["recipe"]] if "recipe" in source else place / Path(source["path"]).name
     return {**kept, "path": str(path)}
 
 

@@ -9,6 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from services.cli import app
+from services.data.check import examine, lines, load_spec
 from services.data.prompts import read_prompts
 from services.data.report import DropReport
 from tests.models import character_tokenizer, tiny_llama
@@ -145,6 +146,27 @@ def test_check_tells_all_bad_rows_up_to_fifty(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "y.jsonl")])
     assert "bad rows: 50 or more" in result.output
     assert "y.jsonl:50:" in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("", "x.jsonl has no rows"), ("\n\n", "has no rows"), ('{"other": 1}\n', "field 'prompt'")],
+)
+def test_check_says_why_a_file_is_of_no_use(tmp_path: Path, content: str, why: str) -> None:
+    (tmp_path / "x.jsonl").write_text(content)
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "x.jsonl")])
+    assert result.exit_code == 1
+    assert why in result.output
+
+
+def test_check_says_that_everything_was_dropped(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "job.yaml").write_text(
+        "kind: rl\nname: x\nsteps: 1\nmodel: {path: model}\nscorer: {kind: countdown}\nobjective: {kind: mean}\n"
+        "data: {path: x.jsonl, filters: [{field: z, op: present}]}\n"
+    )
+    (spec,) = load_spec(tmp_path / "job.yaml", None)
+    assert "no rows: all 1 were dropped" in "\n".join(lines(examine(spec[1]), None))
 
 
 def test_check_counts_tokens_with_a_model(path: Path, tmp_path: Path) -> None:

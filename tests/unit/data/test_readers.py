@@ -78,6 +78,9 @@ def test_what_a_data_frame_calls_nan_is_missing(tmp_path: Path) -> None:
     ("name", "content", "where", "problem"),
     [
         ("x.jsonl", '{"prompt": "a", "n": NaN}', 1, "NaN is no JSON value; write null"),
+        ("x.jsonl", '{"prompt": "a"}\n{"prompt": "b", "n": 1, "prompt": "c"}', 2, "key 'prompt' is written twice"),
+        ("x.jsonl", '{"prompt": "a", "tests": [{"stdin": "", "stdin": "1"}]}', 1, "key 'stdin' is written twice"),
+        ("x.json", '[{"prompt": "a", "n": 1, "n": 1}]', 1, "key 'n' is written twice"),
         ("x.jsonl", '{"prompt": "a"}\n{"prompt": ["a"]}', 2, "is a list, not a text"),
         ("x.json", '[{"prompt": "a"}, 3]', 2, "a int, not an object"),
         ("x.json", '"text"', 1, "not a list of objects"),

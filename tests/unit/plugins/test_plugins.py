@@ -107,7 +107,7 @@ def test_an_unknown_kind_lists_what_there_is(install: Install) -> None:
     install(SCORERS, "loud", f"{__name__}:LOUD")
     message = scorer_error("lout")
     assert "'lout' is not known. Built in: arc, code, countdown" in message
-    assert "Plug-ins installed: loud" in message
+    assert "sum; format and length as terms of a sum. Plug-ins installed: loud" in message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""What ``volley reward-server`` says before it starts; and the accounts that slots claim."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from reward_servers.sandbox import accounts, policy
+from services.cli import app
+from volley.errors import HostError
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(HostError, match=f"port {port} of 127.0.0.1 .*choose another --port"):
+            CliRunner().invoke(app, ["reward-server", "--port", str(port)], catch_exceptions=False)
+
+
+def test_packages_that_are_not_here_are_named() -> None:
+    with pytest.raises(HostError, match=r"'nonesuch'.*pip install nonesuch"):
+        CliRunner().invoke(app, ["reward-server", "--packages", "numpy, nonesuch"], catch_exceptions=False)
+
+
+def test_no_two_slots_of_a_host_share_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # only root changes accounts; anybody may claim one
+    one, other = accounts.claim(7), accounts.claim(7 + len(policy.SLOT_UIDS))
+    assert one is not None
+    assert other is not None
+    assert other.uid != one.uid
+    source = (
+        "import os\nos.geteuid = lambda: 0\nfrom reward_servers.sandbox import accounts\nprint(accounts.claim(7).uid)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", source], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
+    )
+    assert int(told.stdout) in set(policy.SLOT_UIDS) - {one.uid, other.uid}
+    one.release()
+    again = accounts.claim(one.uid - policy.SLOT_UIDS[0])
+    assert again is not None
+    assert again.uid == one.uid
+    again.release()
+    other.release()
