@@ -88,8 +88,8 @@ WRITABLE = (TMP, SHM, "/dev/null", "/dev/full")
 READABLE_STRICT = (*SYSTEM_DIRS, "/lib", "/lib64", "/dev/urandom", "/dev/null", "/dev/zero")
 
 # -------------------------------------------------------------------------------- accounts
-# Each slot of a worker started by root runs as one of these, held by no other slot of this host's network namespace
-# and by no user in the host's user database: `accounts` claims it. Distributions give these numbers to nobody.
+# Each slot of a worker started by root runs as one of these: `accounts` claims one that no other slot of this host's
+# network namespace holds, and that is nobody's in its user database (Debian gives a few of them to packages).
 SLOT_UIDS = range(64_000, 65_000)
 
 

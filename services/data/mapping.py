@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.data.readers import Row
+from services.data.readers import Row, each_key_once
 from volley.data import FilterSpec, SourceSpec
 
 MISSING = object()
@@ -34,7 +34,7 @@ def mapped(spec: SourceSpec, row: Row) -> dict[str, Any]:
         value = fields.get(name)
         if isinstance(value, str):
             try:
-                fields[name] = json.loads(value)
+                fields[name] = json.loads(value, object_pairs_hook=each_key_once)
             except (ValueError, RecursionError) as error:
                 raise row.error(f"field '{name}' is not JSON: {error}") from error
     return fields

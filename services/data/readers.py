@@ -170,7 +170,8 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value; write null")
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``: the object; raises ValueError where a key is written twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -179,7 +180,7 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_constant=_no_constant)  # made once: rows are many
+_DECODER = json.JSONDecoder(object_pairs_hook=each_key_once, parse_constant=_no_constant)  # made once: rows are many
 
 
 def _json(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:

@@ -49,6 +49,9 @@ def test_fields_are_renamed_by_path_and_texts_of_json_decoded(path: Path) -> Non
         read(path, json_fields=["q"])
     with pytest.raises(DataError, match=r"tag 'meta' is an object; name one of its fields: meta.level"):
         read(path, tags=["meta"])
+    path.write_text(json.dumps({"q": "a", "tests": '{"stdin": "", "stdin": "1"}'}))
+    with pytest.raises(DataError, match=r":1: field 'tests' is not JSON: the key 'stdin' is written twice"):
+        read(path, json_fields=["tests"])
 
 
 @pytest.mark.parametrize(
