@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.display import Display
-from services.job_file import Job, dump_job
+from services.job_file import Job, load_job
 from services.needs import Needs, check_host, needs_of
 from services.run import run_on
 from services.run_folder import RunFolder
@@ -30,9 +30,8 @@ class Planned:
 
     @property
     def done(self) -> bool:
-        """Has this very job run to its end there?"""
-        written, summary = self.path / "job.yaml", self.path / "summary.json"
-        if not summary.exists() or written.read_text() != dump_job(self.job):
+        """Has this very job run to its end there? Fields that came since have their defaults."""
+        if not (self.path / "summary.json").exists() or load_job(self.path / "job.yaml") != self.job:
             return False
         return bool(RunFolder(self.path).summary()["state"] == "done")
 
