@@ -1,6 +1,7 @@
 """A Ray cluster to run on: the one that is there, or a local head of our own that ends with us."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -59,17 +60,18 @@ def ray_cluster(
         if address:
             ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=shipped)
         else:
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)) + ROOM_TO_SCALE,
-                resources={name: amount + ROOM_TO_SCALE for name, amount in needs.custom.items()},
-                object_store_memory=needs.object_store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="error",
-                runtime_env=shipped,
-                _node_ip_address="127.0.0.1",
-            )
+            with _sessions_of_their_own():
+                ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)) + ROOM_TO_SCALE,
+                    resources={name: amount + ROOM_TO_SCALE for name, amount in needs.custom.items()},
+                    object_store_memory=needs.object_store_bytes,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="error",
+                    runtime_env=shipped,
+                    _node_ip_address="127.0.0.1",
+                )
     except Exception as error:
         ray.shutdown()
         where = f"at {address} does not answer" if address else "head did not start"
@@ -84,6 +86,22 @@ def ray_cluster(
         yield gcs
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _sessions_of_their_own() -> Iterator[None]:
+    """Signals to the driver's process group, such as `timeout` sends, do not reach the Ray processes started meanwhile.
+
+    The driver ends them in order when it has written its checkpoint; they die with it in any case.
+    """
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = functools.partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def node_types(gcs_address: str) -> set[str]:

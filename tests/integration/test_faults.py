@@ -160,6 +160,18 @@ def test_a_killed_actor_is_replaced_and_ctrl_c_then_leaves_nothing(job: Path, tm
     assert checkpoint.name == f"step-{run.steps()}", "nothing is to be done again"
 
 
+def test_a_signal_to_the_whole_group_ends_the_run_in_order(job: Path, tmp_path: Path) -> None:
+    """As `timeout` and supervisors of processes send it."""
+    run = Running(job, tmp_path)
+    run.wait_for_steps()
+    os.killpg(run.process.pid, signal.SIGTERM)
+    code, errors = run.end()
+    assert code == 130
+    assert errors.strip() == "volley: stopping at a checkpoint, within 30 s; a second signal ends it at once"
+    assert run.summary()["state"] == "stopped"
+    assert run.leftovers() == []
+
+
 def test_a_driver_killed_outright_leaves_nothing_either(job: Path, tmp_path: Path) -> None:
     run = Running(job, tmp_path)
     run.wait_for_steps()
