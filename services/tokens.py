@@ -99,7 +99,7 @@ def encode_prompts(
         length: the model's length.
 
     Raises:
-        JobError: a prompt and its sample do not fit in the model's length.
+        JobError: a prompt and its sample do not fit in the model's length, or half of its tokens are unknown.
     """
     ids = tokenizer([prompt.text for prompt in prompts]).input_ids
     encoded = [
@@ -116,7 +116,27 @@ def encode_prompts(
     empty = next((each.prompt.id for each in encoded if not len(each.tokens_p)), None)
     if empty is not None:
         raise JobError(f"prompt {empty} has no tokens under this model's tokenizer")
+    _check_known(tokenizer, encoded)
     return encoded
+
+
+def _check_known(tokenizer: Any, encoded: Sequence[EncodedPrompt]) -> None:
+    """Raise `JobError` for a prompt that the model would hardly see anything of: data of another model."""
+    unk = tokenizer.unk_token_id
+    if unk in (
+        None,
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    ):  # it says other things too
+        return
+    for each in encoded:
+        unknown = int((each.tokens_p == unk).sum())
+        if 2 * unknown >= len(each.tokens_p):
+            raise JobError(
+                f"prompt {each.prompt.id}: {unknown} of its {len(each.tokens_p)} tokens are {tokenizer.unk_token}: the "
+                "tokenizer in model.path does not know this text; drop it, or take the model that the data is for"
+            )
 
 
 def encode_answers(tokenizer: Any, answers: Sequence[str]) -> list[NDArray[np.int32]]:

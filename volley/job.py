@@ -284,7 +284,8 @@ class EvalJob(_Sampled):
 def _check_ks(ks: tuple[int, ...], n: int, where: str) -> None:
     bad = [k for k in ks if not 1 <= k <= n]
     if bad:
-        raise ValueError(f"ks {bad} of {where} are not in 1..n={n}: raise sampling.n to {max(ks)} or drop them")
+        way_out = f"raise sampling.n to {max(ks)} or drop them" if max(ks) > n else "drop them"
+        raise ValueError(f"ks {bad} of {where} are not in 1..n={n}: {way_out}")
 
 
 JobSpec = Annotated[RLJob | SFTJob | RFTJob | EvalJob, Field(discriminator="kind")]

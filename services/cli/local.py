@@ -111,7 +111,8 @@ def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     importable_from(job_file.parent)
     with telling_where_from(job_file, job):
         prepare_alone(job)
-    typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, tokenizer and scorer are in order")
+    parts = "tokenizer" if job.kind == "sft" else "tokenizer and scorer"
+    typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, {parts} are in order")
 
 
 def reward_server(

@@ -63,8 +63,8 @@ def examine(spec: DataSpec, tokenizer: Any | None = None) -> Findings:
 def lines(findings: Findings, tokenizer: Any | None) -> list[str]:
     """The findings for people."""
     prompts = findings.prompts
-    read = findings.drops.read
-    said = [f"{len(prompts)} prompts of {read} rows{'' if findings.complete else ', and not all was read'}"]
+    rows = max(findings.drops.read, len(prompts) + findings.drops.dropped + len(findings.bad))  # some can not be parsed
+    said = [f"{len(prompts)} prompts of {rows} rows{'' if findings.complete else ', and not all was read'}"]
     if prompts:
         said.append(f"  characters  {_spread([len(prompt.text) for prompt in prompts])}")
         if tokenizer is not None:

@@ -139,7 +139,7 @@ def _json_lines(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            yield Row(path, number, _object(path, number, line))
+            yield Row(path, number, _object(path, number, line.rstrip(b"\r\n")))
         except DataError as error:
             bad(error)
 

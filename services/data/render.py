@@ -55,10 +55,11 @@ def checked_text(row: Row, what: str, value: Any) -> str:
 
 def field_value(row: Row, fields: Mapping[str, Any], name: str) -> Any:
     """The value of a field that must be there; raises `DataError`."""
-    value = fields.get(name)
-    if value is None:
+    if name not in fields:
         raise row.error(f"no field '{name}'; the row has {row.columns()}")
-    return value
+    if fields[name] is None:
+        raise row.error(f"field '{name}' is null")
+    return fields[name]
 
 
 def _field(spec: SourceSpec) -> Callable[[Row, Mapping[str, Any]], Any]:

@@ -106,6 +106,12 @@ def test_templates_see_the_row_and_nothing_else(path: Path) -> None:
         read(path, template="{# nothing #}")
 
 
+def test_a_field_that_is_null_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"q": null}\n')
+    with pytest.raises(DataError, match=r":1: field 'q' is null"):
+        read(tmp_path / "x.jsonl")
+
+
 def test_a_chat_prompt_has_the_tokens_of_the_models_own_template(path: Path, tmp_path: Path) -> None:
     model = tiny_llama(tmp_path / "model")
     with pytest.raises(JobError, match="no chat template"):
@@ -141,7 +147,7 @@ def test_check_tells_all_bad_rows_up_to_fifty(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("\n".join(rows))
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "x.jsonl")])
     assert result.exit_code == 1
-    assert "2 prompts of 3 rows" in result.output
+    assert "2 prompts of 4 rows" in result.output
     assert "1 prompts repeat" in result.output
     assert "x.jsonl:2: not JSON" in result.output
     assert "x.jsonl:3: field 'prompt' is a int" in result.output
