@@ -19,7 +19,7 @@ def tokenizer(**special: str) -> PreTrainedTokenizerFast:
 
 def encode(text: str, made: PreTrainedTokenizerFast) -> list[int]:
     (each,) = encode_prompts(made, [Prompt("data.jsonl:7", text, {})], room=4, length=16)
-    return each.tokens_p.tolist()
+    return [int(token) for token in each.tokens_p]
 
 
 def test_a_prompt_that_the_tokenizer_hardly_knows_is_named() -> None:
