@@ -256,7 +256,8 @@ class Remote:
                 answer.read()
                 if answer.status_code < 500:
                     raise _refusal(answer)
-                return
+                status = f"it answers {answer.status_code}"
+                raise httpx.HTTPStatusError(status, request=answer.request, response=answer)
             yield from read_events(answer.iter_lines())
 
 

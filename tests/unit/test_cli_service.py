@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
+from services import remote
 from services.cli import main
 from services.cli.local import way_on
 from services.cli.steer import desired_changes
@@ -20,7 +22,7 @@ from services.run_folder import RunFolder
 from services.stack_state import StackFolder, StackState
 from services.stack_up import UpSettings
 from tests.unit.fake_api import FakeApi, served, sse
-from volley.errors import JobError
+from volley.errors import HostError, JobError
 
 Volley = Callable[..., tuple[int, str, str]]
 JOB = {
@@ -269,6 +271,21 @@ def test_follow_where_nobody_watches_prints_lines(api: FakeApi, volley: Volley) 
     assert "actor_died problem=killed" in out
     assert out.splitlines()[-2].startswith("  step 1  reward_mean 0.75")
     assert out.splitlines()[-1] == "a: failed the end of it"
+
+
+def test_a_view_waits_for_a_server_that_fails_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.02)
+    asked: list[httpx.Request] = []
+
+    def fails(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(503)
+
+    server = Remote("http://server", transport=httpx.MockTransport(fails))
+    with server, pytest.raises(HostError, match="http://server stays away: it answers 503"):
+        next(server.follow("a"))
+    assert len(asked) > 1
 
 
 def test_events_of_several_lines_comments_and_ids() -> None:
