@@ -1,9 +1,10 @@
 """Every page in a real browser: what it shows, by mouse and by keyboard, wide and narrow, light and dark."""
 
+import asyncio
 import re
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from tests.dashboard_server import Stage
 from tests.integration.dashboard.conftest import NARROW, Open
@@ -55,6 +56,15 @@ CONTRASTS = """async () => {
 }"""
 
 
+async def paints(canvas: Locator, colours: int) -> None:
+    """Until it shows more than so many colours: drawing waits for data."""
+    for _ in range(100):
+        if await canvas.evaluate(PAINTED) > colours:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail(f"{canvas} stays empty")
+
+
 async def test_all_runs_are_listed_with_state_and_progress(visit: Open) -> None:
     page = await visit("")
     rows = page.locator(".run-row")
@@ -64,7 +74,7 @@ async def test_all_runs_are_listed_with_state_and_progress(visit: Open) -> None:
     await expect(failed).to_contain_text("failed")
     await expect(failed).to_contain_text("20 batches in a row")
     await expect(failed.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "16")
-    assert await failed.locator("canvas").evaluate(PAINTED) > 1
+    await paints(failed.locator("canvas"), 1)
     await expect(page.locator("#link-state")).to_have_text("Live")
 
 
@@ -94,12 +104,12 @@ async def test_a_run_shows_its_curves_workers_events_and_ledger(visit: Open) -> 
         card = page.locator(".chart").filter(has=page.get_by_role("heading", name=title, exact=True))
         canvas = card.locator("canvas")
         await expect(canvas, title).to_be_visible()
-        assert await canvas.evaluate(PAINTED) > 3, title
+        await paints(canvas, 3)
     passes = page.locator(".chart").first
     for k in (1, 2, 4, 8, 16, 32):
         await expect(passes.get_by_role("button", name=re.compile(rf"@{k} 0\.\d+"))).to_be_visible()
     await expect(page.locator(".timeline canvas")).to_be_visible()
-    assert await page.locator(".timeline canvas").evaluate(PAINTED) > 5
+    await paints(page.locator(".timeline canvas"), 5)
     await expect(page.get_by_text("busiest: actor-")).to_be_visible()
     await expect(page.get_by_text("its process was killed")).to_be_visible()
     ledger = page.locator(".ledger")
@@ -173,7 +183,7 @@ async def test_two_runs_are_compared_from_the_list(visit: Open) -> None:
     await expect(diff.get_by_role("cell", name="seed", exact=True)).to_be_visible()
     await page.get_by_label("Metric").select_option("entropy")
     await page.wait_for_url("**metric=entropy")
-    assert await page.locator(".chart canvas").first.evaluate(PAINTED) > 3
+    await paints(page.locator(".chart canvas").first, 3)
 
 
 async def test_the_cluster_and_who_holds_it(visit: Open) -> None:
