@@ -86,6 +86,14 @@ def test_a_run_on_an_allocation_ends_and_leaves_its_folder_alone(job: Path, tmp_
     wait_until_gone(seen, 60)
 
 
+def test_an_allocation_without_a_node_for_actors_is_refused(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEARNER_NODES", "2")
+    assert start(tmp_path, "n0,n1", job).wait(30) == 1
+    assert "LEARNER_NODES=2 leaves none of the 2 nodes to actors" in (tmp_path / "out").read_text()
+
+
 def test_slurms_end_of_time_ends_the_run_in_order(job: Path, tmp_path: Path) -> None:
     script = start(tmp_path, "n0", job, "--set", "steps=4000")
     deadline = time.monotonic() + 300
