@@ -5,10 +5,14 @@ is still root outside. Such an account may not reach the interpreter (a virtual 
 paths are first bound to a place it can reach, in a mount namespace that ends with the sandbox: ``stage.py`` does both.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +23,7 @@ from volley.errors import HostError
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
 STAGE = Path(__file__).with_name("stage.py")
+REAP_S = 0.5  # bubblewrap ends by itself once what it runs has
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +113,27 @@ def _open_to_all(path: str) -> bool:
     """May any account reach ``path``? True where every folder above it lets others pass."""
     folders = [Path(path), *Path(path).parents]
     return all(folder.stat().st_mode & 0o001 or not folder.is_dir() for folder in folders)
+
+
+def end(process: subprocess.Popen[bytes], *, namespaced: bool) -> None:
+    """Kill a sandbox and all in it.
+
+    Its namespaces' first process dies before bubblewrap, which then takes note of the death. Left to the host's first
+    process, the dead one would count among the slot's processes until that looks, if it ever does.
+    """
+    if namespaced and (first := _children(process.pid)):
+        for child in first:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(REAP_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended, or the kernel does not tell
+        return []

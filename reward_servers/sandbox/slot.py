@@ -171,9 +171,7 @@ class Slot:
             self._sock = None
         with self._ending:
             if self._process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                launch.end(self._process, namespaced=self.config.namespaced)
                 self._process = None
         self._limits = None
         for _ in range(200):

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import Locator, Page, Route, expect
 
 from tests.dashboard_server import Stage
 from tests.integration.dashboard.conftest import NARROW, Open
@@ -171,7 +171,14 @@ async def test_samples_are_filtered_by_verdict(visit: Open) -> None:
 
 
 async def test_two_runs_are_compared_from_the_list(visit: Open) -> None:
+    """In the order they were chosen in, whichever answer comes first."""
+
+    async def late(route: Route) -> None:
+        await asyncio.sleep(0.5)
+        await route.continue_()
+
     page = await visit("#/runs")
+    await page.route("**/v1/runs/countdown-max8-0001", late)
     await page.get_by_label("Select countdown-max8 to compare").check()
     await page.get_by_label("Select countdown-mean to compare").check()
     await page.get_by_role("link", name="Compare 2 runs").click()

@@ -120,6 +120,18 @@ def test_fidelity(spawn: SpawnSlot, mechanism: str) -> None:
     assert not failed
 
 
+def test_the_fresh_mechanism_is_proved_too(spawn: SpawnSlot) -> None:
+    """A sandbox for each of forty programs, of which none may still count among the slot's processes."""
+    slot = spawn("A", mechanism="fresh")
+    total, failed = run_probes(slot)
+    assert not failed
+    assert slot.restarts > 30
+    slot.kill()
+    assert total > 30
+    assert slot._group is not None
+    assert (slot._group.pids / "pids.current").read_text() == "0\n"
+
+
 @pytest.mark.parametrize("victim", ["bwrap", "python"])
 def test_a_sandbox_killed_in_the_middle_costs_one_retry(spawn: SpawnSlot, victim: str) -> None:
     slot = spawn("A")

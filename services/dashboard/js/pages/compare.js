@@ -58,8 +58,9 @@ export class ComparePage {
   async start(ids) {
     this.content.classList.add("hidden");
     try {
-      const [{ items }] = await Promise.all([get("v1/runs?limit=200"), ...ids.map((id) => this.fetchRun(id))]);
+      const [{ items }, ...fetched] = await Promise.all([get("v1/runs?limit=200"), ...ids.map((id) => this.fetchRun(id))]);
       this.known = items;
+      this.runs = new Map(ids.map((id, i) => [id, fetched[i]])); // as asked for, whichever came first
       fill(this.message);
       this.changed();
     } catch (error) {
@@ -74,13 +75,13 @@ export class ComparePage {
       get(runPath(id, `/metrics${query({ points: POINTS })}`)),
       get(runPath(id, "/evaluations")),
     ]);
-    this.runs.set(id, { view, metrics, evaluations: byVersion(evaluations.items) });
+    return { view, metrics, evaluations: byVersion(evaluations.items) };
   }
 
   async addRun(id) {
     if (!id) return;
     try {
-      await this.fetchRun(id);
+      this.runs.set(id, await this.fetchRun(id));
       fill(this.message);
     } catch (error) {
       fill(this.message, failed(error));
