@@ -74,25 +74,26 @@ async def compare(config: ActorConfig, args: argparse.Namespace) -> tuple[list[f
     process = spawn.Process(target=serve_directly, args=(config, args, there))
     process.start()
     there.close()  # so that its end shows here as the end of the pipe
-    # Ray's own default is 15; both sides are to be scheduled alike.
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    here.recv()
-    pool = await ActorPool.start(config)
-    print(f"actor ready after      {pool.infos[0].start_seconds:9.1f} s")
+    with here:  # closed, it ends the other process
+        # Ray's own default is 15; both sides are to be scheduled alike.
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        here.recv()
+        pool = await ActorPool.start(config)
+        print(f"actor ready after      {pool.infos[0].start_seconds:9.1f} s")
 
-    async def pooled(request: GenerateRequest) -> int:
-        _, meta = await pool.generate(request)
-        return meta.sample_tokens
+        async def pooled(request: GenerateRequest) -> int:
+            _, meta = await pool.generate(request)
+            return meta.sample_tokens
 
-    theirs, ours = [], []
-    for _ in range(args.rounds):
-        here.send("turn")
-        theirs.append(await asyncio.to_thread(here.recv))
-        ours.append(await turn(pooled, args))
-    here.send("end")
-    await pool.stop()
-    ray.shutdown()
+        theirs, ours = [], []
+        for _ in range(args.rounds):
+            here.send("turn")
+            theirs.append(await asyncio.to_thread(here.recv))
+            ours.append(await turn(pooled, args))
+        here.send("end")
+        await pool.stop()
+        ray.shutdown()
     process.join()
     return theirs, ours
 

@@ -1,4 +1,4 @@
-"""Training on old samples: lag 0, 4 and 8 with no correction, with the token correction, and with the exact one.
+"""Training on old samples: lag 1, 4 and 8 with no correction, with the token correction, and with the exact one.
 
     python -m benchmarks.reproductions.lag [--seeds 1] [--steps 120] [--at-most 4]
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.objectives.report import print_table
+from benchmarks.objectives.report import panels, print_table, save
 from benchmarks.reproductions import countdown
 from benchmarks.reproductions.countdown import inputs, trained, warm_up
-from benchmarks.reproductions.results import Rows, curve
+from benchmarks.reproductions.results import COLOURS, Rows, curve, draw_curves
 from benchmarks.reproductions.runs import Options, Planned, Runs
-from benchmarks.reproductions.study import Study, with_curves
+from benchmarks.reproductions.study import Study
 from services.run_folder import RunFolder
 
-LAGS, RATE = (4, 8), 2 * countdown.RATE
+LAGS, RATE = (1, 4, 8), 2 * countdown.RATE
 CORRECTIONS: dict[str, tuple[str, str]] = {  # of a sample's own weight, and of its companions'
     "none": ("none", "none"),
     "token": ("token", "none"),
@@ -46,7 +46,20 @@ def runs(wanted: Options) -> dict[str, list[Planned]]:
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
-    """The usual figure, and how old the samples were and how far they led."""
+    """How old the samples were and how far they led; held-out pass@k against the lag, and curves of the longest."""
+    print_ages(made)
+    figure, (first, best, curves) = panels(3)
+    for axis, k in ((first, 1), (best, 8)):
+        draw_by_lag(axis, rows, k)
+    longest = {method: runs for method, runs in made.items() if method.startswith(("lag 0", f"lag {LAGS[-1]},"))}
+    draw_curves(curves, longest, "pass_at_16", "pass@16, % of training prompts", skip=0)
+    best.legend(frameon=False)
+    curves.legend(frameon=False)
+    save(figure, wanted.out, name)
+
+
+def print_ages(made: Runs) -> None:
+    """By how many versions a token was old when it was trained on, and where training ended."""
     lines: list[list[object]] = []
     for method, of_method in made.items():
         counts = [row["lag_histogram"] for run in of_method for row in RunFolder(run.path).read("metrics")]
@@ -55,7 +68,16 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
         entropy, kl = (float(np.mean(curve(of_method, metric)[:, -1])) for metric in ("entropy", "kl_k1"))
         lines.append([method, old / tokens, entropy, kl])
     print_table(["", "mean lag of a token", "entropy at the end", "KL to the start, nats a token"], lines)
-    with_curves(name, wanted, rows, made)
+
+
+def draw_by_lag(axis: Any, rows: Rows, k: int) -> None:
+    """Held-out pass@k at the end, a line for each correction; bars are 95% intervals over prompts."""
+    for colour, correction in zip(COLOURS[1:], CORRECTIONS, strict=False):
+        methods = ["lag 0", *(f"lag {lag}, {correction}" for lag in LAGS)]
+        found = [next(each for each in rows[method] if each.k == k) for method in methods]
+        means, lows, highs = 100 * np.array([(each.mean, each.low, each.high) for each in found]).T
+        axis.errorbar((0, *LAGS), means, (means - lows, highs - means), color=colour, label=correction, capsize=2)
+    axis.set(xlabel="lag, versions", ylabel=f"pass@{k}, % of held-out prompts", xticks=(0, *LAGS))
 
 
 STUDY = Study("lag", inputs, warm_up, runs, draw)

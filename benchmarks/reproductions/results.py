@@ -52,9 +52,9 @@ class PassAtK:
         return float(np.mean(self.seeds))
 
 
-def heldout(runs: Sequence[Planned], *, at: int = -1) -> list[PassAtK]:
-    """The runs' evaluations: the last ones, or with ``at=0`` the first."""
-    evaluations = [RunFolder(run.path).read("evaluations")[at]["estimates"] for run in runs]
+def heldout(runs: Sequence[Planned], *, at: int = -1, of: str = "estimates") -> list[PassAtK]:
+    """The runs' evaluations: the last ones, or with ``at=0`` the first; ``of="majority"`` for maj@k."""
+    evaluations = [RunFolder(run.path).read("evaluations")[at][of] for run in runs]
     found = []
     for of_k in zip(*evaluations, strict=True):
         low, high = (float(np.mean([each[name] for each in of_k])) for name in ("low", "high"))

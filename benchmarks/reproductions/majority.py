@@ -1,0 +1,119 @@
+"""Answers that can be voted on: training for the majority of eight answers, against the mean.
+
+    python -m benchmarks.reproductions.majority [--seeds 1] [--steps 150] [--at-most 4]
+
+The value of an expression in four numbers, judged by ``exact``. The small model of `countdown`, warmed up for a short
+while, spreads its answers around the right one. After arXiv 2503.19595, section 3.2.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.objectives.report import panels, print_table, save
+from benchmarks.reproductions.countdown import EXAMPLES, RATE, RISING
+from benchmarks.reproductions.results import Rows, draw_curves, draw_pass_at_k, heldout
+from benchmarks.reproductions.runs import Options, Planned, Runs
+from benchmarks.reproductions.study import Study
+from examples.countdown.make_data import problem
+from services.display import Display
+from services.job_file import load_job
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "mean": {"kind": "mean"},
+    "maj@8": {"kind": "maj_at_k", "k": 8},
+    "max@8": {"kind": "max_at_k", "k": 8},
+}
+NUMBERS, WARM_UP, PROMPTS = 4, 300, 16
+SIZES = {"heldout": 200, "sft": 38_400, "train": 9_600}
+
+
+def task(wanted: Options) -> Path:
+    return wanted.folder / "majority"
+
+
+def lines(rng: random.Random, total: int, without: set[str]) -> Iterator[str]:
+    """Rows as JSON; no prompt is in ``without``, to which all are added."""
+    while total:
+        _, target, expression = problem(rng, NUMBERS)
+        if expression not in without:
+            without.add(expression)
+            total -= 1
+            yield json.dumps({"prompt": f"{expression}=", "answer": str(target)}) + "\n"
+
+
+def inputs(wanted: Options, display: Display) -> None:
+    """Data and an untrained model, unless they are there."""
+    data = task(wanted) / "data"
+    if (data / "done").exists():
+        return
+    display.say("making sums and an untrained model")
+    data.mkdir(parents=True, exist_ok=True)
+    taken: set[str] = set()
+    for name, total in SIZES.items():
+        (data / f"{name}.jsonl").write_text("".join(lines(random.Random(name), total, taken)))
+    make_model = [sys.executable, "-m", "examples.countdown.make_model", str(data / "untrained")]
+    subprocess.run(make_model, check=True, capture_output=True)  # a process of its own: torch stays out of this one
+    (data / "done").touch()
+
+
+def warm_up(wanted: Options) -> Planned:
+    """Supervised steps, too few to be always right."""
+    data = task(wanted) / "data"
+    places = {"data.path": str(data / "sft.jsonl"), "model.path": str(data / "untrained"), "steps": WARM_UP}
+    return Planned(task(wanted) / "warm-up", load_job(EXAMPLES / "sft.yaml", {"name": "majority-warm-up", **places}))
+
+
+def trained(wanted: Options, name: str, seed: int) -> Planned:
+    """A run for the objective ``name``."""
+    folder = task(wanted)
+    settings: dict[str, Any] = {
+        "name": f"majority-{name}-{seed}".replace("@", "-"),
+        "seed": seed,
+        "steps": wanted.steps,
+        "prompts_per_step": PROMPTS,
+        "optimizer": {"lr": RATE, "warmup_steps": RISING},
+        "samples_kept": 0,
+        "model.path": str(folder / "warm-up" / "model"),
+        "data.path": str(folder / "data" / "train.jsonl"),
+        "scorer": {"kind": "exact", "values": {"passed": 1, "failed": 0}},
+        "objective": OBJECTIVES[name],
+        "sampling.max_tokens": 4,
+        "evaluation.data.path": str(folder / "data" / "heldout.jsonl"),
+        "evaluation.sampling": {"n": 64, "max_tokens": 4},
+        "evaluation.ks": [1, 2, 4, 8, 16, 32],
+        "evaluation.at_start": (name, seed) == ("mean", 1),
+    }
+    return Planned(folder / settings["name"], load_job(EXAMPLES / "max8.yaml", settings))
+
+
+def runs(wanted: Options) -> dict[str, list[Planned]]:
+    """One run a seed for each objective."""
+    return {name: [trained(wanted, name, seed) for seed in range(1, wanted.seeds + 1)] for name in OBJECTIVES}
+
+
+def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
+    """Held-out maj@k and pass@k, and pass@1 of training."""
+    voted = {
+        "start": heldout(made["mean"][:1], at=0, of="majority"),
+        **{method: heldout(of_method, of="majority") for method, of_method in made.items()},
+    }
+    table = [[method, *(f"{100 * each.mean:.1f}" for each in found)] for method, found in voted.items()]
+    print_table(["held-out prompts, %", *(f"maj@{each.k}" for each in voted["start"])], table)
+    figure, (majority, best, first) = panels(3)
+    draw_pass_at_k(majority, voted)
+    majority.set(ylabel="maj@k, % of held-out prompts")
+    draw_pass_at_k(best, rows)
+    draw_curves(first, made, "pass_at_1", "pass@1, % of training prompts")
+    majority.legend(frameon=False)
+    save(figure, wanted.out, name)
+
+
+STUDY = Study("majority", inputs, warm_up, runs, draw)
+
+if __name__ == "__main__":
+    STUDY.conduct(__doc__, seeds=1, steps=150)
