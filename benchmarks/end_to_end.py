@@ -37,7 +37,7 @@ from services.wiring import actor_config, rl_learner_config
 from volley.job import JOB, RLJob
 
 BATCHES = 4  # kept for learning alone
-WARM = 3  # steps
+WARM, STEPS = 3, 60
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_inputs(WORKLOADS["short"], folder)
-        tree = job_of(WORKLOADS["short"], folder, "")
+        tree = {**job_of(WORKLOADS["short"], folder, ""), "steps": STEPS}
         for key, value in parse_overrides(args.set_).items():
             assign(tree, key.split("."), value)
         job = JOB.validate_python(tree)

@@ -1,10 +1,12 @@
 """Samples per second of one job with allowed lag 0, 1 and 2: what overlapping the stages gives.
 
-    python -m benchmarks.asynchrony.throughput [--rounds 3] [--steps 60] [--folder demo/quick]
+    python -m benchmarks.asynchrony.throughput [--rounds 3] [--steps 60] [--updates 1] [--folder demo/quick]
 
 Lag 0 is the synchronous mode: generate, score, learn, send, one after the other. The modes take turns on one stack,
 so that what else the machine does falls on all. The first ten steps of a run are not counted. The job is the
-countdown example's; the model is that of a short warm-up, made once under ``--folder``.
+countdown example's, where generation takes twice as long as learning; with ``--updates 2`` from each batch the two are
+about as long. The model is that of a short warm-up, made once under ``--folder``. With lag a run can be as fast as the
+longer stage: "limit" is what that gives, from the stages' seconds at lag 0.
 """
 
 import argparse
@@ -32,15 +34,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--updates", type=int, default=1, help="optimiser updates from each batch")
     parser.add_argument("--folder", type=Path, default=Path("demo/quick"))
     args = parser.parse_args()
     display = Display()
     make_inputs(args.folder.resolve(), display, heldout=50)
-    report(run_in_foreground(measure(args.folder.resolve(), args.rounds, args.steps, display)))
+    report(run_in_foreground(measure(args.folder.resolve(), args.rounds, args.steps, display, updates=args.updates)))
 
 
 async def measure(
-    folder: Path, rounds: int, steps: int, display: Display, lags: Sequence[int] = LAGS
+    folder: Path, rounds: int, steps: int, display: Display, lags: Sequence[int] = LAGS, updates: int = 1
 ) -> dict[int, list[dict[str, float]]]:
     """For each lag, one row of means a round."""
     results: dict[int, list[dict[str, float]]] = {lag: [] for lag in lags}
@@ -49,23 +52,24 @@ async def measure(
             await run_one(stack, folder, "warm-up", job_of(folder, "warm-up", QUICK["warm-up"]), display)
         for _ in range(rounds):
             for lag in lags:
-                results[lag].append(await one(stack, folder, lag, steps))
+                results[lag].append(await one(stack, folder, lag, steps, updates))
                 display.say(f"lag {lag}: {results[lag][-1]['samples_per_second']:.0f} samples/s")
     return results
 
 
-async def one(stack: Stack, folder: Path, lag: int, steps: int) -> dict[str, float]:
+async def one(stack: Stack, folder: Path, lag: int, steps: int, updates: int) -> dict[str, float]:
     """Means over the counted steps of one run."""
     changes: dict[str, Any] = {"max_lag": lag, "steps": steps, "evaluation": None, "samples_kept": 0}
-    job = job_of(folder, "mean", {})
-    job = RLJob.model_validate({**job.model_dump(), **changes})
+    job = RLJob.model_validate(
+        {**job_of(folder, "mean", {"update.updates_per_batch": updates}).model_dump(), **changes}
+    )
     name = f"lag-{lag}"
     run = await run_one(stack, folder, name, job, Display(quiet=True))
     rows = run.read("metrics")[WARM:]
     shutil.rmtree(run.path)
     samples = len(rows) * job.prompts_per_step * job.sampling.n
-    means = {stage: float(np.mean([row[stage] for row in rows])) for stage in STAGES}
-    return {**means, "samples_per_second": samples / sum(row["seconds_step"] for row in rows)}
+    means = {name: float(np.mean([row[name] for row in rows])) for name in ("seconds_step", *STAGES)}
+    return {**means, "samples_per_second": samples / (len(rows) * means["seconds_step"])}
 
 
 def report(results: dict[int, list[dict[str, float]]]) -> None:
@@ -78,6 +82,13 @@ def report(results: dict[int, list[dict[str, float]]]) -> None:
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         stages = "  ".join(f"{statistics.median(row[stage] for row in rows):6.3f}" for stage in STAGES)
         print(f"{lag:>4} {statistics.median(speeds):>10.0f} {spread:>24}   {stages}")
+    limits = [row["seconds_step"] / longer_stage(row) for row in results[0]]
+    print(f"limit: {statistics.median(limits):.2f}")
+
+
+def longer_stage(row: dict[str, float]) -> float:
+    """Seconds of a step's generation and scoring, or of its learning and publishing."""
+    return max(row["seconds_wait"], row["seconds_learn"] + row["seconds_publish"])
 
 
 if __name__ == "__main__":
