@@ -54,7 +54,8 @@ class Arc:
     def check_row(spec: ArcScorer, prompt: Prompt) -> None:
         """Raises JobError where the row lacks a grid."""
         if _expected(prompt.reference.get(spec.field)) is None:
-            raise row_error(prompt, f"the arc scorer needs rows of integers 0-9 in {spec.field!r}: [[1, 0], [0, 1]]")
+            problem = f"the arc scorer needs rows of integers 0-9 in {spec.field!r}: [[1, 0], [0, 1]]"
+            raise row_error(prompt, problem, spec.field)
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
         wanted = _expected(prompt.reference[self._spec.field])

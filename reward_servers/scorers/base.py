@@ -31,9 +31,11 @@ def passed_or(status: VerdictStatus, values: RewardValues, *, answer: str | None
     return Verdict(status, reward, answer=answer, detail=detail)
 
 
-def row_error(prompt: Prompt, problem: str) -> JobError:
-    """A dataset row its scorer can not use."""
-    return JobError(f"prompt {prompt.id}: {problem}")
+def row_error(prompt: Prompt, problem: str, field: str = "") -> JobError:
+    """A dataset row its scorer can not use; ``field`` should hold more than a text, which a CSV has no way to say."""
+    text = isinstance(prompt.reference.get(field), str)
+    advice = f"; {field!r} is a text here, data.json_fields: [{field}] has it read as JSON" if text else ""
+    return JobError(f"prompt {prompt.id}: {problem}{advice}")
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -39,7 +39,7 @@ class Code:
         try:
             parse_tests(prompt.reference.get("tests"))
         except ValueError as problem:
-            raise row_error(prompt, f"the code scorer needs tests: {problem}") from problem
+            raise row_error(prompt, f"the code scorer needs tests: {problem}", "tests") from problem
 
     @property
     def report(self) -> SandboxReport:

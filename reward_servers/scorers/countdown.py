@@ -142,9 +142,10 @@ class Countdown:
         """Raises JobError where the row lacks ``numbers`` or ``target``."""
         numbers, target = prompt.reference.get("numbers"), prompt.reference.get("target")
         if not (isinstance(numbers, list | tuple) and numbers and all(_is_int(number) for number in numbers)):
-            raise row_error(prompt, 'the countdown scorer needs a list of integers, such as "numbers": [3, 5, 2, 7]')
+            problem = 'the countdown scorer needs a list of integers, such as "numbers": [3, 5, 2, 7]'
+            raise row_error(prompt, problem, "numbers")
         if not _is_int(target):
-            raise row_error(prompt, 'the countdown scorer needs an integer, such as "target": 24')
+            raise row_error(prompt, 'the countdown scorer needs an integer, such as "target": 24', "target")
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
         allowed, target = Counter(prompt.reference["numbers"]), prompt.reference["target"]

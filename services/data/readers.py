@@ -45,6 +45,21 @@ class Row:
         return DataError(self.path, self.number, problem)
 
 
+JSON_NAMES = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def called(value: Any) -> str:
+    """What a JSON value is, in words."""
+    return "null" if value is None else JSON_NAMES.get(type(value), f"of type {type(value).__name__}")
+
+
 Bad = Callable[[DataError], None]
 
 
@@ -147,7 +162,7 @@ def _json_lines(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
     value = parse_json(path, number, text, "write one object a line")
     if not isinstance(value, dict):
-        raise DataError(path, number, f"a {type(value).__name__}, not an object: write {{...}}")
+        raise DataError(path, number, f"{called(value)}, not an object: write {{...}}")
     return value
 
 
@@ -192,12 +207,12 @@ def _json(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:
         yield Row(path, 1, value)
         return
     if not isinstance(value, list):
-        raise DataError(path, 1, f"a {type(value).__name__}, not a list of objects: write [{{...}}, {{...}}]")
+        raise DataError(path, 1, f"{called(value)}, not a list of objects: write [{{...}}, {{...}}]")
     for number, item in enumerate(value, 1):
         if isinstance(item, dict):
             yield Row(path, number, item)
         else:
-            bad(DataError(path, number, f"a {type(item).__name__}, not an object: write {{...}}"))
+            bad(DataError(path, number, f"{called(item)}, not an object: write {{...}}"))
 
 
 def _csv(path: Path, stream: IO[bytes], delimiter: str, bad: Bad) -> Iterator[Row]:

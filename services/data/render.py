@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import jinja2.sandbox
 
-from services.data.readers import Row
+from services.data.readers import Row, called
 from volley.data import ChatSpec, SourceSpec
 from volley.errors import JobError
 
@@ -45,7 +45,7 @@ def renderer(spec: SourceSpec, default: str | None, tokenizer: Any | None) -> Re
 def checked_text(row: Row, what: str, value: Any) -> str:
     """``value`` where it is a text a tokenizer takes; raises `DataError`."""
     if not isinstance(value, str):
-        raise row.error(f"{what} is a {type(value).__name__}, not a text")
+        raise row.error(f"{what} is {called(value)}, not a text")
     if not value:
         raise row.error(f"{what} is empty")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from reward_servers.scorers.asserts import split_asserts
 from reward_servers.scorers.cases import parse_tests
-from services.data.readers import Bad, Row
+from services.data.readers import Bad, Row, called
 from services.data.report import DropReport
 from volley.data import RecipeOptions
 from volley.errors import DataError
@@ -73,7 +73,7 @@ def text(row: Row, *names: str) -> str:
     """The text under the first of ``names``; raises `DataError` for anything else."""
     value = named(row, *names)
     if not isinstance(value, str):
-        raise row.error(f"field '{names[0]}' is a {type(value).__name__}, not a text")
+        raise row.error(f"field '{names[0]}' is {called(value)}, not a text")
     return value
 
 

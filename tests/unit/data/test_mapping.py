@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from reward_servers.scorers.countdown import Countdown
 from services.cli import app
 from services.data.check import examine, lines, load_spec
 from services.data.prompts import read_prompts
@@ -15,6 +16,7 @@ from services.data.report import DropReport
 from tests.models import character_tokenizer, tiny_llama
 from volley.data import DataSpec
 from volley.errors import DataError, JobError
+from volley.scoring import CountdownScorer
 
 ROWS = [
     {"q": "one", "a": "1", "meta": {"level": 1, "tags": ["x", "y"]}, "tests": '[{"stdin": "1"}]'},
@@ -150,7 +152,7 @@ def test_check_tells_all_bad_rows_up_to_fifty(tmp_path: Path) -> None:
     assert "2 prompts of 4 rows" in result.output
     assert "1 prompts repeat" in result.output
     assert "x.jsonl:2: not JSON" in result.output
-    assert "x.jsonl:3: field 'prompt' is a int" in result.output
+    assert "x.jsonl:3: field 'prompt' is a number" in result.output
     (tmp_path / "y.jsonl").write_text("no\n" * 80)
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "y.jsonl")])
     assert "bad rows: 50 or more" in result.output
@@ -212,3 +214,13 @@ def test_every_data_block_of_the_page_is_valid() -> None:
     assert len(blocks) >= 6
     for block in blocks:
         DataSpec.model_validate(yaml.safe_load(block)["data"])
+
+
+def test_a_list_in_a_csv_is_a_text_until_the_job_says_json(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('prompt,numbers,target\na,"[1, 2]",3\n')
+    (row,) = read_prompts(DataSpec(path=path))
+    with pytest.raises(JobError, match=r"'numbers' is a text here, data\.json_fields: \[numbers\]"):
+        Countdown.check_row(CountdownScorer(), row)
+    (row,) = read_prompts(DataSpec(path=path, json_fields=("numbers", "target")))
+    Countdown.check_row(CountdownScorer(), row)

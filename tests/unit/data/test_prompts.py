@@ -27,7 +27,7 @@ def test_rows_become_prompts_and_other_fields_travel_to_the_scorer(tmp_path: Pat
         ('{"prompt": "a"', "not JSON"),
         ("[1, 2]", "a list, not an object"),
         ('{"text": "a"}', "no field 'prompt'; the row has 'text'"),
-        ('{"prompt": 3}', "is a int, not a text"),
+        ('{"prompt": 3}', "is a number, not a text"),
         ('{"prompt": ""}', "is empty"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         ("[" * 100_000, "nested too deeply"),

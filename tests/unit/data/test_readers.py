@@ -82,7 +82,7 @@ def test_what_a_data_frame_calls_nan_is_missing(tmp_path: Path) -> None:
         ("x.jsonl", '{"prompt": "a", "tests": [{"stdin": "", "stdin": "1"}]}', 1, "key 'stdin' is written twice"),
         ("x.json", '[{"prompt": "a", "n": 1, "n": 1}]', 1, "key 'n' is written twice"),
         ("x.jsonl", '{"prompt": "a"}\n{"prompt": ["a"]}', 2, "is a list, not a text"),
-        ("x.json", '[{"prompt": "a"}, 3]', 2, "a int, not an object"),
+        ("x.json", '[{"prompt": "a"}, 3]', 2, "a number, not an object"),
         ("x.json", '"text"', 1, "not a list of objects"),
         ("x.json", "[1,\n2", 1, "line 2"),
         ("x.csv", "prompt,n\na,1\nb\n", 3, "1 cells under 2 headings"),
