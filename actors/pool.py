@@ -7,6 +7,7 @@ starting ──newest weights──> serving ──scale down──> draining �
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from volley.records import GroupMeta, WeightUpdate, WorkerInfo
 from volley.restarts import Restarts
 from volley.weight_group import WeightGroupTerms
 
+log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 PING_EVERY = 5.0  # seconds
 
@@ -137,7 +139,10 @@ class ActorPool:
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
         """Have its members join, in the background; one that can not is for the group's deadline to find out."""
         members = [member for member in self._serving if member.name in dict(terms.members)]
-        await asyncio.gather(*(member.join_weight_group(terms) for member in members), return_exceptions=True)
+        joining = (member.join_weight_group(terms) for member in members)
+        for member, end in zip(members, await asyncio.gather(*joining, return_exceptions=True), strict=True):
+            if end is not None:
+                log.warning("weight group %s: %s: %s", terms.name, member.name, end)
 
     async def served_weights(self) -> dict[str, NDArray[np.uint8]]:
         """By actor, the weights its engine computes with: a safetensors file in checkpoint names."""
