@@ -41,7 +41,7 @@ WORKLOADS = {
     each.name: each
     for each in (
         Workload("short", tuple(CHARACTERS), 16, 24, "free"),
-        Workload("long", tuple(CHARACTERS), 256, 10, "free"),
+        Workload("long", tuple(CHARACTERS), 256, 6, "free"),
         Workload("code", LINES, 12, 10, "code"),
         Workload("judge", tuple(CHARACTERS), 16, 12, "judge"),
     )
