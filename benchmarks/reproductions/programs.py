@@ -74,34 +74,11 @@ def make(folder: Path, *, supervised: int, train: int, heldout: int, seed: int =
         (folder / f"{name}.jsonl").write_text("".join(lines))
 
 
-def make_model(folder: Path, *, seed: int = 0, layers: int = 4, width: int = 128, length: int = 160) -> None:
+def make_model(folder: Path) -> None:
     """An untrained Llama whose tokens are Python's words, digits and signs."""
-    import torch
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from examples.countdown.make_model import make, tokenizer_of
 
-    from examples.countdown.make_model import SPECIAL
-
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *WORDS])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), "isolated")
-    core.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **SPECIAL)
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        max_position_embeddings=length,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make(folder, length=160, tokenizer=tokenizer_of(WORDS, WORD))
 
 
 def main() -> None:

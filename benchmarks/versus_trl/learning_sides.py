@@ -65,7 +65,9 @@ def trl(task: Path, steps: int) -> list[Row]:
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
+
+    from benchmarks.versus_trl.trl_side import settings
 
     torch.set_num_threads(2)
     rows: list[Row] = []
@@ -75,27 +77,9 @@ def trl(task: Path, steps: int) -> list[Row]:
             rows[-1]["time"] = time.time()
 
     with tempfile.TemporaryDirectory() as outputs:
-        config = GRPOConfig(
-            output_dir=outputs,
-            use_cpu=True,
-            bf16=False,
-            per_device_train_batch_size=PROMPTS * SAMPLES,
-            gradient_accumulation_steps=1,
-            num_generations=SAMPLES,
-            max_completion_length=longest(task),
-            temperature=1.0,
-            learning_rate=RATE,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=RISING,
-            beta=0.0,
-            max_steps=steps,
-            logging_steps=10**6,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            gradient_checkpointing=False,
-            seed=1,
-        )
+        batch = {"per_device_train_batch_size": PROMPTS * SAMPLES, "num_generations": SAMPLES}
+        rate = {"learning_rate": RATE, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": RISING}
+        config = settings(outputs, **batch, **rate, max_completion_length=longest(task), max_steps=steps)
         with (task / "data" / "train.jsonl").open() as lines:
             dataset = Dataset.from_list([json.loads(line) for line in lines])
         GRPOTrainer(

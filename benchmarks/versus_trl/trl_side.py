@@ -59,6 +59,25 @@ def asking(url: str) -> Reward:
     return judged
 
 
+def settings(outputs: str, **more: Any) -> GRPOConfig:
+    """One update a batch, no KL term, nothing written or shown."""
+    return GRPOConfig(
+        output_dir=outputs,
+        use_cpu=True,
+        bf16=False,
+        gradient_accumulation_steps=1,
+        gradient_checkpointing=False,
+        temperature=1.0,
+        beta=0.0,
+        logging_steps=10**6,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=0,
+        **more,
+    )
+
+
 class Clock(TrainerCallback):  # type: ignore[misc]
     """When each step ended."""
 
@@ -77,26 +96,9 @@ def main() -> None:
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
     clock = Clock()
     with tempfile.TemporaryDirectory() as outputs:
-        config = GRPOConfig(
-            output_dir=outputs,
-            use_cpu=True,
-            bf16=False,
-            per_device_train_batch_size=PROMPTS * SAMPLES,
-            gradient_accumulation_steps=1,
-            num_generations=SAMPLES,
-            max_completion_length=workload.max_tokens,
-            temperature=1.0,
-            learning_rate=1e-6,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            max_steps=workload.steps,
-            logging_steps=10**6,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            gradient_checkpointing=False,
-            seed=0,
-        )
+        batch = {"per_device_train_batch_size": PROMPTS * SAMPLES, "num_generations": SAMPLES}
+        length = {"max_completion_length": workload.max_tokens, "max_steps": workload.steps}
+        config = settings(outputs, **batch, **length, learning_rate=1e-6, lr_scheduler_type="constant")
         trainer = GRPOTrainer(
             model=str(folder / "model"),
             reward_funcs=reward,

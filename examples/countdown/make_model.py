@@ -1,6 +1,7 @@
 """Write a small, untrained Llama with a character tokenizer, in Hugging Face format."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,18 +12,31 @@ SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_t
 CHARACTERS = "0123456789+-*()= :"
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character; no BOS is added."""
-    vocabulary = [*SPECIAL.values(), *CHARACTERS]
-    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token=SPECIAL["unk_token"]))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+def tokenizer_of(tokens: Iterable[str], pattern: str) -> PreTrainedTokenizerFast:
+    """Text is split where ``pattern`` matches, and each piece is a token or unknown; no BOS is added."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *tokens])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=core, **SPECIAL)
 
 
-def make(folder: Path, *, seed: int = 0, layers: int = 4, width: int = 128, length: int = 64) -> Path:
-    """Write the model and its tokenizer to ``folder`` and return it."""
-    tokenizer = character_tokenizer()
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character."""
+    return tokenizer_of(CHARACTERS, ".")
+
+
+def make(
+    folder: Path,
+    *,
+    seed: int = 0,
+    layers: int = 4,
+    width: int = 128,
+    length: int = 64,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> Path:
+    """Write the model and its tokenizer, one of characters unless given, to ``folder`` and return it."""
+    tokenizer = tokenizer or character_tokenizer()
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
