@@ -1,9 +1,10 @@
-"""Training on old samples: lag 1, 4 and 8 with no correction, with the token correction, and with the exact one.
+"""Training on old samples: lag 1, 4 and 8 with no correction, by token, and exactly.
 
     python -m benchmarks.reproductions.lag [--seeds 1] [--steps 120] [--at-most 4]
 
-max@8 on countdown, the same number of samples for all, at twice the learning rate of the other studies so that the
-policy moves within the lag. ``exact`` weighs a sample by its own sequence weight and its companions exactly.
+Countdown, the same number of samples for all, at twice the learning rate of the other studies so that the policy moves
+within the lag. The mean, whose advantages have both signs, and max@8 without centring, where none is negative.
+``exact`` weighs a sample by its whole sequence, and with max@8 its companions exactly, too.
 """
 
 from typing import Any
@@ -19,42 +20,49 @@ from benchmarks.reproductions.study import Study
 from services.run_folder import RunFolder
 
 LAGS, RATE = (1, 4, 8), 2 * countdown.RATE
-CORRECTIONS: dict[str, tuple[str, str]] = {  # of a sample's own weight, and of its companions'
-    "none": ("none", "none"),
-    "token": ("token", "none"),
-    "exact": ("sequence", "exact"),
-}
+OBJECTIVES: dict[str, dict[str, Any]] = {"mean": {"kind": "mean"}, "max@8": {"kind": "max_at_k", "k": 8}}
+CORRECTIONS = {"none": "none", "token": "token", "exact": "sequence"}  # of a sample's own weight
 
 
-def one(wanted: Options, lag: int, correction: str, seed: int) -> Planned:
-    own, companions = CORRECTIONS[correction]
+def one(wanted: Options, objective: str, lag: int, correction: str, seed: int) -> Planned:
+    companions = {"companion_weights": "exact"} if (objective, correction) == ("max@8", "exact") else {}
     changes: dict[str, Any] = {
         "max_lag": lag,
-        "objective": {"kind": "max_at_k", "k": 8, "companion_weights": companions},
-        "update__behaviour_correction": {"kind": own},
+        "objective": OBJECTIVES[objective] | companions,
+        "update__behaviour_correction": {"kind": CORRECTIONS[correction]},
         "optimizer": {"lr": RATE, "warmup_steps": countdown.RISING},
-        "first": (lag, seed) == (0, 1),
+        "first": (objective, lag, seed) == ("mean", 0, 1),
     }
-    return trained(wanted, f"lag-{lag}-{correction}", seed, **changes)
+    return trained(wanted, f"{objective}-lag-{lag}-{correction}", seed, **changes)
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """By lag and correction, one run a seed."""
+    """By objective, lag and correction, one run a seed."""
     seeds = range(1, wanted.seeds + 1)
-    named = {"lag 0": (0, "none")} | {f"lag {lag}, {name}": (lag, name) for lag in LAGS for name in CORRECTIONS}
-    return {name: [one(wanted, *setting, seed) for seed in seeds] for name, setting in named.items()}
+    settings = [(0, "none"), *((lag, correction) for lag in LAGS for correction in CORRECTIONS)]
+    return {
+        named(objective, lag, correction): [one(wanted, objective, lag, correction, seed) for seed in seeds]
+        for objective in OBJECTIVES
+        for lag, correction in settings
+    }
+
+
+def named(objective: str, lag: int, correction: str) -> str:
+    """What a method is called; with lag 0 there is nothing to correct."""
+    return f"{objective}, lag {lag}" + (f", {correction}" if lag else "")
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
-    """How old the samples were and how far they led; held-out pass@k against the lag, and curves of the longest."""
+    """How old samples were and how far they led; held-out pass@k against the lag, and the mean's curves at the longest."""
     print_ages(made)
     figure, (first, best, curves) = panels(3)
-    for axis, k in ((first, 1), (best, 8)):
-        draw_by_lag(axis, rows, k)
-    longest = {method: runs for method, runs in made.items() if method.startswith(("lag 0", f"lag {LAGS[-1]},"))}
-    draw_curves(curves, longest, "pass_at_16", "pass@16, % of training prompts", skip=0)
-    best.legend(frameon=False)
-    curves.legend(frameon=False)
+    draw_by_lag(first, rows, "mean", 1)
+    draw_by_lag(best, rows, "max@8", 8)
+    longest = [named("mean", 0, "none"), *(named("mean", LAGS[-1], correction) for correction in CORRECTIONS)]
+    shown = {method: made[method] for method in longest}
+    draw_curves(curves, shown, "pass_at_1", "pass@1, % of training prompts", skip=0)
+    for axis in (best, curves):
+        axis.legend(frameon=False)
     save(figure, wanted.out, name)
 
 
@@ -70,14 +78,15 @@ def print_ages(made: Runs) -> None:
     print_table(["", "mean lag of a token", "entropy at the end", "KL to the start, nats a token"], lines)
 
 
-def draw_by_lag(axis: Any, rows: Rows, k: int) -> None:
+def draw_by_lag(axis: Any, rows: Rows, objective: str, k: int) -> None:
     """Held-out pass@k at the end, a line for each correction; bars are 95% intervals over prompts."""
     for colour, correction in zip(COLOURS[1:], CORRECTIONS, strict=False):
-        methods = ["lag 0", *(f"lag {lag}, {correction}" for lag in LAGS)]
+        methods = [named(objective, lag, correction) for lag in (0, *LAGS)]
         found = [next(each for each in rows[method] if each.k == k) for method in methods]
         means, lows, highs = 100 * np.array([(each.mean, each.low, each.high) for each in found]).T
         axis.errorbar((0, *LAGS), means, (means - lows, highs - means), color=colour, label=correction, capsize=2)
-    axis.set(xlabel="lag, versions", ylabel=f"pass@{k}, % of held-out prompts", xticks=(0, *LAGS))
+    label = f"trained for {objective}: pass@{k}, % of held-out prompts"
+    axis.set(xlabel="lag, versions", ylabel=label, xticks=(0, *LAGS))
 
 
 STUDY = Study("lag", inputs, warm_up, runs, draw)

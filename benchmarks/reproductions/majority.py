@@ -2,8 +2,8 @@
 
     python -m benchmarks.reproductions.majority [--seeds 1] [--steps 150] [--at-most 4]
 
-The value of an expression in four numbers, judged by ``exact``. The small model of `countdown`, warmed up for a short
-while, spreads its answers around the right one. After arXiv 2503.19595, section 3.2.
+Sums and differences of five numbers, judged by ``exact``. The small model of `countdown`, warmed up for a short while,
+spreads its answers around the right one. After arXiv 2503.19595, section 3.2.
 """
 
 import json
@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.objectives.report import panels, print_table, save
-from benchmarks.reproductions.countdown import EXAMPLES, RATE, RISING
+from benchmarks.reproductions.countdown import EXAMPLES, RISING
 from benchmarks.reproductions.results import Rows, draw_curves, draw_pass_at_k, heldout
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
-from examples.countdown.make_data import problem
 from services.display import Display
 from services.job_file import load_job
 
@@ -28,7 +27,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "maj@8": {"kind": "maj_at_k", "k": 8},
     "max@8": {"kind": "max_at_k", "k": 8},
 }
-NUMBERS, WARM_UP, PROMPTS = 4, 300, 16
+NUMBERS, WARM_UP = 5, 300
+PROMPTS, RATE = 48, 3e-5  # the signal of a vote is small: with 16 prompts at 1.5e-4 noise undoes what is learned
 SIZES = {"heldout": 200, "sft": 38_400, "train": 9_600}
 
 
@@ -39,11 +39,13 @@ def task(wanted: Options) -> Path:
 def lines(rng: random.Random, total: int, without: set[str]) -> Iterator[str]:
     """Rows as JSON; no prompt is in ``without``, to which all are added."""
     while total:
-        _, target, expression = problem(rng, NUMBERS)
+        first, *others = (rng.randint(1, 9) for _ in range(NUMBERS))
+        signed = [rng.choice((-1, 1)) * number for number in others]
+        expression = "".join((str(first), *(f"{number:+d}" for number in signed)))
         if expression not in without:
             without.add(expression)
             total -= 1
-            yield json.dumps({"prompt": f"{expression}=", "answer": str(target)}) + "\n"
+            yield json.dumps({"prompt": f"{expression}=", "answer": str(first + sum(signed))}) + "\n"
 
 
 def inputs(wanted: Options, display: Display) -> None:
