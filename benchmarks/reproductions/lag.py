@@ -53,7 +53,7 @@ def named(objective: str, lag: int, correction: str) -> str:
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
-    """How old samples were and how far they led; held-out pass@k against the lag, and the mean's curves at the longest."""
+    """How old samples were and how far they led; held-out pass@k against the lag, and curves of the longest."""
     print_ages(made)
     figure, (first, best, curves) = panels(3)
     draw_by_lag(first, rows, "mean", 1)
