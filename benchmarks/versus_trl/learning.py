@@ -1,6 +1,6 @@
 """Wall time to a given pass@1 and pass@8, beside TRL's `GRPOTrainer`: countdown from the same start.
 
-    python -m benchmarks.versus_trl.learning [--numbers 5] [--steps 200] [--folder demo/reproductions]
+    python -m benchmarks.versus_trl.learning [--numbers 5] [--steps 150] [--folder demo/reproductions]
 
 Three runs one after the other: TRL (GRPO), Volley for the mean as GRPO has it, Volley for max@8. What counts is pass@k
 of training prompts, none of which is met twice, in a moving mean over 25 steps, and seconds since the command of a run
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.objectives.report import BLUE, RED, SKY, panels, print_table, save
 from benchmarks.reproductions import countdown, harder
 from benchmarks.reproductions.runs import Options, make_missing
-from benchmarks.versus_trl.learning_sides import KS, SAMPLES
+from benchmarks.versus_trl.learning_sides import KS, PROMPTS, SAMPLES
 from services.display import Display
 from services.foreground import run_in_foreground
 
@@ -36,7 +36,7 @@ Curve = Mapping[str, Floats]  # seconds since the start, and moving means of pas
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--numbers", type=int, default=harder.NUMBERS, help="in a prompt")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--folder", type=Path, default=Path("demo/reproductions"), help="where task and start are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where the figure goes")
     args = parser.parse_args()
@@ -82,7 +82,7 @@ def report(curves: Mapping[str, Curve]) -> None:
     for name, curve in curves.items():
         speed = (len(curve["seconds"]) - 1) / (curve["seconds"][-1] - curve["seconds"][0])
         ends = [f"{100 * curve[f'pass@{k}'][-1]:.1f}" for k in KS]
-        lines.append([name, f"{curve['seconds'][0]:.0f}", f"{speed * countdown.PROMPTS * SAMPLES:.0f}", *ends])
+        lines.append([name, f"{curve['seconds'][0]:.0f}", f"{speed * PROMPTS * SAMPLES:.0f}", *ends])
     print_table(
         ["", "first step after s", "samples/s", *(f"pass@{k} of the last {WINDOW} steps, %" for k in KS)], lines
     )

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reproductions.countdown import EXAMPLES, OBJECTIVES, PROMPTS, RATE, RISING
+from benchmarks.reproductions.countdown import EXAMPLES, OBJECTIVES, RISING
 
-SAMPLES, KS = 16, (1, 8)
+PROMPTS, SAMPLES, KS = 32, 16, (1, 8)
+RATE = 6e-5
 GRPO = {"kind": "mean", "center": True, "normalize": "std"}
 Row = dict[str, float]
 
