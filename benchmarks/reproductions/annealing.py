@@ -6,8 +6,6 @@ After arXiv 2505.15201, figure 4: pass@1 of the mean, with more of pass@k kept. 
 `trade_off`, made here where they are missing.
 """
 
-from typing import Any
-
 from benchmarks.reproductions import trade_off
 from benchmarks.reproductions.countdown import OBJECTIVES, inputs, trained, warm_up
 from benchmarks.reproductions.runs import Options, Planned
@@ -19,8 +17,7 @@ STAGES = ((0.4, 4), (0.6, 2), (0.8, 1))  # from this share of the steps on, this
 def annealed(wanted: Options, seed: int) -> Planned:
     """max@8 whose k falls to 1."""
     stages = [{"at": round(share * wanted.steps), "set": {"k": k}} for share, k in STAGES]
-    changes: dict[str, Any] = {"objective": OBJECTIVES["max@8"], "schedule": {"stages": stages}}
-    return trained(wanted, "annealed", seed, **changes, **trade_off.STEADY)
+    return trained(wanted, "annealed", seed, objective=OBJECTIVES["max@8"], schedule={"stages": stages})
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:

@@ -1,0 +1,37 @@
+"""The trade-off at a smaller rate with more prompts a step: what of it is the objective's, and what the noise's?
+
+    python -m benchmarks.reproductions.steady [--seeds 1] [--steps 250] [--at-most 4]
+
+`trade_off` with 32 prompts a step in place of 16 and two fifths of its learning rate.
+"""
+
+from benchmarks.reproductions import trade_off
+from benchmarks.reproductions.countdown import OBJECTIVES, RISING, inputs, trained, warm_up
+from benchmarks.reproductions.runs import Options, Planned
+from benchmarks.reproductions.study import Study
+
+PROMPTS, RATE = 32, 6e-5
+
+
+def one(wanted: Options, name: str, seed: int) -> Planned:
+    """A run for the objective ``name``."""
+    return trained(
+        wanted,
+        f"steady-{name}",
+        seed,
+        first=(name, seed) == ("mean", 1),
+        objective=OBJECTIVES[name],
+        prompts_per_step=PROMPTS,
+        optimizer={"lr": RATE, "warmup_steps": RISING},
+    )
+
+
+def runs(wanted: Options) -> dict[str, list[Planned]]:
+    """Each objective's runs, one a seed; the first one evaluates the start, too."""
+    return {name: [one(wanted, name, seed) for seed in range(1, wanted.seeds + 1)] for name in OBJECTIVES}
+
+
+STUDY = Study("steady", inputs, warm_up, runs, trade_off.draw)
+
+if __name__ == "__main__":
+    STUDY.conduct(__doc__, seeds=1, steps=250)
