@@ -5,6 +5,8 @@
 `trade_off` with 32 prompts a step in place of 16 and two fifths of its learning rate.
 """
 
+from typing import Any
+
 from benchmarks.reproductions import trade_off
 from benchmarks.reproductions.countdown import OBJECTIVES, RISING, inputs, trained, warm_up
 from benchmarks.reproductions.runs import Options, Planned
@@ -13,17 +15,12 @@ from benchmarks.reproductions.study import Study
 PROMPTS, RATE = 32, 6e-5
 
 
-def one(wanted: Options, name: str, seed: int) -> Planned:
-    """A run for the objective ``name``."""
-    return trained(
-        wanted,
-        f"steady-{name}",
-        seed,
-        first=(name, seed) == ("mean", 1),
-        objective=OBJECTIVES[name],
-        prompts_per_step=PROMPTS,
-        optimizer={"lr": RATE, "warmup_steps": RISING},
-    )
+def one(wanted: Options, name: str, seed: int, **changes: Any) -> Planned:
+    """A run of ``name``, an objective or the name of ``changes`` to the job."""
+    settings = {"prompts_per_step": PROMPTS, "optimizer": {"lr": RATE, "warmup_steps": RISING}, **changes}
+    if name in OBJECTIVES:
+        settings |= {"objective": OBJECTIVES[name], "first": (name, seed) == ("mean", 1)}
+    return trained(wanted, f"steady-{name}", seed, **settings)
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:
