@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reproductions import adaptive, annealing, code_task, harder, lag, programs, trade_off
+from benchmarks.reproductions import adaptive, annealing, code_task, harder, lag, majority, programs, steady, trade_off
 from benchmarks.reproductions.results import at_kl, heldout
 from benchmarks.reproductions.runs import Options, Planned, make_missing
 from benchmarks.reproductions.study import Study
@@ -17,7 +17,7 @@ from services.display import Display
 from services.run_folder import RunFolder
 from volley.job import RLJob
 
-STUDIES = [module.STUDY for module in (trade_off, annealing, harder, adaptive, lag, code_task)]
+STUDIES = [module.STUDY for module in (trade_off, steady, annealing, harder, adaptive, lag, majority, code_task)]
 
 
 def wanted(folder: Path) -> Options:
@@ -39,9 +39,12 @@ def test_a_study_starts_all_methods_alike_and_judges_the_start_once(study: Study
 
 
 def test_studies_share_runs(tmp_path: Path) -> None:
-    made, again = (study.plan(wanted(tmp_path)) for study in (trade_off.STUDY, annealing.STUDY))
+    made, again = (study.plan(wanted(tmp_path)) for study in (steady.STUDY, annealing.STUDY))
     shared = [run for run in again if run in made]
-    assert [run.path.name for run in shared] == ["warm-up", "mean-1", "max-8-1", "mean-2", "max-8-2"]
+    assert [run.path.name for run in shared] == [
+        "warm-up",
+        *(f"steady-{name}" for name in ("mean-1", "max-8-1", "mean-2", "max-8-2")),
+    ]
 
 
 def leave(run: Planned, evaluations: list[list[dict[str, float]]], metrics: list[dict[str, float]]) -> None:
@@ -95,3 +98,13 @@ def test_programs_pass_their_tests_and_are_made_of_the_models_words() -> None:
         assert len(re.findall(programs.WORD, row["answer"])) < code_task.LONGEST
     assert len({row["answer"] for row in rows}) > 100
     json.dumps(rows)
+
+
+def test_sums_are_right_and_no_prompt_is_in_two_files() -> None:
+    taken: set[str] = set()
+    rows = [json.loads(line) for name in ("a", "b") for line in majority.lines(random.Random(name), 50, taken)]
+    assert len({row["prompt"] for row in rows}) == len(taken) == 100
+    for row in rows:
+        terms = re.findall(r"[+-]?\d", row["prompt"])
+        assert len(terms) == majority.NUMBERS
+        assert sum(map(int, terms)) == int(row["answer"])
