@@ -13,7 +13,7 @@ from learner.config import LearnerConfig
 from learner.metrics import batch_metrics
 from learner.ranks import Ranks
 from learner.records import ScoredGroup, SFTRow, StepReport
-from volley.errors import AccountingError, DiskFull, HostError, VolleyError
+from volley.errors import AccountingError, DeadlineExceeded, DiskFull, HostError, VolleyError
 from volley.objectives import Objective
 from volley.records import WeightUpdate, WorkerInfo
 from volley.weight_group import WeightGroupTerms
@@ -156,6 +156,7 @@ class LearnerGroup:
         Raises:
             DiskFull: there is no room for it.
             HostError: it can not be written.
+            DeadlineExceeded, WorkerDied: a rank hangs, or died.
         """
         aside = folder.with_name(f".{folder.name}.partial")
         try:
@@ -166,6 +167,8 @@ class LearnerGroup:
             if problem := next(filter(None, problems), ""):
                 raise (DiskFull if "No space left" in problem else HostError)(f"checkpoint {folder}: {problem}")
             await asyncio.to_thread(_sync_and_rename, aside, folder)
+        except DeadlineExceeded:  # a TimeoutError, and so an OSError
+            raise
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise (DiskFull if full else HostError)(f"checkpoint {folder}: {error.strerror or error}") from error

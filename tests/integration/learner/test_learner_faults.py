@@ -46,13 +46,17 @@ async def steps(learner: LearnerGroup) -> None:
         await learner.step(batch(step)[1], version=step)
 
 
-async def test_a_stopped_rank_is_named_and_ended(ray_local: None, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("doing", ["step 0", "checkpoint"])
+async def test_a_stopped_rank_is_named_and_ended(ray_local: None, model: Path, tmp_path: Path, doing: str) -> None:
     learner = await LearnerGroup.start(config(model, tmp_path, 2, learner={"step_deadline_s": 3}))
     pids = [process.pid for process in learner._ranks.processes]
     try:
         os.kill(pids[1], signal.SIGSTOP)
-        with pytest.raises(DeadlineExceeded, match=r"coordinator waited 3 s for learner-1: step 0"):
-            await learner.step(batch(0)[1], version=0)
+        saves = doing == "checkpoint"
+        call = learner.save(tmp_path / "step-0", {}) if saves else learner.step(batch(0)[1], version=0)
+        with pytest.raises(DeadlineExceeded, match=rf"coordinator waited 3 s for learner-1: {doing}"):
+            await call
+        assert not list(tmp_path.glob("*step-0*")), "complete or absent"
     finally:
         await learner.stop()
     for _ in range(100):
