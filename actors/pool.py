@@ -137,7 +137,7 @@ class ActorPool:
         return tuple((info.name, info.model_processes) for info in self.infos)
 
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
-        """Have its members join, in the background; one that can not is for the group's deadline to find out."""
+        """Have its members join, in the background; one that can not is logged, and the group ends at its deadline."""
         members = [member for member in self._serving if member.name in dict(terms.members)]
         joining = (member.join_weight_group(terms) for member in members)
         for member, end in zip(members, await asyncio.gather(*joining, return_exceptions=True), strict=True):

@@ -68,7 +68,7 @@ async def one(stack: Stack, folder: Path, lag: int, steps: int, updates: int) ->
     rows = run.read("metrics")[WARM:]
     shutil.rmtree(run.path)
     samples = len(rows) * job.prompts_per_step * job.sampling.n
-    means = {name: float(np.mean([row[name] for row in rows])) for name in ("seconds_step", *STAGES)}
+    means = {each: float(np.mean([row[each] for row in rows])) for each in ("seconds_step", *STAGES)}
     return {**means, "samples_per_second": samples / (len(rows) * means["seconds_step"])}
 
 

@@ -33,9 +33,14 @@ def inputs(wanted: Options, display: Display, numbers: int = 4) -> None:
         return
     display.say(f"making data of {numbers} numbers and an untrained model")
     make_data.make(data, supervised=SUPERVISED, train=TRAIN, heldout=HELDOUT, numbers=numbers)
-    make_model = [sys.executable, "-m", "examples.countdown.make_model", str(data / "untrained")]
-    subprocess.run(make_model, check=True, capture_output=True)  # a process of its own: torch stays out of this one
+    untrained(data / "untrained")
     (data / "done").touch()
+
+
+def untrained(folder: Path) -> None:
+    """The example's model, written by a process of its own: torch stays out of this one."""
+    command = [sys.executable, "-m", "examples.countdown.make_model", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def warm_up(wanted: Options, numbers: int = 4, steps: int = 600) -> Planned:

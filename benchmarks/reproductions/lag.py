@@ -2,7 +2,7 @@
 
     python -m benchmarks.reproductions.lag [--seeds 1] [--steps 120] [--at-most 4]
 
-Countdown, the same number of samples for all, at twice the learning rate of the other studies so that the policy moves
+Countdown, the same number of samples for all, at twice the learning rate of `trade_off` so that the policy moves
 within the lag. The mean, whose advantages have both signs, and max@8 without centring, where none is negative.
 ``exact`` weighs a sample by its whole sequence, and with max@8 its companions exactly, too.
 """

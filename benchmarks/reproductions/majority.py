@@ -8,14 +8,12 @@ spreads its answers around the right one. After arXiv 2503.19595, section 3.2.
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.objectives.report import panels, print_table, save
-from benchmarks.reproductions.countdown import EXAMPLES, RISING
+from benchmarks.reproductions.countdown import EXAMPLES, RISING, untrained
 from benchmarks.reproductions.results import Rows, draw_curves, draw_pass_at_k, heldout
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
@@ -58,8 +56,7 @@ def inputs(wanted: Options, display: Display) -> None:
     taken: set[str] = set()
     for name, total in SIZES.items():
         (data / f"{name}.jsonl").write_text("".join(lines(random.Random(name), total, taken)))
-    make_model = [sys.executable, "-m", "examples.countdown.make_model", str(data / "untrained")]
-    subprocess.run(make_model, check=True, capture_output=True)  # a process of its own: torch stays out of this one
+    untrained(data / "untrained")
     (data / "done").touch()
 
 

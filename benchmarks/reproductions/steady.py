@@ -1,8 +1,8 @@
-"""The trade-off at a smaller rate with more prompts a step: what of it is the objective's, and what the noise's?
+"""The trade-off at a smaller rate with more prompts a step: how much of it is left?
 
     python -m benchmarks.reproductions.steady [--seeds 1] [--steps 250] [--at-most 4]
 
-`trade_off` with 32 prompts a step in place of 16 and two fifths of its learning rate.
+`trade_off` with 32 prompts a step in place of 16, so twice the samples, and two fifths of its learning rate.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Wall time to a given pass@1 and pass@8, beside TRL's `GRPOTrainer`: countdown from the same start.
 
-    python -m benchmarks.versus_trl.learning [--numbers 5] [--steps 150] [--folder demo/reproductions]
+    python -m benchmarks.versus_trl.learning [--steps 100] [--folder demo/reproductions]
 
 Three runs one after the other: TRL (GRPO), Volley for the mean as GRPO has it, Volley for max@8. What counts is pass@k
 of training prompts, none of which is met twice, in a moving mean over 25 steps, and seconds since the command of a run
@@ -9,7 +9,6 @@ was started. Levels are shares of what TRL gained at its best.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,8 @@ from benchmarks.objectives.report import BLUE, RED, SKY, panels, print_table, sa
 from benchmarks.reproductions import countdown, harder
 from benchmarks.reproductions.runs import Options, make_missing
 from benchmarks.versus_trl.learning_sides import KS, PROMPTS, SAMPLES
+from benchmarks.versus_trl.others import run_beside_others
+from benchmarks.versus_trl.run import SECONDS
 from services.display import Display
 from services.foreground import run_in_foreground
 
@@ -35,23 +36,21 @@ Curve = Mapping[str, Floats]  # seconds since the start, and moving means of pas
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--numbers", type=int, default=harder.NUMBERS, help="in a prompt")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=Path("demo/reproductions"), help="where task and start are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where the figure goes")
     args = parser.parse_args()
-    task = start(Options(args.folder.resolve(), args.out.resolve(), 1, args.steps, None), args.numbers)
+    task = start(Options(args.folder.resolve(), args.out.resolve(), 1, args.steps, None))
     curves = {name: trained(side, task, args.steps) for side, name in NAMES.items()}
     report(curves)
     draw(curves, args.out)
 
 
-def start(wanted: Options, numbers: int) -> Path:
-    """The task's folder, with its data and the model all start from."""
-    steps = harder.WARM_UP if numbers == harder.NUMBERS else 600
-    countdown.inputs(wanted, Display(), numbers)
-    run_in_foreground(make_missing([countdown.warm_up(wanted, numbers, steps)], wanted, Display()))
-    return countdown.task(wanted, numbers)
+def start(wanted: Options) -> Path:
+    """The folder of `harder`, with its data and the model all start from."""
+    harder.inputs(wanted, Display())
+    run_in_foreground(make_missing([harder.warm_up(wanted)], wanted, Display()))
+    return countdown.task(wanted, harder.NUMBERS)
 
 
 def trained(side: str, task: Path, steps: int) -> Curve:
@@ -60,8 +59,8 @@ def trained(side: str, task: Path, steps: int) -> Curve:
         out, log = Path(outputs) / "rows.json", Path(outputs) / "log"
         command = [sys.executable, "-m", "benchmarks.versus_trl.learning_sides", side, str(task), str(steps), str(out)]
         begun = time.time()
-        with log.open("wb") as file:
-            code = subprocess.run(command, stdout=file, stderr=file).returncode
+        code, others = run_beside_others(command, log, SECONDS)
+        print(f"{NAMES[side]}: other processes took {others:.0%} of the machine", flush=True)
         if code:
             sys.exit(f"{side} failed:\n{log.read_text(errors='replace')[-3000:]}")
         rows = json.loads(out.read_text())
