@@ -1,6 +1,7 @@
 """The Ray actor that owns one vLLM engine."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
@@ -10,31 +11,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from ray import ObjectRef
 from ray.exceptions import RayError
 
 from actors import environment, prefork
 from actors.columns import context_of, joined
-from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest, Shown
+from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest, Observation
+from actors.uncompiled import uncompiled
 from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
 from volley.errors import GroupGone, HostError, WeightsGone
+from volley.imports import without_collection
 from volley.records import Group, GroupMeta, WeightUpdate
+from volley.refs import Ref
 from volley.weight_group import WeightGroupTerms
 
 if TYPE_CHECKING:
     from actors.adapters import Merger
     from actors.engine import Engine
 
-FETCH_SECONDS = 60.0  # for one bucket of the weights
+FETCH_SECONDS = 60.0  # limit for one bucket of the weights
 
 
 class Actor:
-    """Made remote by the pool. All methods share one event loop: an update waits for no group in flight."""
+    """The pool makes it remote. All methods run on one event loop, so an update does not wait for groups in flight."""
 
     def __init__(self, config: ActorConfig, index: int, scratch: Path) -> None:
         self._started = time.perf_counter()
         self._scratch = scratch
+        self._scratch_lock: int | None = None
         self._config, self._index, self._name = config, index, f"actor-{index}"
         self._log = log_path(config.log_dir, self._name)
         self._engine: Engine | None = None
@@ -42,19 +46,22 @@ class Actor:
         self._merger: Merger | None = None
 
     async def start(self) -> ActorInfo:
-        """Start the engine; returns when it serves at full speed.
+        """Start the engine and wait until it serves at full speed.
 
         Raises:
-            JobError: the model does not load, or an engine option is not vLLM's.
+            JobError: the model does not load, or vLLM does not have an engine option.
         """
         self._scratch_lock = environment.enter(self._config.actors, self._log, self._scratch)
-        if self._config.actors.gpus == 0:
+        on_cpu = self._config.actors.gpus == 0
+        if on_cpu:
             prefork.begin()
-        from actors.engine import Engine  # imports vLLM, which reads the environment
+        with without_collection():
+            with uncompiled() if on_cpu else contextlib.nullcontext():
+                from actors.engine import Engine  # imports vLLM, which reads the environment
 
-        if self._config.actors.gpus == 0:
-            prefork.use()
-        self._engine = await Engine.start(self._config, self._index, self._name, self._log)
+            if on_cpu:
+                prefork.use()
+            self._engine = await Engine.start(self._config, self._index, self._name, self._log)
         return ActorInfo(
             name=self._name,
             pid=os.getpid(),
@@ -66,14 +73,14 @@ class Actor:
         )
 
     async def generate(self, request: GenerateRequest) -> tuple[Group, GroupMeta]:
-        """One group; call with ``num_returns=2`` so that its arrays stay in the object store."""
+        """Generate a group. Call with ``num_returns=2``, so that its arrays stay in the object store."""
         group = await (
-            self._running.generate(request) if request.after is None else self._go_on(request, request.after)
+            self._running.generate(request) if request.after is None else self._next_turn(request, request.after)
         )
         return group, group.meta()
 
-    async def _go_on(self, request: GenerateRequest, after: Shown) -> Group:
-        """Another turn of each sample that was shown something, all at once."""
+    async def _next_turn(self, request: GenerateRequest, after: Observation) -> Group:
+        """Generate one more turn of every sample with an observation, all at once."""
         started = time.perf_counter()
         try:
             group: Group = await after.group
@@ -81,10 +88,10 @@ class Actor:
             raise GroupGone(f"group {request.group_id}: {type(error).__name__}") from error
 
         async def turn(sample: int) -> Group | None:
-            shown = after.tokens[sample]
-            if shown is None or not group.stopped_n[sample]:  # one that was cut has said nothing that ends
+            observation = after.tokens[sample]
+            if observation is None or not group.stopped_n[sample]:  # a sample cut at the length limit has ended
                 return None
-            context = np.concatenate([context_of(group, sample), shown])
+            context = np.concatenate([context_of(group, sample), observation])
             seed = None if request.seed is None else (request.seed + sample) % 2**63
             return await self._running.generate(replace(request, prompt_p=context, n=1, seed=seed, after=None))
 
@@ -92,18 +99,18 @@ class Actor:
         return joined(group, after, turns, actor=self._name, seconds=time.perf_counter() - started)
 
     async def update(self, update: WeightUpdate) -> ActorUpdate:
-        """Serve ``update`` from here on; generation stands still only while the engine loads it.
+        """Load ``update`` and serve it. Generation pauses only while the engine loads.
 
         Raises:
-            HostError: no memory for a second copy of the weights, or what was received is not what was published.
-            WeightsGone: they are gone from the object store, or do not come out of it.
-            JobError: there is an adapter of a matrix that the model has not.
+            HostError: no memory for a second copy of the weights, or the received weights fail verification.
+            WeightsGone: the object store lost the weights, or does not deliver them.
+            JobError: an adapter belongs to a matrix that the model does not have.
         """
         async with self._updating:
             return await self._receive(update)
 
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
-        """Have the engine take weights from the learner itself; returns before it has joined."""
+        """Let the engine receive weights from the learner directly; returns before it has joined."""
         await self._running.join_weight_group(terms)
 
     async def _receive(self, update: WeightUpdate) -> ActorUpdate:
@@ -127,18 +134,18 @@ class Actor:
             await asyncio.to_thread(_verify, update, files)
 
     def _merged(self, adapters: list[str], files: list[WeightFile]) -> list[str]:
-        """Paths of ``files`` that are added here: the whole matrices which ``adapters`` change."""
+        """Append the full matrices that ``adapters`` change to ``files``; returns the paths of these."""
         if self._merger is None:
             from actors.adapters import Merger  # imports torch
 
             self._merger = Merger(self._config.model)
-        there = len(files)
-        for file in self._merger.whole(adapters):
+        before = len(files)
+        for file in self._merger.full_matrices(adapters):
             files.append(WeightFile(file))
-        return [file.path for file in files[there:]]
+        return [file.path for file in files[before:]]
 
     async def served_weights(self) -> NDArray[np.uint8]:
-        """The weights the engine computes with, as a safetensors file in checkpoint names."""
+        """The weights the engine computes with, as a safetensors file with checkpoint names."""
         with closing_all() as files:
             file = WeightFile()
             files.append(file)
@@ -146,11 +153,11 @@ class Actor:
             return file.read()
 
     async def ping(self) -> None:
-        """Returns when the engine has answered."""
+        """Wait for an answer from the engine."""
         await self._running.ping()
 
     async def stop(self) -> None:
-        """End the engine and remove what it left. The caller then ends this process."""
+        """End the engine and remove its scratch folder. The caller then ends this process."""
         if self._engine is not None:
             await self._engine.stop()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -162,23 +169,22 @@ class Actor:
         return self._engine
 
 
-async def _fetch(ref: ObjectRef, version: int) -> tuple[NDArray[np.uint8], ...]:
+async def _fetch(ref: Ref[tuple[NDArray[np.uint8], ...]], version: int) -> tuple[NDArray[np.uint8], ...]:
     try:
         async with asyncio.timeout(FETCH_SECONDS):
-            parts: tuple[NDArray[np.uint8], ...] = await ref
+            return await ref
     except RayError as error:
         raise WeightsGone(f"weights {version} are gone from the object store: {type(error).__name__}") from error
-    except TimeoutError:  # seen after a node was killed: Ray goes on looking for an object that it has
-        raise WeightsGone(f"weights {version}: a bucket did not come within {FETCH_SECONDS:g} s") from None
-    return parts
+    except TimeoutError:  # happens after a node was killed: Ray keeps looking for an object that another node has
+        raise WeightsGone(f"weights {version}: a bucket did not arrive within {FETCH_SECONDS:g} s") from None
 
 
 def _verify(update: WeightUpdate, files: list[WeightFile]) -> None:
     received = weights_checksum(file.read() for file in files)
     if received != update.checksum:
-        raise HostError(f"weights {update.version} arrived as {received}, published as {update.checksum}")
+        raise HostError(f"weights {update.version} have checksum {received}, but were published as {update.checksum}")
 
 
 def log_path(log_dir: Path, name: str) -> Path:
-    """Where an actor and its engine write."""
+    """The log file of an actor and its engine."""
     return log_dir / f"{name}.log"

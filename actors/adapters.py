@@ -1,7 +1,7 @@
-"""Adapters on their way into an engine: added to the model's own matrices while the engine generates.
+"""Merges adapters into the model's own matrices while the engine generates.
 
-The engine then loads whole matrices, as it does of any update: it computes with what the learner's export holds, in
-one product, whatever vLLM's backend; and a new version needs nothing of the one before it.
+The engine then loads full matrices as in any update. It computes one matmul per matrix, with exactly the weights that
+`volley export` writes, on every backend of vLLM, and a new version does not depend on the previous one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,24 +20,24 @@ from volley.lora import DOWN, UP, merged
 
 
 class Merger:
-    """The model of a run as it lies on disk, and the sum of it and adapters."""
+    """Adds adapters to the matrices of the model on disk."""
 
     def __init__(self, model: ModelSpec) -> None:
         if model.lora is None:
-            raise ValueError("a model without adapters has nothing to merge")
+            raise ValueError("the model has no adapters to merge")
         self._scale, self._dtype = model.lora.scale, getattr(torch, model.dtype)
         self._files = {name: file for file in sorted(model.path.glob("*.safetensors")) for name in _names(file)}
 
-    def whole(self, adapters: Sequence[str]) -> Iterator[NDArray[np.uint8]]:
-        """Safetensors files in memory: the adapted matrices and all that lies in the same blocks, a block a file.
+    def full_matrices(self, adapters: Sequence[str]) -> Iterator[NDArray[np.uint8]]:
+        """The adapted matrices and all others of the same blocks, as one safetensors file in memory per block.
 
-        An engine may keep several matrices of a block in one (as q, k and v), and loads only all of them.
+        An engine may fuse several matrices of a block, such as q, k and v, and must then load all of them.
 
         Args:
-            adapters: paths of the safetensors files that hold every adapter of a version.
+            adapters: paths of the safetensors files with all adapters of a version.
 
         Raises:
-            JobError: there is an adapter of a matrix that the model has not.
+            JobError: an adapter belongs to a matrix that the model does not have.
         """
         tensors = {name: tensor for path in adapters for name, tensor in _tensors(path)}
         modules = {name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)}
@@ -60,7 +60,7 @@ class Merger:
 
 
 def _block(name: str) -> str:
-    """``model.layers.0.mlp`` of ``model.layers.0.mlp.up_proj.weight``: what an engine may fuse lies in one."""
+    """``model.layers.0.mlp`` for ``model.layers.0.mlp.up_proj.weight``; engines fuse matrices only within a block."""
     return name.rsplit(".", 2)[0]
 
 
@@ -71,5 +71,5 @@ def _names(file: Path) -> list[str]:
 
 def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
+        for name in file.keys():  # noqa: SIM118 - `file` is not a mapping
             yield name, file.get_tensor(name)

@@ -1,4 +1,4 @@
-"""From vLLM's outputs to the columns of a ``Group``."""
+"""Turns vLLM's outputs into the columns of a ``Group``, and appends further turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.config import GenerateRequest, Shown
+from actors.config import GenerateRequest, Observation
 from volley.records import Group
 
 
 class Span(Protocol):
-    """Tokens ``[start, end)`` of a completion were sampled under weights ``version``."""
+    """Tokens ``[start, end)`` of a completion were sampled with weights ``version``."""
 
     @property
     def version(self) -> str: ...
@@ -24,14 +24,14 @@ class Span(Protocol):
 
 
 class FlatLogprobs(Protocol):
-    """The chosen tokens' log-probs, one after the other."""
+    """The log-probs of the sampled tokens, in order."""
 
     @property
     def logprobs(self) -> Sequence[float]: ...
 
 
 class Completion(Protocol):
-    """The part of vLLM's ``CompletionOutput`` that is read here."""
+    """The part of vLLM's ``CompletionOutput`` used here."""
 
     @property
     def token_ids(self) -> Sequence[int]: ...
@@ -50,10 +50,10 @@ _T = TypeVar("_T", bound=np.generic)
 def to_group(
     request: GenerateRequest, completions: Sequence[Completion], decode: Decode, *, actor: str, seconds: float
 ) -> Group:
-    """The finished completions of one request, in order.
+    """The group of a request's finished completions, in order.
 
     Raises:
-        ValueError: a completion has not one log-prob and one weight version per token.
+        ValueError: a completion lacks the log-prob or the weight version of a token.
     """
     stopped_n = np.array([c.finish_reason == "stop" for c in completions], dtype=np.bool_)
     lengths_n = np.array([len(c.token_ids) for c in completions], dtype=np.int32)
@@ -94,17 +94,23 @@ def _versions(spans: Sequence[Sequence[Span]]) -> NDArray[np.int32]:
 
 
 def context_of(group: Group, sample: int) -> NDArray[np.int32]:
-    """Prompt, turns and what was shown between them, of one sample: what its next turn follows."""
+    """The context of a sample's next turn: its prompt, turns and observations."""
     start = int(group.lengths_n[:sample].sum())
     end = start + int(group.lengths_n[sample])
-    mine = (group.shown_at_S >= start) & (group.shown_at_S < end)
-    body = np.insert(group.tokens_T[start:end], group.shown_at_S[mine] - start, group.shown_S[mine])
+    mine = (group.observation_at_S >= start) & (group.observation_at_S < end)
+    body = np.insert(group.tokens_T[start:end], group.observation_at_S[mine] - start, group.observation_S[mine])
     return np.concatenate([group.prompt_p, body])
 
 
-def joined(group: Group, shown: Shown, turns: Sequence[Group | None], *, actor: str, seconds: float) -> Group:
-    """The group with another turn, a group of one sample, behind each sample that has one."""
-    parts = [_sample(group, i, shown.tokens[i], turn) for i, turn in enumerate(turns)]
+def joined(
+    group: Group, observation: Observation, turns: Sequence[Group | None], *, actor: str, seconds: float
+) -> Group:
+    """Append the observation and one more turn to the samples that continue.
+
+    Args:
+        turns: per sample a group of one sample, its next turn; None for samples that have ended.
+    """
+    parts = [_sample(group, i, observation.tokens[i], turn) for i, turn in enumerate(turns)]
     lengths_n = np.array([len(part.tokens) for part in parts], np.int32)
     starts_n = np.cumsum(lengths_n) - lengths_n
     earlier = group.earlier or ("",) * group.n
@@ -118,12 +124,12 @@ def joined(group: Group, shown: Shown, turns: Sequence[Group | None], *, actor: 
         texts=tuple(turn.texts[0] if turn else group.texts[i] for i, turn in enumerate(turns)),
         actor=actor,
         seconds=group.seconds + seconds,
-        shown_S=np.concatenate([part.shown for part in parts]),
-        shown_at_S=np.concatenate([part.at + start for part, start in zip(parts, starts_n, strict=True)]).astype(
+        observation_S=np.concatenate([part.observation for part in parts]),
+        observation_at_S=np.concatenate([part.at + start for part, start in zip(parts, starts_n, strict=True)]).astype(
             np.int32
         ),
         earlier=tuple(
-            earlier[i] + group.texts[i] + shown.texts[i] if turn else earlier[i] for i, turn in enumerate(turns)
+            earlier[i] + group.texts[i] + observation.texts[i] if turn else earlier[i] for i, turn in enumerate(turns)
         ),
     )
 
@@ -134,23 +140,23 @@ class _Part(NamedTuple):
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
-    shown: NDArray[np.int32]
+    observation: NDArray[np.int32]
     at: NDArray[np.int32]
 
 
-def _sample(group: Group, sample: int, shown: NDArray[np.int32] | None, turn: Group | None) -> _Part:
+def _sample(group: Group, sample: int, observation: NDArray[np.int32] | None, turn: Group | None) -> _Part:
     start = int(group.lengths_n[:sample].sum())
     own = slice(start, start + int(group.lengths_n[sample]))
-    mine = (group.shown_at_S >= own.start) & (group.shown_at_S < own.stop)
+    mine = (group.observation_at_S >= own.start) & (group.observation_at_S < own.stop)
     before = _Part(
         group.tokens_T[own],
         group.logprobs_T[own],
         group.versions_T[own],
-        group.shown_S[mine],
-        group.shown_at_S[mine] - start,
+        group.observation_S[mine],
+        group.observation_at_S[mine] - start,
     )
-    if turn is None or shown is None:
+    if turn is None or observation is None:
         return before
-    there = np.full(len(shown), len(before.tokens), np.int32)
-    after = _Part(turn.tokens_T, turn.logprobs_T, turn.versions_T, shown, there)
+    at = np.full(len(observation), len(before.tokens), np.int32)
+    after = _Part(turn.tokens_T, turn.logprobs_T, turn.versions_T, observation, at)
     return _Part(*(np.concatenate(pair) for pair in zip(before, after, strict=True)))

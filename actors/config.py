@@ -1,29 +1,27 @@
-"""What an actor is told and what it reports. Light: importable without Ray, torch or vLLM."""
+"""What actors receive and report. Imports neither Ray, torch nor vLLM."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from volley.job import ActorsSpec, ModelSpec
+from volley.records import Group
+from volley.refs import Ref
 
 
 @dataclass(frozen=True, slots=True)
 class ActorConfig:
-    """Everything the actors of one run share.
+    """Settings that all actors of a run share.
 
     Attributes:
-        model: the model every engine loads before the first weight update; it is version 0.
-        actors: counts, resources, engine options and deadlines.
-        max_model_len: longest prompt plus sample in tokens; None takes it from the model's configuration.
-        seed: actor i samples from ``seed + i``.
-        log_dir: actor i and its engine write ``actor-<i>.log`` here.
-        max_replacements: actors that may die within an hour and be replaced; one more fails the pool.
-        hang_deadline_s: an actor that gives no sign of life for so long is killed; longer than any step of its engine
-            and than loading weights.
-        verify: recompute the checksum of each set of weights that carries one before serving it.
+        model: the model every engine loads at start, version 0.
+        actors: counts, resources, engine options, deadlines.
+        max_model_len: longest prompt plus sample, in tokens; None takes it from the model's configuration.
+        seed: actor i samples with ``seed + i``.
+        log_dir: actor i and its engine log to ``actor-<i>.log`` in this folder.
+        verify: before serving weights that carry a checksum, recompute it.
     """
 
     model: ModelSpec
@@ -32,39 +30,37 @@ class ActorConfig:
     seed: int
     log_dir: Path
     verify: bool = False
-    max_replacements: int = 0
-    hang_deadline_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the samples of a group are shown, to go on after it.
+class Observation:
+    """What the samples of a group observe before their next turn.
 
     Attributes:
-        group: refers to the group as it is.
-        tokens: int32 arrays, one a sample; None for samples that have ended.
-        texts: the same as texts.
+        group: reference to the group with the turns so far.
+        tokens: one int32 array per sample; None for samples that have ended.
+        texts: the observations as text, one per sample.
     """
 
-    group: Any
+    group: Ref[Group]
     tokens: tuple[NDArray[np.int32] | None, ...]
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One group to generate.
+    """A group to generate, or one more turn of it.
 
     Attributes:
         group_id: admission number within the run.
         prompt_id: the prompt's id.
         prompt_p: int32 [p], prompt token ids, special tokens included.
-        n: samples to draw.
-        temperature: divides the logits; the recorded log-probs are those after the division.
-        top_p: nucleus; 1 keeps the whole distribution.
-        max_tokens: length limit of one sample.
-        seed: makes the group's samples a function of weights and seed; None is faster.
-        after: the turns there are already; None for the first one.
+        n: number of samples.
+        temperature: sampling temperature; the recorded log-probs are those of the tempered distribution.
+        top_p: nucleus sampling; 1 keeps the whole distribution.
+        max_tokens: length limit of one turn of a sample.
+        seed: with a seed, equal weights give equal samples; None is faster.
+        after: the turns so far and what the samples observe next; None for the first turn.
     """
 
     group_id: int
@@ -75,21 +71,21 @@ class GenerateRequest:
     top_p: float
     max_tokens: int
     seed: int | None = None
-    after: "Shown | None" = None
+    after: Observation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ActorInfo:
-    """What a started actor is.
+    """A started actor.
 
     Attributes:
         name: ``actor-<i>``.
-        pid: its process.
-        engine_pids: the processes of its vLLM engine.
-        max_model_len: longest prompt plus sample in tokens.
-        vocab_size: token ids are below it.
-        start_seconds: from process start to the first sample drawn.
-        model_processes: those of its engine that hold a part of the model.
+        pid: process id of the actor.
+        engine_pids: process ids of its vLLM engine.
+        max_model_len: longest prompt plus sample, in tokens.
+        vocab_size: every token id is below it.
+        start_seconds: from the start of the process to its first sample.
+        model_processes: number of engine processes that hold a part of the model.
     """
 
     name: str
@@ -103,16 +99,16 @@ class ActorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ActorUpdate:
-    """One actor's receipt of one set of weights.
+    """One actor's switch to a new version of the weights.
 
     Attributes:
         actor: its name.
-        version: what it serves from here on.
+        version: the version it serves from now on.
         nbytes: bytes received.
-        fetch_seconds: bringing the weights next to the engine, while it generates.
-        load_seconds: loading them, part of the stall.
-        stall_seconds: how long generation stood still.
-        grouped: they came over the weight group, not from the object store.
+        fetch_seconds: time to bring the weights to the engine, while it generates.
+        load_seconds: time to load them; part of the stall.
+        stall_seconds: time for which generation was paused.
+        grouped: True if they came through the weight group, False if from the object store.
     """
 
     actor: str
@@ -126,7 +122,7 @@ class ActorUpdate:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastReport:
-    """One set of weights received by every actor."""
+    """One version of the weights received by all actors, and the seconds that took."""
 
     version: int
     actors: tuple[ActorUpdate, ...]
@@ -138,5 +134,5 @@ class BroadcastReport:
 
     @property
     def stall_seconds(self) -> float:
-        """The longest time any one actor's generation stood still."""
+        """The longest pause of any actor's generation."""
         return max((update.stall_seconds for update in self.actors), default=0.0)

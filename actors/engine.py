@@ -1,4 +1,4 @@
-"""One vLLM engine: started warm, generating groups, changing weights in the middle of samples."""
+"""One vLLM engine: starts warm, generates groups, and changes weights in the middle of samples."""
 
 import asyncio
 import gc
@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Coroutine
 from dataclasses import asdict
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,15 +16,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from actors.columns import to_group
 from actors.config import ActorConfig, GenerateRequest
-from actors.environment import last_lines
 from actors.options import engine_args, stop_token_ids
 from volley.errors import JobError, WorkerDied
+from volley.processes import last_lines
 from volley.records import Group
 from volley.weight_group import WeightGroupTerms
 
@@ -32,7 +34,7 @@ EXIT_SECONDS = 5.0
 
 
 class Engine:
-    """A started engine. Every method but ``start`` raises ``WorkerDied`` once the engine's process has ended."""
+    """A started engine. Once its process has ended, every method raises ``WorkerDied``."""
 
     def __init__(
         self, llm: AsyncLLM, tokenizer: PreTrainedTokenizerBase, config: ActorConfig, name: str, log: Path
@@ -40,36 +42,36 @@ class Engine:
         self._llm, self._tokenizer, self._config, self._name, self._log = llm, tokenizer, config, name, log
         self._stop_ids = stop_token_ids(config.model.path, tokenizer)
         self._requests = itertools.count()
-        self._open = asyncio.Event()  # cleared while weights change
+        self._open = asyncio.Event()  # cleared while weights are loaded
         self._open.set()
         self._version = 0
         self._processes = list(llm.engine_core.resources.engine_manager.processes)
-        self._death: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         for process in self._processes:
             asyncio.get_running_loop().add_reader(process.sentinel, self._on_exit, process)
 
     @classmethod
     async def start(cls, config: ActorConfig, index: int, name: str, log: Path) -> "Engine":
-        """Load the model and draw the first samples.
+        """Load the model and draw a first group of samples.
 
         Raises:
-            JobError: the model does not load, or an engine option is not vLLM's.
+            JobError: the model does not load, or vLLM does not have an engine option.
         """
         args = engine_args(config, index)
         try:
             tokenizer = AutoTokenizer.from_pretrained(config.model.path)
             llm = AsyncLLM.from_engine_args(args)
-        except Exception as error:  # whatever the model's code raises
+        except Exception as error:  # the model's code may raise anything
             raise JobError(f"{name}: {config.model.path} does not load: {_root_cause(error, log)}") from error
         engine = cls(llm, tokenizer, config, name, log)
         await engine._alive(engine._prepare())
         gc.collect()
-        gc.freeze()  # or every full collection walks all that was imported, while outputs wait
+        gc.freeze()  # otherwise every full collection walks all imported objects while outputs wait
         return engine
 
     @property
     def version(self) -> int:
-        """The version of the weights a new sample starts under."""
+        """The version of the weights with which a new sample starts."""
         return self._version
 
     @property
@@ -82,7 +84,7 @@ class Engine:
 
     @property
     def model_processes(self) -> int:
-        """Processes that hold a part of the model."""
+        """Number of processes that hold a part of the model."""
         return int(self._llm.vllm_config.parallel_config.world_size)
 
     @property
@@ -90,26 +92,28 @@ class Engine:
         return tuple(process.pid for process in self._processes)
 
     async def generate(self, request: GenerateRequest) -> Group:
-        """Draw ``request.n`` samples; the group's log-probs are those of the distribution they were drawn from.
+        """Draw ``request.n`` samples. The group's log-probs are those of the distribution they were drawn from.
 
         Raises:
-            JobError: vLLM refuses the request.
+            JobError: vLLM rejects the request.
         """
         started = time.perf_counter()
         await self._open.wait()
         try:
             completions = await self._alive(self._completions(request))
         except VLLMClientError as error:
-            raise JobError(f"vLLM refuses prompt {request.prompt_id!r}: {error}") from error
+            raise JobError(f"vLLM rejects prompt {request.prompt_id!r}: {error}") from error
         return to_group(request, completions, self._decode, actor=self._name, seconds=time.perf_counter() - started)
 
     async def load(self, version: int, paths: list[str]) -> tuple[float, float]:
-        """Serve other weights, in the middle of samples; returns the seconds stalled and, of these, spent loading.
-        One call at a time.
+        """Load new weights in the middle of samples. Only one call at a time.
 
         Args:
-            version: becomes the version of every token sampled from here on.
-            paths: safetensors files the engine's process can open, in order; none for what came over the weight group.
+            version: the version of every token sampled from now on.
+            paths: safetensors files that the engine's process can open, in order; [] for what the weight group brought.
+
+        Returns:
+            The seconds for which generation paused, and the seconds of these that loading took.
         """
         self._open.clear()
         try:
@@ -118,35 +122,35 @@ class Engine:
             self._open.set()
 
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
-        """Have the engine's processes join, in the background."""
-        await self._alive(self._llm.init_weight_transfer_engine(self._agreed(actor=self._name, terms=asdict(terms))))
+        """Let the engine's processes join in the background."""
+        await self._alive(self._llm.init_weight_transfer_engine(self._setup(actor=self._name, terms=asdict(terms))))
 
     async def save_served_weights(self, path: str) -> None:
-        """Write the weights the engine computes with to ``path``, a safetensors file in checkpoint names."""
+        """Write the weights the engine computes with to ``path``, a safetensors file with checkpoint names."""
         await self._alive(self._llm.collective_rpc("save_served_weights", args=(path,)))
 
     async def ping(self) -> None:
-        """Returns when the engine has answered between two of its steps."""
+        """Wait for an answer, which the engine gives between two of its steps."""
         await self._alive(self._llm.get_weight_version())
 
     async def stop(self) -> None:
-        """End the engine's processes; nothing in flight is kept."""
+        """End the engine's processes and drop all samples in flight."""
         for process in self._processes:
             asyncio.get_running_loop().remove_reader(process.sentinel)
         await asyncio.to_thread(self._llm.shutdown, EXIT_SECONDS)
 
     async def _prepare(self) -> None:
-        await self._llm.init_weight_transfer_engine(self._agreed())
+        await self._llm.init_weight_transfer_engine(self._setup())
         await self._llm.update_weight_version("0")
         warm_up = GenerateRequest(
             -1, "", np.array([0], dtype=np.int32), min(16, self._config.actors.max_num_seqs), 1.0, 1.0, 2
         )
         await self._completions(warm_up)
 
-    def _agreed(self, **group: Any) -> WeightTransferInitRequest:
-        return WeightTransferInitRequest({"partial": self._config.model.lora is not None, **group})
+    def _setup(self, **weight_group: object) -> WeightTransferInitRequest:
+        return WeightTransferInitRequest({"partial": self._config.model.lora is not None, **weight_group})
 
-    async def _completions(self, request: GenerateRequest) -> list[Any]:
+    async def _completions(self, request: GenerateRequest) -> list[CompletionOutput]:
         params = SamplingParams(
             n=request.n,
             temperature=request.temperature,
@@ -159,7 +163,7 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        # The salt keeps a prompt from reusing keys and values that other weights computed.
+        # The salt prevents a prompt from reusing cached keys and values of other weights.
         prompt = tokens_input(request.prompt_p.tolist(), cache_salt=str(self._version))
         async for output in self._llm.generate(prompt, params, str(next(self._requests))):
             final = output
@@ -167,7 +171,7 @@ class Engine:
 
     async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:
         llm, core = self._llm, self._llm.engine_core
-        # Clocks are the engine's own: its step under way still makes tokens after it was asked to pause.
+        # The engine's own clock is read, because its current step still generates tokens after the request to pause.
         _, paused = await asyncio.gather(
             core.pause_scheduler_async(mode="keep", clear_cache=False), llm.collective_rpc("clock")
         )
@@ -175,7 +179,7 @@ class Engine:
             loads = await llm.collective_rpc("change_weights", args=(version, paths))
         except EngineDeadError:
             raise
-        except Exception as error:  # vLLM names no type; the model is half loaded and can not go on
+        except Exception as error:  # vLLM documents no type; the model is only half loaded and cannot continue
             raise self._died(f"weights {version} do not load: {error}") from error
         self._version = version
         _, _, resumed = await asyncio.gather(
@@ -187,7 +191,7 @@ class Engine:
         return self._tokenizer.batch_decode(bodies, skip_special_tokens=True)  # type: ignore[no-any-return]
 
     async def _alive(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """``work``'s result, or ``WorkerDied`` as soon as the engine's process is gone."""
+        """Await ``work``, but raise ``WorkerDied`` as soon as the engine's process has ended."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self._death), return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +203,7 @@ class Engine:
         finally:
             task.cancel()
 
-    def _on_exit(self, process: Any) -> None:
+    def _on_exit(self, process: BaseProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
         if not self._death.done():
             self._death.set_result(process.exitcode)
@@ -209,10 +213,10 @@ class Engine:
 
 
 def _root_cause(error: Exception, log: Path) -> str:
-    """One line: the error itself, or where vLLM only points at its log, the last error in there."""
+    """One line: the error, or if vLLM only refers to its log, the last error in the log."""
     message = " ".join(str(error).split())
     if "root cause" not in message:
         return message[:500]
     errors = re.findall(r"\b\w+(?:Error|Exception): .+$", last_lines(log, 400), flags=re.MULTILINE)
     causes = [line for line in errors if "root cause" not in line]
-    return f"{causes[-1] if causes else 'its process ended without a word'} (log: {log})"
+    return f"{causes[-1] if causes else 'its process ended without an error message'} (log: {log})"

@@ -1,4 +1,4 @@
-"""What vLLM is told of a job."""
+"""Turns a job's settings into vLLM's arguments."""
 
 from dataclasses import fields
 from difflib import get_close_matches
@@ -28,10 +28,10 @@ FIXED_OPTIONS = frozenset(
 
 
 def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
-    """vLLM's arguments for actor ``index``: Volley's defaults with ``actors.engine`` over them.
+    """vLLM's arguments for actor ``index``: Volley's defaults, overridden by ``actors.engine``.
 
     Raises:
-        JobError: ``actors.engine`` names an option vLLM has not, or one that the job sets elsewhere.
+        JobError: ``actors.engine`` has an option that vLLM does not have, or that is set elsewhere.
     """
     spec = config.actors
     known = {field.name for field in fields(AsyncEngineArgs)}
@@ -44,7 +44,7 @@ def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
         if option in OWN_OPTIONS:
             raise JobError(f"actors.engine: {option!r} is set by {OWN_OPTIONS[option]}; remove it")
         if option in FIXED_OPTIONS:
-            raise JobError(f"actors.engine: {option!r} is set by Volley and can not be changed; remove it")
+            raise JobError(f"actors.engine: {option!r} is set by Volley and cannot be changed; remove it")
     options: dict[str, Any] = {
         "model": str(config.model.path),
         "dtype": config.model.dtype,
@@ -59,12 +59,14 @@ def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
         "generation_config": "vllm",
     }
     if spec.gpus == 0:
-        options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
+        options["enforce_eager"] = True
+    if spec.gpus < 1:  # on a part of a GPU vLLM would count what others take there while it measures
+        options["kv_cache_memory_bytes"] = int(spec.kv_cache_gb * 2**30)
     return AsyncEngineArgs(**options | spec.engine)
 
 
 def stop_token_ids(model: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a sample: the tokenizer's, and those of the model's generation configuration."""
+    """The tokens that end a sample: the tokenizer's, and those in the model's generation configuration."""
     ids = {tokenizer.eos_token_id}
     if (model / "generation_config.json").is_file():
         eos = GenerationConfig.from_pretrained(model).eos_token_id

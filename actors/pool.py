@@ -1,8 +1,8 @@
-"""The actors of one run, as the coordinator sees them: dealt groups, given weights, replaced when they die, scaled.
+"""The actors of one run: the pool assigns groups, distributes weights, replaces dead actors and scales.
 
 starting ──newest weights──> serving ──scale down──> draining ──> stopped
                                 │
-                                └─ dies: its groups are generated again elsewhere, a replacement starts
+                                └─ dies: other actors generate its groups again, a replacement starts
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from ray import ObjectRef
 
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, BroadcastReport, GenerateRequest
-from actors.dealing import LeastLaden
-from actors.member import Member
+from actors.dealing import LeastLoaded
+from actors.handle import ActorHandle
 from volley.errors import DeadlineExceeded, JobError, VolleyError, WeightsGone, WorkerDied
-from volley.records import GroupMeta, WeightUpdate, WorkerInfo
+from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
+from volley.refs import Ref
 from volley.restarts import Restarts
 from volley.weight_group import WeightGroupTerms
 
@@ -35,26 +35,26 @@ class ActorPool:
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
         self._indices = itertools.count()
-        self._serving: list[Member] = []
-        self._dealing: LeastLaden[Member] = LeastLaden()
-        self._oldest: int | None = None  # version of those that serve; asked at every group, so it is kept
-        self._aside: set[Member] = set()  # starting or draining
+        self._serving: list[ActorHandle] = []
+        self._dealing: LeastLoaded[ActorHandle] = LeastLoaded()
+        self._oldest: int | None = None  # cached for `version`, which is read for every group
+        self._not_serving: set[ActorHandle] = set()  # starting or draining
         self._newest: WeightUpdate | None = None
         self._deaths: list[VolleyError] = []
-        self._restarts = Restarts(config.max_replacements)
+        self._restarts = Restarts(config.actors.max_replacements)
         self._replacing: set[asyncio.Task[None]] = set()
         self._watching: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
-        self._gone: WeightsGone | None = None  # no actor can start before the next version
-        self._changed = asyncio.Condition()  # an actor serves, weights came or are gone, or the pool has failed
+        self._gone: WeightsGone | None = None  # set while no actor can start because the newest weights are lost
+        self._changed = asyncio.Condition()  # notified when any of these changes: serving, newest, gone, failure
         self._scaling = asyncio.Lock()
 
     @classmethod
     async def start(cls, config: ActorConfig) -> "ActorPool":
-        """Start ``config.actors.count`` actors; returns when all of them serve. Ray must be initialised.
+        """Start ``config.actors.count`` actors and wait until all serve. Ray must be initialised.
 
         Raises:
-            JobError: the model does not load, or an engine option is not vLLM's.
+            JobError: the model does not load, or vLLM does not have an engine option.
             DeadlineExceeded: an actor was not ready within ``actors.start_deadline_s``.
             WorkerDied: an actor ended while starting.
         """
@@ -68,111 +68,122 @@ class ActorPool:
 
     @property
     def count(self) -> int:
-        """Actors that serve."""
+        """Number of serving actors."""
         return len(self._serving)
 
     @property
     def version(self) -> int:
-        """The oldest version any serving actor serves; with none, the newest one received."""
+        """The oldest version that a serving actor has; without serving actors, the newest version received."""
         if self._oldest is None:
             newest = self._newest.version if self._newest is not None else 0
-            self._oldest = min((member.version for member in self._serving), default=newest)
+            self._oldest = min((actor.version for actor in self._serving), default=newest)
         return self._oldest
 
     @property
     def infos(self) -> tuple[ActorInfo, ...]:
-        """What the serving actors are."""
-        return tuple(member.info for member in self._serving if member.info is not None)
+        """The serving actors."""
+        return tuple(actor.info for actor in self._serving if actor.info is not None)
 
     @property
     def deaths(self) -> tuple[VolleyError, ...]:
-        """How actors ended that were not asked to, in order."""
+        """The unexpected deaths of actors, in order."""
         return tuple(self._deaths)
 
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """Every actor, by index."""
-        known = {member: member.view("serving") for member in self._serving}
-        known |= {member: member.view("draining" if member.info else "starting") for member in self._aside}
-        return tuple(known[member] for member in sorted(known, key=lambda member: member.index))
+        """All actors, by index."""
+        known = {actor: actor.view("serving") for actor in self._serving}
+        known |= {actor: actor.view("draining" if actor.info else "starting") for actor in self._not_serving}
+        return tuple(known[actor] for actor in sorted(known, key=lambda actor: actor.index))
 
-    async def generate(self, request: GenerateRequest) -> tuple[ObjectRef, GroupMeta]:
-        """One group from the actor with the fewest samples in flight; the group itself stays in the object store.
+    async def generate(self, request: GenerateRequest) -> tuple[Ref[Group], GroupMeta]:
+        """Generate a group on the actor with the fewest samples in flight; the group stays in the object store.
 
-        When that actor dies, the group is generated again by another one. With no actor it waits for one.
+        If that actor dies, another one generates the group again. Without any actor, waits for one.
 
         Raises:
-            JobError: the prompt is empty, leaves no room for a sample, or holds a token the model has not.
-            WorkerDied, DeadlineExceeded: an actor ended, or took too long, and may not be replaced.
-            WeightsGone: no actor is left, and none can have the weights published last.
+            JobError: the prompt is empty, too long, or contains a token that the model does not have.
+            WorkerDied, DeadlineExceeded: an actor ended or took too long, and may not be replaced.
+            WeightsGone: no actor is left, and none can get the latest weights.
         """
         while True:
-            member = await self._least_loaded()
-            if member.info is not None:
-                _check_prompt(request, member.info)
+            actor = await self._least_loaded()
+            if actor.info is not None:
+                _check_prompt(request, actor.info)
             try:
-                return await member.generate(request)
+                return await actor.generate(request)
             except (WorkerDied, DeadlineExceeded) as end:
-                self._lost(member, end)
+                self._lost(actor, end)
             finally:
-                self._dealing.lighter(member)
+                self._dealing.lighter(actor)
 
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
-        """Pass ``update`` to every actor while they generate; each takes it as soon as it has it, whatever others do.
+        """Pass ``update`` to all actors while they generate. Each switches as soon as it has the weights.
 
         Raises:
-            WorkerDied, DeadlineExceeded: an actor ended, or took too long, and may not be replaced.
+            WorkerDied, DeadlineExceeded: an actor ended or took too long, and may not be replaced.
         """
         started = time.perf_counter()
         self._newest, self._oldest = update, None
         if self._gone is not None:
             self._gone = None
             await self._notify()  # replacements wait for it
-        updates = await _all(self._update(member, update) for member in self._serving)
+        updates = await _all(self._update(actor, update) for actor in self._serving)
         received = tuple(done for done in updates if done is not None)
         return BroadcastReport(update.version, received, time.perf_counter() - started)
 
     @property
     def weight_group_members(self) -> tuple[tuple[str, int], ...]:
-        """The serving actors by name, with the number of processes that hold its model."""
+        """The serving actors by name, each with the number of engine processes that hold its model."""
         return tuple((info.name, info.model_processes) for info in self.infos)
 
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
-        """Have its members join, in the background; one that can not is logged, and the group ends at its deadline."""
-        members = [member for member in self._serving if member.name in dict(terms.members)]
-        joining = (member.join_weight_group(terms) for member in members)
-        for member, end in zip(members, await asyncio.gather(*joining, return_exceptions=True), strict=True):
-            if end is not None:
-                log.warning("weight group %s: %s: %s", terms.name, member.name, end)
+        """Let the group's members join in the background. Failures are logged; the group then ends at its deadline."""
+        actors = [actor for actor in self._serving if actor.name in dict(terms.members)]
+        joining = (actor.join_weight_group(terms) for actor in actors)
+        for actor, error in zip(actors, await asyncio.gather(*joining, return_exceptions=True), strict=True):
+            if error is not None:
+                log.warning("weight group %s: %s: %s", terms.name, actor.name, error)
 
-    async def served_weights(self) -> dict[str, NDArray[np.uint8]]:
-        """By actor, the weights its engine computes with: a safetensors file in checkpoint names."""
-        members = list(self._serving)
-        files = await _all(member.served_weights() for member in members)
-        return {member.name: file for member, file in zip(members, files, strict=True)}
-
-    async def scale(self, count: int) -> None:
-        """Serve with ``count`` actors; returns when it is so. New ones start beside the others with the newest weights,
-        surplus ones finish their groups first. Zero pauses generation.
+    async def probe(self, request: GenerateRequest) -> dict[str, Ref[Group]]:
+        """By actor, a group that this very actor generated.
 
         Raises:
-            JobError, DeadlineExceeded, WorkerDied: an actor did not start; the others serve on.
+            WorkerDied, DeadlineExceeded: an actor died or took too long, and may not be replaced.
+        """
+        actors = list(self._serving)
+        groups = await _all(self._probe(actor, request) for actor in actors)
+        return {actor.name: group for actor, group in zip(actors, groups, strict=True) if group is not None}
+
+    async def served_weights(self) -> dict[str, NDArray[np.uint8]]:
+        """By actor, the weights its engine computes with, as a safetensors file with checkpoint names."""
+        actors = list(self._serving)
+        files = await _all(actor.served_weights() for actor in actors)
+        return {actor.name: file for actor, file in zip(actors, files, strict=True)}
+
+    async def scale(self, count: int) -> None:
+        """Change the number of serving actors; returns when ``count`` serve. Zero pauses generation.
+
+        New actors start with the newest weights while the others serve; surplus actors finish their groups first.
+
+        Raises:
+            JobError, DeadlineExceeded, WorkerDied: an actor did not start; the others keep serving.
         """
         async with self._scaling:
             await asyncio.gather(*self._replacing)
-            surplus = sorted(self._serving, key=lambda member: member.samples)[: max(0, self.count - count)]
-            await _all(self._retire(member) for member in surplus)
-            await _all(self._enlist() for _ in range(count - self.count))
+            surplus = sorted(self._serving, key=lambda actor: actor.samples)[: max(0, self.count - count)]
+            await _all(self._retire(actor) for actor in surplus)
+            await _all(self._start_one() for _ in range(count - self.count))
 
     async def stop(self) -> None:
-        """End every actor and its engine."""
+        """End all actors and their engines."""
         for task in self._replacing | self._watching:
             task.cancel()
-        members = [*self._serving, *self._aside]
-        for member in [*self._serving]:
-            self._leave(member)
-        await asyncio.gather(*(member.stop() for member in members))
+        actors = [*self._serving, *self._not_serving]
+        for actor in [*self._serving]:
+            self._remove(actor)
+        await asyncio.gather(*(actor.stop() for actor in actors))
 
-    async def _least_loaded(self) -> Member:
+    async def _least_loaded(self) -> ActorHandle:
         async with self._changed:
             await self._changed.wait_for(lambda: self._serving or self._failure or self._gone)
             if self._failure is not None:
@@ -181,75 +192,84 @@ class ActorPool:
                 raise self._gone
             return self._dealing.first()
 
-    async def _update(self, member: Member, update: WeightUpdate) -> ActorUpdate | None:
+    async def _update(self, actor: ActorHandle, update: WeightUpdate) -> ActorUpdate | None:
         try:
-            return await member.update(update)
+            return await actor.update(update)
         except (WorkerDied, DeadlineExceeded) as end:
-            self._lost(member, end)
+            self._lost(actor, end)
             return None
         finally:
             self._oldest = None
 
-    async def _enlist(self) -> None:
-        member = Member(self._config, next(self._indices))
-        self._aside.add(member)
+    async def _probe(self, actor: ActorHandle, request: GenerateRequest) -> Ref[Group] | None:
         try:
-            await member.start()
-            await self._bring_up_to_date(member)
-            self._serving.append(member)
-            self._serving.sort(key=lambda member: member.index)
-            self._dealing.add(member)
+            group: Ref[Group] = (await actor.generate(request))[0]
+        except (WorkerDied, DeadlineExceeded) as end:
+            self._lost(actor, end)
+            return None
+        return group
+
+    async def _start_one(self) -> None:
+        actor = ActorHandle(self._config, next(self._indices))
+        self._not_serving.add(actor)
+        try:
+            await actor.start()
+            await self._bring_up_to_date(actor)
+            self._serving.append(actor)
+            self._serving.sort(key=lambda actor: actor.index)
+            self._dealing.add(actor)
             self._oldest = None
         except BaseException:
-            member.kill()
+            actor.kill()
             raise
         finally:
-            self._aside.discard(member)
-        _spawn(self._watch(member), self._watching)
+            self._not_serving.discard(actor)
+        _spawn(self._watch(actor), self._watching)
         await self._notify()
 
-    async def _bring_up_to_date(self, member: Member) -> None:
-        while (newest := self._newest) is not None and member.version != newest.version:  # one more may have come
+    async def _bring_up_to_date(self, actor: ActorHandle) -> None:
+        # A newer version may be published during an update, so look again after each.
+        while (newest := self._newest) is not None and actor.version != newest.version:
             try:
-                await member.update(newest)
+                await actor.update(newest)
             except WeightsGone:
                 if self._newest is newest:
                     raise
 
-    async def _watch(self, member: Member) -> None:
-        """A hang is worse than a death: make one of it, which every call on the actor then hears of."""
-        while member in self._serving:
+    async def _watch(self, actor: ActorHandle) -> None:
+        """Treat a hung actor as dead, so that its pending calls fail."""
+        while actor in self._serving:
             try:
-                await member.ping(self._config.hang_deadline_s)
+                await actor.ping(self._config.actors.hang_deadline_s)
             except (WorkerDied, DeadlineExceeded) as end:
-                self._bury(member, end)
+                self._replace_dead(actor, end)
             await asyncio.sleep(PING_EVERY)
 
-    def _leave(self, member: Member) -> None:
-        self._serving.remove(member)
-        self._dealing.remove(member)
+    def _remove(self, actor: ActorHandle) -> None:
+        self._serving.remove(actor)
+        self._dealing.remove(actor)
         self._oldest = None
 
-    async def _retire(self, member: Member) -> None:
-        self._leave(member)
-        self._aside.add(member)
-        await member.idle.wait()  # every group in flight has its own deadline
-        await member.stop()
-        self._aside.discard(member)
+    async def _retire(self, actor: ActorHandle) -> None:
+        self._remove(actor)
+        self._not_serving.add(actor)
+        await actor.idle.wait()  # every group in flight has its own deadline
+        await actor.stop()
+        self._not_serving.discard(actor)
 
-    def _lost(self, member: Member, end: VolleyError) -> None:
-        """Put a dead or stuck actor out of the pool; raises why, if it may not be replaced."""
-        self._bury(member, end)
+    def _lost(self, actor: ActorHandle, end: VolleyError) -> None:
+        """Replace a dead or hung actor; raises the pool's failure if it may not be replaced."""
+        self._replace_dead(actor, end)
         if self._failure is not None:
             raise self._failure
 
-    def _bury(self, member: Member, end: VolleyError) -> None:
-        if member not in self._serving:
+    def _replace_dead(self, actor: ActorHandle, end: VolleyError) -> None:
+        if actor not in self._serving:
             return
-        self._leave(member)
-        member.kill()
+        self._remove(actor)
+        actor.kill()
         if self._count_death(end):
-            _spawn(self._replace(), self._replacing)
+            _spawn(self._start_replacement(), self._replacing)
 
     def _count_death(self, end: VolleyError) -> bool:
         self._deaths.append(end)
@@ -257,29 +277,29 @@ class ActorPool:
             self._failure = end
         return self._failure is None
 
-    async def _replace(self) -> None:
-        """Another actor, or the failure that every waiting group then raises."""
+    async def _start_replacement(self) -> None:
+        """Start an actor; if that fails for good, set the failure that every waiting group then raises."""
         try:
             while True:
                 try:
-                    return await self._enlist()
+                    return await self._start_one()
                 except (WorkerDied, DeadlineExceeded) as end:
                     if not self._count_death(end):
                         return None
                 except WeightsGone as gone:
-                    await self._other_weights(gone)
-        except Exception as error:  # noqa: BLE001 - nobody awaits this task: whoever waits for an actor raises it
+                    await self._wait_for_other_weights(gone)
+        except Exception as error:  # noqa: BLE001 - nothing awaits this task: the calls that wait for an actor raise it
             self._failure = error
         finally:
             await self._notify()
 
-    async def _other_weights(self, gone: WeightsGone) -> None:
-        """Returns when weights are published that are not those which are gone."""
-        lacking = self._newest
+    async def _wait_for_other_weights(self, gone: WeightsGone) -> None:
+        """Wait until a version after the lost one is published."""
+        lost = self._newest
         async with self._changed:
             self._gone = gone
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: self._newest is not lacking)
+            await self._changed.wait_for(lambda: self._newest is not lost)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -290,13 +310,13 @@ def _check_prompt(request: GenerateRequest, info: ActorInfo) -> None:
     length = len(request.prompt_p)
     if not 0 < length < info.max_model_len:
         raise JobError(
-            f"prompt {request.prompt_id!r} has {length} tokens and the model takes 1 to {info.max_model_len - 1}: "
-            "change it, or drop it from the data"
+            f"prompt {request.prompt_id!r} has {length} tokens, but the model takes 1 to {info.max_model_len - 1}: "
+            "change it or remove it from the data"
         )
     if (token := int(request.prompt_p.max())) >= info.vocab_size:
         raise JobError(
-            f"prompt {request.prompt_id!r} holds token {token} and the model has {info.vocab_size}: "
-            "the tokenizer in model.path is another model's"
+            f"prompt {request.prompt_id!r} contains token {token}, but the model has only {info.vocab_size} tokens: "
+            "model.path has the tokenizer of another model"
         )
 
 
@@ -307,7 +327,7 @@ def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> N
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Results in order; the first error stops the rest and is raised by itself."""
+    """Await all and return the results in order; the first error cancels the rest and is raised, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(item) for item in work]

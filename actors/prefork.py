@@ -1,21 +1,22 @@
-"""The engine's process, forked from one that imports vLLM while the actor's process does the same.
+"""Forks the engine's process from a server process that imports vLLM while the actor's process does the same.
 
-vLLM would start it from nothing inside a Ray actor and import everything a second time, one after the other. A Ray
-worker itself must not be forked: it runs threads, and a child would hold its connections open beyond its death.
+Inside a Ray actor, vLLM would spawn the engine's process, which would import everything a second time, after the actor.
+The actor itself cannot be forked: Ray workers run threads, and a child would keep a dead worker's connections open.
 """
 
 import multiprocessing
 import os
 from multiprocessing import context, forkserver
-from typing import Any
 
 
 class _Process(context.ForkServerProcess):
-    """Carries its parent's environment along; a forked process has the one of the server's start."""
+    """Copies the environment of the process that starts it, instead of that of the fork server."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    _environment: dict[str, str]
+
+    def start(self) -> None:
         self._environment = dict(os.environ)
+        super().start()
 
     def run(self) -> None:
         os.environ.update(self._environment)
@@ -27,13 +28,13 @@ class _Context(context.ForkServerContext):
 
 
 def begin() -> None:
-    """Start importing, in another process. The environment must be complete."""
+    """Start the server process, which begins to import. The environment must be complete."""
     multiprocessing.set_forkserver_preload(["actors.preload"])
     forkserver.ensure_running()
 
 
 def use() -> None:
-    """Let vLLM start its engine from there."""
+    """Let vLLM start its engine from that server."""
     from vllm.v1.engine import utils
 
     utils.get_mp_context = _Context

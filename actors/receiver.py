@@ -1,56 +1,58 @@
-"""In an engine's process: takes weights from the learner as they come, in a thread, while the engine generates."""
+"""Receives weights from the learner in an engine's process, in a thread, while the engine generates."""
 
 import logging
 import threading
 from contextlib import suppress
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from actors.weight_files import WeightFile, close_all, closing_all
-from volley.checksum import weights_checksum
+from volley.checksum import WeightsDigest
 from volley.errors import VolleyError
 from volley.weight_group import WeightGroup, WeightGroupTerms
 
 AWAIT_SECONDS = 600.0
-KEPT = 2  # versions received and not loaded: the newest, and the one being asked for
+KEPT = 2  # versions received but not loaded: the newest, and the one about to be loaded
 logger = logging.getLogger(__name__)
 
 
 class Receiver:
-    """What was received and not yet loaded, by version. A thread for each weight group joined; it ends with the group.
+    """Holds versions received but not yet loaded. Each weight group has a thread, which ends with the group.
 
-    A version that does not come whole is not kept: the actor then takes it from the object store.
+    A version that does not arrive completely is dropped: the actor then fetches it from the object store.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._here: dict[int, list[WeightFile]] = {}
+        self._received: dict[int, list[WeightFile]] = {}
         self._lock = threading.Lock()
 
     def join(self, terms: WeightGroupTerms, rank: int) -> None:
-        """Be rank ``rank`` of a new group, in the background; the sender knows whether it came about."""
+        """Join a new group as rank ``rank`` in the background; only the sender learns whether the group formed."""
         name = f"weight-group-{terms.name}"
         threading.Thread(target=self._follow, args=(terms, rank), name=name, daemon=True).start()
 
     def take(self, version: int) -> list[WeightFile]:
-        """The files of ``version``, for the caller to close; older ones are dropped.
+        """Remove and return the files of ``version``, which the caller closes; older versions are dropped.
 
         Raises:
-            ValueError: it was not received.
+            ValueError: ``version`` was not received.
         """
         with self._lock:
-            if version not in self._here:
-                raise ValueError(f"weights {version} were not received, only {sorted(self._here)}")
-            taken = self._here.pop(version)
-            for old in [each for each in self._here if each < version]:
-                close_all(self._here.pop(old))
-            return taken
+            if version not in self._received:
+                raise ValueError(f"weights {version} were not received, only {sorted(self._received)}")
+            files = self._received.pop(version)
+            for old in [each for each in self._received if each < version]:
+                close_all(self._received.pop(old))
+            return files
 
     def close(self) -> None:
-        """Drop what was received."""
+        """Drop all received versions."""
         with self._lock:
-            while self._here:
-                close_all(self._here.popitem()[1])
+            while self._received:
+                close_all(self._received.popitem()[1])
 
     def _follow(self, terms: WeightGroupTerms, rank: int) -> None:
         if terms.cuda:
@@ -67,16 +69,23 @@ class Receiver:
             logger.warning("rank %d leaves weight group %s: %s", rank, terms.name, error)
 
     def _receive(self, group: WeightGroup, version: int) -> None:
+        digest = WeightsDigest()
         with closing_all() as files:
             while nbytes := group.next_size():
                 file = WeightFile()
                 files.append(file)
-                group.receive(torch.from_numpy(file.sized(nbytes)))
-            checksum = weights_checksum(file.read() for file in files) if group.terms.digests else ""
+                _receive_file(group, file.sized(nbytes), digest)
             with self._lock:
-                close_all(self._here.pop(version, []))  # of a learner that started again since
-                self._here[version] = list(files)
-                for old in list(self._here)[:-KEPT]:
-                    close_all(self._here.pop(old))
-            files.clear()  # they are no longer this function's to close
-        group.confirm(version, checksum)
+                close_all(self._received.pop(version, []))  # from a learner that has restarted since
+                self._received[version] = list(files)
+                for old in list(self._received)[:-KEPT]:
+                    close_all(self._received.pop(old))
+            files.clear()  # so that `closing_all` does not close them
+        group.confirm(version, digest.hexdigest() if group.terms.digests else "")
+
+
+def _receive_file(group: WeightGroup, content: NDArray[np.uint8], digest: WeightsDigest) -> None:
+    """Fill ``content``, uint8 [bytes], with the next file. Its memory is released before the one after it arrives."""
+    group.receive(torch.from_numpy(content))
+    if group.terms.digests:
+        digest.add(content)

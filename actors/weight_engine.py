@@ -1,6 +1,6 @@
-"""vLLM's side of a weight update: the plug-in that runs inside the engine's processes.
+"""vLLM's side of a weight update: a vLLM plug-in that runs in the engine's processes.
 
-``register`` is the ``vllm.general_plugins`` entry point; vLLM calls it in every process of an engine.
+``register`` is the ``vllm.general_plugins`` entry point, which vLLM calls in every process of an engine.
 """
 
 import json
@@ -10,46 +10,54 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from safetensors.torch import save
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.platforms import current_platform
 
-from actors.lifeline import die_with_parent, die_with_starter
+from actors.lifeline import die_with_starter
 from actors.receiver import Receiver
+from actors.served_weights import served_weights
 from actors.weight_files import closing_all
+from volley.processes import die_with_parent
 from volley.weight_group import WeightGroupTerms
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig, WeightTransferConfig
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 BACKEND = "volley"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def register() -> None:
-    """Name the engine to vLLM, and let this process end with the one that started it."""
+    """Register the weight engine with vLLM, and let this process end with the one that started it."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, WeightFileEngine)
-        # It warns of each rotary table at each update. Weights that were not received are an error, see below.
+        # This logger warns about every rotary table at each update. Missing weights are an error, see below.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-        if parent_process() is not None:  # vLLM's engine process does not notice that the actor was killed
+        if parent_process() is not None:  # vLLM's engine process does not notice when the actor is killed
             die_with_parent()
             die_with_starter()
 
 
 @dataclass
-class Agreed(WeightTransferInitInfo):  # type: ignore[misc]
-    """What is agreed on beforehand.
+class WeightSetup(WeightTransferInitInfo):  # type: ignore[misc]
+    """Settings for the updates to come.
 
     Attributes:
-        partial: updates may leave out whole layers, which stay as they are.
-        actor: whose engine this is; with ``terms`` it joins a weight group.
-        terms: fields of `WeightGroupTerms`, or nothing.
+        partial: updates may leave out layers, which then keep their weights.
+        actor: name of the engine's actor, for joining a weight group.
+        terms: fields of the group's `WeightGroupTerms`; empty to join none.
     """
 
     partial: bool = False
@@ -59,29 +67,37 @@ class Agreed(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class WeightFiles(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Paths of safetensors files in checkpoint names, in the order they must be loaded.
+    """Paths of safetensors files with checkpoint names, in the order they must be loaded.
 
-    Without any, what the weight group brought for ``version``.
+    Without paths, the files of ``version`` that the weight group brought.
     """
 
     version: int
     paths: list[str]
 
 
-class WeightFileEngine(WeightTransferEngine[Agreed, WeightFiles]):  # type: ignore[misc]
-    """Loads weights from files in memory, through the model's own checkpoint loader.
+class WeightFileEngine(WeightTransferEngine[WeightSetup, WeightFiles]):  # type: ignore[misc]
+    """Loads weights from files in memory through the model's own checkpoint loader.
 
-    Layerwise reload gives every layer its checkpoint layout back while it loads and packs it for its kernels after.
+    vLLM's layerwise reload restores the checkpoint layout of a layer while it loads, and then packs it for its kernels.
     """
 
-    init_info_cls = Agreed
+    init_info_cls = WeightSetup
     update_info_cls = WeightFiles
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._receiver = Receiver(self.device)
+    def __init__(
+        self,
+        config: "WeightTransferConfig",
+        vllm_config: "VllmConfig",
+        device: torch.device,
+        model: torch.nn.Module,
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._receiver = Receiver(device)
+        self._partial = False
+        self._missing: set[str] = set()  # during an update, parameters not loaded yet
 
-    def init_transfer_engine(self, init_info: Agreed) -> None:
+    def init_transfer_engine(self, init_info: WeightSetup) -> None:
         """Join the weight group, if there is one, in the background."""
         self._partial = init_info.partial
         if init_info.terms:
@@ -92,8 +108,11 @@ class WeightFileEngine(WeightTransferEngine[Agreed, WeightFiles]):  # type: igno
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        self._missing = {name for name, _ in self.model.named_parameters()}
+        served = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
+        # What a checkpoint holds: not the scales that vLLM's own quantisation adds, nor a tied tensor twice.
+        self._missing = served & {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        _rebuild_cpu_experts(self.model)
 
     def receive_weights(self, update_info: WeightFiles) -> None:
         with closing_all() as received:
@@ -110,15 +129,15 @@ class WeightFileEngine(WeightTransferEngine[Agreed, WeightFiles]):  # type: igno
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_heads(self.model)
         if self._missing:
-            raise ValueError(f"not all weights were published: {', '.join(sorted(self._missing)[:5])}")
+            raise ValueError(f"weights are missing from the update: {', '.join(sorted(self._missing)[:5])}")
 
     def shutdown(self) -> None:
-        """Drop what was received and not loaded."""
+        """Drop versions that were received but not loaded."""
         self._receiver.close()
 
 
 def _half_loaded(model: torch.nn.Module) -> set[str]:
-    """Layers that got some of their weights and not all: what they lack is gone."""
+    """Layers that received only some of their weights; their other weights are lost."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     return {
@@ -128,8 +147,21 @@ def _half_loaded(model: torch.nn.Module) -> set[str]:
     }
 
 
+def _rebuild_cpu_experts(model: torch.nn.Module) -> None:
+    """Let experts on CPU pack the weights that follow: vLLM packs only when it builds their kernel, so drop the kernel.
+
+    Elsewhere the kernel stays, since CUDA graphs hold its addresses and vLLM converts the weights in place.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and current_platform.is_cpu():
+            method.moe_kernel = None
+
+
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """A head tied to the embedding loads nothing itself, and on CPU multiplies with a packed copy: make it anew."""
+    """Repack output heads that are tied to the embedding: they load nothing, and on CPU they use a packed copy."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
@@ -140,7 +172,7 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a safetensors file by name, where they lie in its memory."""
+    """The tensors of a safetensors file by name, as views into its memory."""
     file = np.memmap(path, dtype=np.uint8, mode="c")
     start = 8 + int.from_bytes(file[:8].tobytes(), "little")
     body = torch.from_numpy(file)[start:]
@@ -151,21 +183,23 @@ def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class ServedWeights:
-    """Mixed into vLLM's worker: the weights the model computes with, changed and read back in checkpoint names."""
+    """Mixed into vLLM's worker: changes the weights the model computes with, and reads them back."""
 
-    start_weight_update: Any
-    update_weights: Any
-    finish_weight_update: Any
-    model_runner: Any
-    model_config: Any
-    device: torch.device
+    if TYPE_CHECKING:  # what vLLM's worker has
+        model_runner: GPUModelRunner
+        model_config: ModelConfig
+        device: torch.device
+
+        def start_weight_update(self) -> None: ...
+        def update_weights(self, update_info: dict[str, object]) -> None: ...
+        def finish_weight_update(self) -> None: ...
 
     def clock(self) -> float:
-        """`time.monotonic` between two of the engine's steps."""
+        """`time.monotonic` of the worker, read between two of the engine's steps."""
         return time.monotonic()
 
     def change_weights(self, version: int, paths: list[str]) -> float:
-        """A whole update in one call, see `WeightFiles`; seconds."""
+        """Make a whole update, see `WeightFiles`; returns the seconds it took."""
         begun = time.monotonic()
         self.start_weight_update()
         self.update_weights({"version": version, "paths": paths})
@@ -173,48 +207,12 @@ class ServedWeights:
         return time.monotonic() - begun
 
     def save_served_weights(self, path: str) -> None:
-        """Write them to ``path`` as a safetensors file."""
-        units = torch.get_default_dtype()
+        """Write `served_weights` to ``path`` as a safetensors file. Every worker takes part; the first one writes."""
+        default = torch.get_default_dtype()
         torch.set_default_dtype(self.model_config.dtype)
         try:
-            Path(path).write_bytes(save(served_weights(self.model_runner.get_model(), self.device)))
+            served = served_weights(self.model_runner.get_model(), self.device)
         finally:
-            torch.set_default_dtype(units)
-
-
-@torch.inference_mode()
-def served_weights(model: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
-    """What each layer of ``model`` computes with, by checkpoint name; units of the default dtype are fed to it.
-
-    A kernel may keep its matrix packed in a form nobody can read and leave the parameter empty. Its product with a
-    unit vector has one non-zero term, so it is the matrix's column to the bit. For unsharded, unquantised models.
-    """
-    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    found: dict[str, torch.Tensor] = {}
-    for path, layer in model.named_modules():
-        parent, _, leaf = path.rpartition(".")
-        parts = [f"{parent}.{part}" if parent else part for part in packed.get(leaf, [leaf])]
-        sizes = list(getattr(layer, "output_sizes", ())) if len(parts) > 1 else None
-        for name, tensor in _tensors_of(layer, device):
-            pieces = (tensor,) if sizes is None else torch.split(tensor, sizes)
-            found |= {f"{part}.{name}": piece.contiguous() for part, piece in zip(parts, pieces, strict=True)}
-    return found
-
-
-def _tensors_of(layer: Any, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    from vllm.model_executor.layers.linear import LinearBase
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-
-    multiplies = isinstance(layer, LinearBase | ParallelLMHead)
-    for name, parameter in layer.named_parameters(recurse=False):
-        if name == "weight" and multiplies:
-            product = layer.quant_method.apply(layer, torch.eye(_width(layer), device=device), None).T
-            yield name, product[: layer.org_vocab_size] if isinstance(layer, ParallelLMHead) else product
-        elif name == "weight" and isinstance(layer, VocabParallelEmbedding):
-            yield name, parameter[: layer.org_vocab_size].clone()
-        else:
-            yield name, parameter.clone()
-
-
-def _width(layer: Any) -> int:
-    return int(layer.embedding_dim if hasattr(layer, "embedding_dim") else layer.input_size)
+            torch.set_default_dtype(default)
+        if get_tensor_model_parallel_rank() == 0:
+            Path(path).write_bytes(save(served))

@@ -1,8 +1,7 @@
-"""Weights on their way from the actor's process to its engine's: files that exist only in memory.
+"""Passes weights from the actor's process to its engine's through anonymous files in memory.
 
-An anonymous memory file has no name in any folder, so none can be left behind however either process ends, and it is
-not bound by the size of ``/dev/shm``, which containers often keep at 64 MB. The engine opens it by way of the
-actor's file descriptor.
+Such a file has no name in any folder, so it cannot be left behind however the processes end, and it is not limited by
+the size of ``/dev/shm``, which is often 64 MB in containers. The engine opens it through the actor's file descriptor.
 """
 
 import mmap
@@ -14,39 +13,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from volley.errors import HostError
+from volley.memory import available_memory
 
 
 class WeightFile:
-    """One safetensors file in memory; close it when the engine has loaded it."""
+    """A safetensors file in memory. Close it after the engine has loaded it."""
 
     def __init__(self, *parts: NDArray[np.uint8]) -> None:
-        """Copy ``parts`` end to end; without any it stays empty, to be filled.
+        """Write ``parts`` end to end; without parts, the file is empty.
 
         Raises:
-            HostError: there is not that much free memory.
+            HostError: too little free memory.
         """
-        _check_room(sum(part.nbytes for part in parts))
+        _check_memory(sum(part.nbytes for part in parts))
         self._fd = os.memfd_create("volley-weights")
         for part in parts:
             self._write(np.ascontiguousarray(part).data)
 
     @property
     def path(self) -> str:
-        """Opens the file in any process of this user on this machine while it is not closed."""
+        """A path under which any process of this user on this machine can open the file until it is closed."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def sized(self, nbytes: int) -> NDArray[np.uint8]:
-        """Make it so long, and give its content to be written; uint8 [nbytes], valid after `close` too.
+        """Resize the file; returns its content as a writable array, uint8 [nbytes], which stays valid after `close`.
 
         Raises:
-            HostError: there is not that much free memory.
+            HostError: too little free memory.
         """
-        _check_room(nbytes)
+        _check_memory(nbytes)
         os.ftruncate(self._fd, nbytes)
         return np.frombuffer(mmap.mmap(self._fd, nbytes), dtype=np.uint8)
 
     def read(self) -> NDArray[np.uint8]:
-        """The whole content, uint8 [bytes]."""
+        """A copy of the content, uint8 [bytes]."""
         with os.fdopen(os.dup(self._fd), "rb") as file:
             file.seek(0)
             return np.frombuffer(file.read(), dtype=np.uint8)
@@ -61,7 +61,7 @@ class WeightFile:
 
 @contextmanager
 def closing_all() -> Iterator[list[WeightFile]]:
-    """A list whose files are closed at the end, however it ends."""
+    """A list whose files are closed at the end of the block, also after an error."""
     files: list[WeightFile] = []
     try:
         yield files
@@ -74,19 +74,10 @@ def close_all(files: Iterable[WeightFile]) -> None:
         file.close()
 
 
-def _check_room(nbytes: int) -> None:
+def _check_memory(nbytes: int) -> None:
     free = available_memory()
-    if free is not None and nbytes > free:
+    if nbytes > free:
         raise HostError(
-            f"{nbytes / 2**20:.0f} MiB of weights do not fit into the {free / 2**20:.0f} MiB of free memory: "
+            f"{nbytes / 2**20:.0f} MiB of weights do not fit into {free / 2**20:.0f} MiB of free memory: "
             "lower actors.count or actors.kv_cache_gb, or use a machine with more memory"
         )
-
-
-def available_memory() -> int | None:
-    """Bytes this machine can still hand out; None where the kernel does not say."""
-    with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

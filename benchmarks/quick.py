@@ -1,10 +1,11 @@
-"""The speed ratios in a few minutes, held against a saved baseline: ``make bench-quick``.
+"""Measure the speed ratios in a few minutes and compare them with a saved baseline: ``make bench-quick``.
 
     python -m benchmarks.quick [NAME ...] [--save] [--baseline benchmarks/baseline.json]
 
-Each ratio is taken within one process or one stack, so it travels between machines better than a speed does. A ratio
-that lost more than 15% against the baseline is flagged, and the exit code is 1. ``--save`` makes what was measured
-the baseline. Have nothing else running: ratios between several processes are those of an idle machine.
+Both sides of a ratio run in one process or on one stack, so a ratio carries over between machines better than a speed
+does. A ratio more than 15% below its baseline is flagged, and the exit code is then 1. ``--save`` writes the measured
+ratios as the new baseline. Run nothing else meanwhile: the baseline of the ratios that involve several processes was
+measured on an idle machine.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from pathlib import Path
 from statistics import median
 
 BASELINE = Path(__file__).parent / "baseline.json"
-LOSS = 0.15  # of the baseline, that is flagged
-SECONDS = 600  # for one ratio
+LOSS = 0.15  # a ratio that is lower than the baseline by more than this share is flagged
+SECONDS = 600  # time limit for one ratio
 
 
 def objectives() -> float:
-    """Max@k advantages of a batch against a NumPy loop over its groups."""
+    """Max@k advantages of a batch, compared with a NumPy loop over its groups."""
     import numpy as np
 
     from benchmarks.objectives.speed import numpy_loop
@@ -37,19 +38,19 @@ def objectives() -> float:
 
 
 def learner() -> float:
-    """A learner's step as a job has it against a plain padded PyTorch loop, on one thread."""
+    """A learner step with a job's default settings, compared with a plain padded PyTorch loop; one thread."""
     times = _learner_times()
     return median(times["plain padded loop"]) / median(times["learner, ZeRO-3, as a job has it"])
 
 
 def learner_flat() -> float:
-    """The same work as the plain loop does: every sample a row of its own, ZeRO-3 as a large model has it."""
+    """A learner step that does the plain loop's work, one sample per row, with ZeRO-3 set up as for a large model."""
     times = _learner_times()
     return median(times["plain padded loop"]) / median(times["learner, ZeRO-3 as of a large model, flat"])
 
 
 def sandbox() -> float:
-    """Programs judged in the sandbox against a bare subprocess for each test."""
+    """Programs judged in the sandbox, compared with a bare subprocess per test."""
     from benchmarks.sandbox.speed import PROGRAMS, bare, measure, sandboxed
     from reward_servers.sandbox.health import Sandbox
     from volley.scoring import SandboxSpec
@@ -62,7 +63,7 @@ def sandbox() -> float:
 
 
 def generation() -> float:
-    """Tokens through the actor pool against the same vLLM engine called directly."""
+    """Tokens through the actor pool, compared with the same vLLM engine called directly."""
     from benchmarks.generation.throughput import arguments, compare_on
     from examples.countdown.make_model import make
 
@@ -73,11 +74,11 @@ def generation() -> float:
 
 
 def asynchrony() -> float:
-    """Samples per second of a job with lag 1 against lag 0."""
+    """Samples per second of a job with lag 1, compared with lag 0."""
     from benchmarks.asynchrony.throughput import measure
     from examples.countdown.demo import make_inputs
-    from services.display import Display
-    from services.foreground import run_in_foreground
+    from services.recording.display import Display
+    from services.signals import run_in_foreground
 
     with tempfile.TemporaryDirectory() as name:
         folder, quiet = Path(name), Display(quiet=True)
@@ -98,7 +99,7 @@ def _learner_times() -> dict[str, list[float]]:
 
 
 def _ratio(slow: Callable[[], object], fast: Callable[[], object], *, turns: int) -> float:
-    """Median of the processor seconds of ``slow`` by those of ``fast``, turn by turn, after one that warms up."""
+    """Median over ``turns`` of CPU seconds of ``slow`` divided by those of ``fast``, after one warm-up turn."""
     ratios = []
     for _ in range(turns + 1):
         seconds = []
@@ -111,7 +112,7 @@ def _ratio(slow: Callable[[], object], fast: Callable[[], object], *, turns: int
 
 
 def measured(name: str) -> float:
-    """One ratio, in a process of its own."""
+    """Measure one ratio in its own process."""
     command = [sys.executable, "-m", "benchmarks.quick", "--one", name]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
@@ -121,7 +122,7 @@ def measured(name: str) -> float:
 
 
 def verdict(ratio: float, before: float | None) -> str:
-    """What is said of a ratio beside the baseline's."""
+    """Compare a ratio with its baseline: ``new``, ``ok`` or ``LOST`` with the loss."""
     if before is None:
         return "new"
     return f"LOST {1 - ratio / before:.0%}" if ratio < (1 - LOSS) * before else "ok"
@@ -129,9 +130,10 @@ def verdict(ratio: float, before: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", type=_known, metavar="NAME", help=f"of {', '.join(RATIOS)}; default all")
+    names = f"any of {', '.join(RATIOS)}; default: all"
+    parser.add_argument("names", nargs="*", type=_known, metavar="NAME", help=names)
     parser.add_argument("--baseline", type=Path, default=BASELINE)
-    parser.add_argument("--save", action="store_true", help="make what is measured the baseline")
+    parser.add_argument("--save", action="store_true", help="write the measured ratios to the baseline file")
     parser.add_argument("--one", choices=list(RATIOS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -153,7 +155,7 @@ def main() -> None:
 
 def _known(name: str) -> str:
     if name not in RATIOS:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(RATIOS)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(RATIOS)}")
     return name
 
 

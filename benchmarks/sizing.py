@@ -1,14 +1,15 @@
-"""Does a job fit its GPUs? The arithmetic of docs/sizing.md, from the job file and the model's shape.
+"""Check whether jobs fit their GPUs: the arithmetic of docs/gpu.md, from the job file and the shape of the model.
 
-    python -m benchmarks.sizing deploy/jobs/gpu-8.yaml [--gpu-gib 80] [--nic-gbit 100] [--prompt-tokens 512]
+    python -m benchmarks.sizing deploy/jobs/*.yaml [--gpu-gib 80] [--nic-gbit 100] [--prompt-tokens 512]
 
-Nothing is measured here: each line is a product of what the job says and of the constants below. The model's shape is
-read from its ``config.json``, or from ``deploy/jobs/models/<name>.json`` where the model is not on this machine.
+Nothing is measured: each line follows from the job and the constants below. The model's shape is read from its
+``config.json``, or from ``deploy/jobs/models/<name>.json`` if the model is not on this machine.
 """
 
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,19 +22,19 @@ GIB = 1 << 30
 SHAPES = Path(__file__).parents[1] / "deploy" / "jobs" / "models"
 
 BF16, FP32 = 2, 4
-# ZeRO-3 under bf16, bytes a parameter, all sharded: weight 2, gradient 4, master copy 4, two moments 8.
+# ZeRO-3 under bf16, bytes per parameter, all sharded: weight 2, gradient 4, master copy 4, two moments 8.
 STATE_BYTES = BF16 + FP32 + FP32 + 2 * FP32
-OFFLOADED_BYTES = {"offload_param": BF16, "offload_optimizer": STATE_BYTES - BF16}  # what is on the host then
+OFFLOADED_BYTES = {"offload_param": BF16, "offload_optimizer": STATE_BYTES - BF16}  # bytes per parameter on the host
 RANK_OVERHEAD = 5 * GIB  # CUDA context, NCCL buffers, layers that ZeRO-3 has gathered (1e9 parameters at most)
-ENGINE_OVERHEAD = 5 * GIB  # of each GPU of an engine: activations, CUDA graphs
+ENGINE_OVERHEAD = 5 * GIB  # per GPU of an engine: activations, CUDA graphs
 DEFAULT_UTILIZATION = 0.9  # vLLM's gpu_memory_utilization
-PCIE = 20e9  # bytes a second between host and GPU
-NIC_SHARE = 0.7  # of the line rate that object transfer reaches; an assumption
+PCIE = 20e9  # bytes per second between host and GPU
+NIC_SHARE = 0.7  # share of the line rate that object transfer is assumed to reach
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder of the Llama family; names as in ``config.json``."""
+    """The shape of a decoder of the Llama family; field names as in ``config.json``."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -46,7 +47,7 @@ class Shape:
 
     @classmethod
     def of(cls, model: Path) -> "Shape":
-        """Raises FileNotFoundError where neither the model nor its shape is here."""
+        """Read the shape of ``model``. Raises FileNotFoundError if neither the model nor its shape file exists."""
         own = model / "config.json"
         config = json.loads((own if own.exists() else SHAPES / f"{model.name}.json").read_text())
         return cls(**{name: config.get(name, False) for name in cls.__dataclass_fields__})
@@ -63,7 +64,7 @@ class Shape:
         return (1 if self.tie_word_embeddings else 2) * self.vocab_size * h + self.num_hidden_layers * layer + h
 
     def adapters(self, lora: LoraSpec) -> int:
-        """Parameters of low-rank adapters on the matrices of every layer that ``lora`` names."""
+        """Number of parameters of the low-rank adapters on every matrix that ``lora`` targets."""
         h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
         sides = {"q_proj": 2 * h, "k_proj": h + kv, "v_proj": h + kv, "o_proj": 2 * h}
         sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + m)
@@ -72,25 +73,25 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """Key-value cache of one token."""
+        """Bytes of key-value cache per token."""
         return 2 * self.num_hidden_layers * self.kv_size * BF16
 
     @property
     def activation_bytes(self) -> int:
-        """Kept for the backward pass of one token, every layer stored: inputs of matrix products, and of the two norms
-        in float32. Held against PyTorch by `benchmarks.learner.memory`."""
+        """Bytes kept per token for the backward pass without checkpointing: the inputs of the matmuls, and those of
+        the two norms in float32. `benchmarks.learner.memory` compares the formula with PyTorch."""
         h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
         return self.num_hidden_layers * ((6 * h + 2 * kv + 4 * m) * BF16 + 2 * h * FP32)
 
     @property
     def checkpointed_bytes(self) -> int:
-        """The same where layers are checkpointed: each layer's input, and one layer while it is computed again."""
+        """The same with checkpointed layers: the input of each layer, plus one layer while it is recomputed."""
         return self.num_hidden_layers * self.hidden_size * BF16 + self.activation_bytes // self.num_hidden_layers
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What a job takes. Memory in bytes, of one GPU where it says so."""
+    """What a job needs. Memory is in bytes; ``state`` to ``rank_room`` are per rank, ``weights`` per GPU."""
 
     parameters: int
     state: float
@@ -114,22 +115,22 @@ class Sizing:
 
     @property
     def fits(self) -> bool:
-        """Has a rank its memory, and an engine a cache for a whole sample?"""
+        """Whether a rank fits its memory and an engine's cache holds at least one whole sample."""
         return self.rank <= self.rank_room and self.cache_tokens >= self.row_tokens
 
 
 def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_tokens: int) -> Sizing:
-    """The arithmetic.
+    """Compute what ``job`` needs.
 
     Args:
         gpu_bytes: memory of one GPU.
-        nic_gbit: line rate between two nodes, gigabits a second.
-        prompt_tokens: a prompt's length.
+        nic_gbit: line rate between two nodes, in gigabits per second.
+        prompt_tokens: length of a prompt.
     """
     row = prompt_tokens + job.sampling.max_tokens
     ranks, lora = job.learner.ranks, job.model.lora
     trained = shape.parameters if lora is None else shape.adapters(lora)
-    frozen = 0 if lora is None else shape.parameters * BF16  # trained bytes below count a weight of their own
+    frozen = 0 if lora is None else shape.parameters * BF16  # STATE_BYTES already includes the trained weights
     offloaded = _offloaded_bytes(job)
     on_host = trained * offloaded + (frozen if offloaded in (BF16, STATE_BYTES) else 0)
     state = (trained * STATE_BYTES + frozen - on_host) / ranks
@@ -139,7 +140,7 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
 
     gpus = max(1, math.ceil(job.actors.gpus))
     utilization = float(job.actors.engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION))
-    shared = job.actors.gpus % 1 > 0  # the learner has the rest of the same GPU
+    shared = job.actors.gpus % 1 > 0  # the learner uses the rest of the same GPU
     weights = shape.parameters * BF16 / gpus
     cache = max(0.0, utilization * gpu_bytes - weights - ENGINE_OVERHEAD) * gpus
     samples = job.slots * job.sampling.n
@@ -170,71 +171,68 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
 
 
 def _offloaded_bytes(job: RLJob) -> int:
-    """Bytes a parameter that DeepSpeed keeps in the host's memory."""
+    """Bytes per parameter that DeepSpeed keeps in host memory."""
     zero = job.learner.deepspeed.get("zero_optimization", {})
     return sum(each for part, each in OFFLOADED_BYTES.items() if zero.get(part, {}).get("device") == "cpu")
 
 
-def page(job: RLJob, made: Sizing, gpu_gib: float, nic_gbit: float) -> str:
-    """The sizing as Markdown."""
-    ranks, actors, offloaded = job.learner.ranks, job.actors, _offloaded_bytes(job)
-    whole = job.model.lora is None
+def page(jobs: Sequence[tuple[RLJob, Sizing]], gpu_gib: float, nic_gbit: float) -> str:
+    """A Markdown table with one column per job."""
+    columns = [_column(job, made, gpu_gib, nic_gbit) for job, made in jobs]
+    labels = dict.fromkeys(label for column in columns for label in column)
     rows = [
-        ("parameters", f"{made.parameters / 1e9:.2f} billion"),
-        (
-            "learner: states, a rank",
-            f"{made.state / GIB:.1f} GiB" + (f" = {STATE_BYTES - offloaded} B x parameters / {ranks}" if whole else ""),
-        ),
-        *([("learner: states on the host, a rank", f"{made.host / GIB:.1f} GiB")] if offloaded else []),
-        ("learner: starting policy, a rank", f"{made.reference / GIB:.1f} GiB"),
-        (
-            "learner: activations, a rank",
-            f"{made.activations / GIB:.1f} GiB for {max(made.row_tokens, job.learner.tokens_per_micro_batch)} tokens",
-        ),
-        (
-            "learner: a rank in all",
-            f"{made.rank / GIB:.1f} of {made.rank_room / GIB:.1f} GiB, {RANK_OVERHEAD / GIB:.0f} of them overhead",
-        ),
-        ("actor: weights, a GPU", f"{made.weights / GIB:.1f} GiB"),
-        ("actor: key-value cache", f"{made.cache / GIB:.1f} GiB = {made.cache_tokens:,} tokens"),
-        (
-            "actor: samples the cache holds at full length",
-            f"{made.cache_sequences} of {actors.max_num_seqs} that may run, {made.row_tokens} tokens each",
-        ),
-        ("samples in flight", f"{made.samples_in_flight} = {made.slots} slots x {job.sampling.n}"),
-        ("of these, running at once", f"{made.running} at most on {actors.count} actor(s)"),
-        ("tokens in flight", f"{made.tokens_in_flight:,} at most"),
-        ("weights published a step", f"{made.published / GIB:.1f} GiB"),
-        (
-            "broadcast",
-            f"{made.broadcast_seconds:.1f} s expected, {made.broadcast_rounds} round(s) at {nic_gbit:g} Gbit/s",
-        ),
+        ("quantity", *(job.name for job, _ in jobs)),
+        ("---",) * (len(jobs) + 1),
+        *((label, *(column.get(label, "") for column in columns)) for label in labels),
     ]
-    verdict = "fits" if made.fits else "does not fit"
-    title = f"### {job.name}: {verdict} GPUs of {gpu_gib:g} GiB"
-    return "\n".join([title, "", "| what | how much |", "|---|---|", *(f"| {what} | {much} |" for what, much in rows)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _column(job: RLJob, made: Sizing, gpu_gib: float, nic_gbit: float) -> dict[str, str]:
+    ranks, actors, offloaded = job.learner.ranks, job.actors, _offloaded_bytes(job)
+    formula = f" = {STATE_BYTES - offloaded} B x parameters / {ranks}" if job.model.lora is None else ""
+    tokens = max(made.row_tokens, job.learner.tokens_per_micro_batch)
+    return {
+        f"fits GPUs of {gpu_gib:g} GiB": "yes" if made.fits else "no",
+        "parameters": f"{made.parameters / 1e9:.2f} billion",
+        "learner: states per rank": f"{made.state / GIB:.1f} GiB{formula}",
+        **({"learner: states on the host, per rank": f"{made.host / GIB:.1f} GiB"} if offloaded else {}),
+        "learner: starting policy per rank": f"{made.reference / GIB:.1f} GiB",
+        "learner: activations per rank": f"{made.activations / GIB:.1f} GiB for {tokens} tokens",
+        f"learner: total per rank, with {RANK_OVERHEAD / GIB:.0f} GiB of overhead": (
+            f"{made.rank / GIB:.1f} of {made.rank_room / GIB:.1f} GiB"
+        ),
+        "actor: weights per GPU": f"{made.weights / GIB:.1f} GiB",
+        "actor: key-value cache": f"{made.cache / GIB:.1f} GiB = {made.cache_tokens:,} tokens",
+        "actor: full-length samples in the cache, of those that may run": (
+            f"{made.cache_sequences} of {actors.max_num_seqs}, {made.row_tokens} tokens each"
+        ),
+        "samples in flight": f"{made.samples_in_flight} = {made.slots} slots x {job.sampling.n}",
+        "samples running at once, at most": f"{made.running}",
+        "tokens in flight, at most": f"{made.tokens_in_flight:,}",
+        "weights published per step": f"{made.published / GIB:.1f} GiB",
+        f"broadcast at {nic_gbit:g} Gbit/s: time, rounds": f"{made.broadcast_seconds:.1f} s, {made.broadcast_rounds}",
+    }
 
 
 def main() -> None:
-    """Print the sizing of one job file; exit code 1 where it does not fit."""
-    parser = argparse.ArgumentParser(description="Does a job fit its GPUs?")
-    parser.add_argument("job", type=Path)
+    """Print the sizing of job files; exit with code 1 if one does not fit."""
+    parser = argparse.ArgumentParser(description="Check whether jobs fit their GPUs.")
+    parser.add_argument("jobs", type=Path, nargs="+", metavar="JOB.yaml")
     parser.add_argument("--gpu-gib", type=float, default=80)
     parser.add_argument("--nic-gbit", type=float, default=100)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     options = parser.parse_args()
-    job = JOB.validate_python(yaml.safe_load(options.job.read_text()))
-    if not isinstance(job, RLJob):
-        parser.error(f"{options.job} is a job of kind {job.kind}; only rl jobs have actors and a learner")
-    made = size(
-        job,
-        Shape.of(job.model.path),
-        gpu_bytes=options.gpu_gib * GIB,
-        nic_gbit=options.nic_gbit,
-        prompt_tokens=options.prompt_tokens,
-    )
-    print(page(job, made, options.gpu_gib, options.nic_gbit))
-    raise SystemExit(0 if made.fits else 1)
+    sized = []
+    for path in options.jobs:
+        job = JOB.validate_python(yaml.safe_load(path.read_text()))
+        if not isinstance(job, RLJob):
+            parser.error(f"{path} is a job of kind {job.kind}; only rl jobs have actors and a learner")
+        gpu_bytes, shape = options.gpu_gib * GIB, Shape.of(job.model.path)
+        made = size(job, shape, gpu_bytes=gpu_bytes, nic_gbit=options.nic_gbit, prompt_tokens=options.prompt_tokens)
+        sized.append((job, made))
+    print(page(sized, options.gpu_gib, options.nic_gbit))
+    raise SystemExit(0 if all(made.fits for _, made in sized) else 1)
 
 
 if __name__ == "__main__":

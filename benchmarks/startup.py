@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup [--rounds 3]
 
-The job is the first of the comparison with TRL: a model of 3M parameters, one actor, one reward worker, one learner
-rank. Stages are told by the run's own files; the three roles start side by side.
+The job is the first workload of the comparison with TRL: a model of 3M parameters, one actor, one reward worker, one
+learner rank. The times come from the files in the run folder. The three roles start at the same time.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.versus_trl.volley_side import job_of
 from benchmarks.versus_trl.workloads import WORKLOADS, write_inputs
-from services.run_folder import RunFolder
+from services.store.folder import RunFolder
 
 LOOK_SECONDS = 0.02
 SECONDS = 300
@@ -33,16 +33,16 @@ def main() -> None:
         write_inputs(WORKLOADS["short"], folder)
         job = folder / "job.yaml"
         job.write_text(json.dumps({**job_of(WORKLOADS["short"], folder, ""), "steps": 2}))
-        report([one(job, folder / f"runs-{number}") for number in range(args.rounds)])
+        report([stage_ends(job, folder / f"runs-{number}") for number in range(args.rounds)])
 
 
-def one(job: Path, runs: Path) -> dict[str, float]:
-    """When each stage of one run had ended, seconds from its start, in order."""
+def stage_ends(job: Path, runs: Path) -> dict[str, float]:
+    """Start one run; return when each of its stages ended, in seconds from the start, in order."""
     begun = time.time()
     command = [sys.executable, "-c", LAUNCH, "run", str(job), "--out", str(runs), "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        folder, checked = _checked(runs, begun)
+        folder, checked = _wait_for_folder(runs, begun)
         process.wait(SECONDS)
     finally:
         process.kill()
@@ -50,26 +50,26 @@ def one(job: Path, runs: Path) -> dict[str, float]:
         sys.exit(f"volley run ended with {process.returncode}")
     took = folder.summary()["start_seconds"]
     (started,) = [row["time"] for row in folder.read("events") if row["kind"] == "started"]
-    asked = started - max(took.values())
-    ends = {"job and data checked": checked, "Redis and Ray up": asked}
-    ends |= {f"{role} ready": asked + seconds for role, seconds in sorted(took.items(), key=lambda item: item[1])}
+    roles_begun = started - max(took.values())
+    ends = {"job and data checked": checked, "Redis and Ray up": roles_begun}
+    ends |= {f"{role} ready": roles_begun + seconds for role, seconds in sorted(took.items(), key=lambda item: item[1])}
     row = folder.read("metrics")[0]
     ends["first batch generated and scored"] = started + row["seconds_wait"]
     ends["first step trained"] = started + row["seconds_wait"] + row["seconds_learn"]
     return {stage: end - begun for stage, end in ends.items()}
 
 
-def _checked(runs: Path, begun: float) -> tuple[RunFolder, float]:
-    """The run's folder, and when it was there: a job that can not run leaves none."""
+def _wait_for_folder(runs: Path, begun: float) -> tuple[RunFolder, float]:
+    """Wait for the run folder, which is created once job and data are checked; return it with the time."""
     while not (found := list(runs.glob("*/summary.json"))):
         if time.time() > begun + SECONDS:
-            raise TimeoutError("the run made no folder")
+            raise TimeoutError(f"no run folder was created within {SECONDS} s")
         time.sleep(LOOK_SECONDS)
     return RunFolder(found[0].parent), time.time()
 
 
 def report(rounds: list[dict[str, float]]) -> None:
-    """Medians over the rounds: when a stage had ended."""
+    """Print when each stage ended: the median over the rounds, and the range."""
     for stage in rounds[0]:
         times = [each[stage] for each in rounds]
         print(f"{stage:36} {statistics.median(times):6.1f} s   ({min(times):.1f} to {max(times):.1f})")

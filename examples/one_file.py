@@ -1,31 +1,27 @@
 """The whole algorithm in one file: reinforcement learning for a model that gets k tries, with samples that lag behind.
 
-    python -m examples.one_file                    # warm up a small model, then train it for pass@4: some minutes
-    python -m examples.one_file --k 1              # the same for the first try, the usual objective
-    python -m examples.one_file --lag 4            # from samples four versions old
+    python -m examples.one_file                    # warm up a small model, then train it for pass@4: a few minutes
+    python -m examples.one_file --k 1              # the same for one try, the usual objective
+    python -m examples.one_file --lag 4            # train on samples that are four versions old
 
-What the first two print, of one seed: training for one try gains most there and gives up prompts that need many.
-
-               pass@1   pass@4   pass@8   pass@32
-    before      0.216    0.554    0.735     0.901
-    --k 4       0.298    0.650    0.797     0.918
-    --k 1       0.430    0.700    0.777     0.862
+Each command prints pass@k before and after training.
 
 One step, and where the service does the same:
 
-    sample    n samples per prompt, and the log-prob of every token as it was drawn    actors/          vLLM
-    score     is the answer right?                                                     reward_servers/  sandboxes
-    advantage how much each sample adds to the best of k                               volley/objectives
+    sample    draw n samples per prompt, and record the log-prob of every token        actors/          vLLM
+    score     check whether each answer is correct                                     reward_servers/  sandboxes
+    advantage compute how much each sample adds to the best of k                       volley/objectives
     update    PPO with a correction for old samples, AdamW                             learner/         ZeRO-3
-    train     which weights sample while others are trained                            services/        Ray
+    train     decide which version samples while newer ones are trained                services/        Ray
 
-The service runs them all at once, on many machines, so that its samples are some versions old by the time they are
-trained on. Here one process takes turns, and ``--lag`` samples from an older copy of the weights on purpose.
-`tests/integration/test_one_file.py` holds this file's updates against those of the service's learner.
+The service runs all of these at once on many machines, so samples are a few versions old when they are trained on. Here
+one process does them in turn, and ``--lag`` deliberately samples from an older copy of the weights.
+`tests/integration/test_one_file.py` compares this file's updates with those of the service's learner.
 
-The task is countdown: "3 7 2 5=24:" wants an expression in + - * that uses each number once and equals 24.
+The task is countdown: "3 7 2=13:" asks for an expression in + - * that uses each number once and equals 13.
 
-Shapes: P prompts; n samples of each; N = P n samples, prompt by prompt; p prompt tokens; T sample tokens; V vocabulary.
+Shapes: P prompts; n samples per prompt; N = P n samples, ordered by prompt; p prompt tokens; T sample tokens;
+V vocabulary.
 """
 
 import argparse
@@ -46,10 +42,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.countdown import make_data, make_model
 
-CLIP = 0.2  # a token's ratio counts up to 1 +- CLIP
-CORRECTION_CAP = 2.0  # and the weight of an old token up to this
-CLIP_NORM = 1.0  # of the gradient
-MAX_TOKENS = 10  # of a sample
+CLIP = 0.2  # a token's ratio is clipped to 1 +- CLIP
+CORRECTION_CAP = 2.0  # the largest importance weight of an old token
+MAX_TOKENS = 10  # per sample
 Row = dict[str, Any]
 
 
@@ -58,15 +53,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples and their prompts. Prompts are padded on the left, so that all samples start in the same column.
+    """Samples and their prompts. Prompts are padded on the left so that all samples start in the same column.
 
     Attributes:
         prompt_Np: int64 token ids.
         prompt_real_Np: bool, False at padding.
-        token_NT: int64 token ids; a sample that ended by itself has its end token.
+        token_NT: int64 token ids, including the end token unless the sample was cut.
         real_NT: bool, False after the end.
-        logprob_NT: float32, the generator's log-prob of each token: mu, the behaviour policy. 0 after the end.
-        version: of the weights that sampled them: the number of updates behind them.
+        logprob_NT: float32, the log-prob of each token under the policy that sampled it (mu); 0 after the end.
+        version: version of the weights that sampled them: the number of training steps before.
     """
 
     prompt_Np: Tensor
@@ -78,7 +73,7 @@ class Samples:
 
 
 def padded(rows: Sequence[Sequence[int]], *, left: bool, pad: int) -> tuple[Tensor, Tensor]:
-    """Rows of unequal length as one tensor, and where it is not padding."""
+    """Rows of unequal length as one tensor, and a mask that is False at padding."""
     width = max(map(len, rows))
     ids, real = [], []
     for row in rows:
@@ -90,17 +85,17 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool, pad: int) -> tuple[Tens
 
 @torch.no_grad()
 def sample(model: Any, tokenizer: Any, prompts: Sequence[str], n: int, *, version: int = 0) -> Samples:
-    """Draw n samples of each prompt, token by token, at temperature 1 and with nothing cut off the distribution.
+    """Draw n samples per prompt, token by token, at temperature 1 without top-k or top-p.
 
-    That the log-probs are those of the distribution drawn from is what makes importance weights right later.
+    The recorded log-probs are then those of the distribution sampled from, which importance weights rely on.
     """
     prompt_Np, prompt_real_Np = padded([tokenizer(text)["input_ids"] for text in prompts], left=True, pad=0)
     prompt_Np, prompt_real_Np = prompt_Np.repeat_interleave(n, 0), prompt_real_Np.repeat_interleave(n, 0)
-    ids, seen, cache = prompt_Np, prompt_real_Np, None  # seen: what attention may look at, all columns so far
+    ids, seen, cache = prompt_Np, prompt_real_Np, None  # seen: attention mask of all columns so far
     running_N = torch.ones(len(ids), dtype=torch.bool)
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     while len(columns) < MAX_TOKENS and running_N.any():
-        # The cache holds the keys and values of earlier columns, so each pass is over the newest ones only.
+        # The cache holds the keys and values of earlier columns, so each pass computes only the newest ones.
         out = model(
             input_ids=ids,
             attention_mask=seen,
@@ -120,12 +115,12 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[str], n: int, *, versio
 
 
 def positions(real_NL: Tensor) -> Tensor:
-    """0, 1, 2 ... over the columns that are not padding."""
+    """Position ids: 0, 1, 2 ... over the columns that are not padding."""
     return (real_NL.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def logprobs(model: Any, samples: Samples) -> Tensor:
-    """The log-prob of every sample token under ``model``, [N, T], in one pass over whole sequences."""
+    """The log-prob of every sample token under ``model``, [N, T], in one pass over the whole sequences."""
     ids_NL = torch.cat([samples.prompt_Np, samples.token_NT], dim=1)
     real_NL = torch.cat([samples.prompt_real_Np, samples.real_NT], dim=1)
     logit_NLV = model(input_ids=ids_NL, attention_mask=real_NL, position_ids=positions(real_NL)).logits
@@ -145,7 +140,7 @@ def texts(tokenizer: Any, samples: Samples) -> list[str]:
 
 
 def score(row: Row, text: str) -> float:
-    """1 where ``text`` is an expression without parentheses that uses the row's numbers and equals its target."""
+    """1 if ``text`` is an expression without parentheses that uses the row's numbers and equals its target, else 0."""
     if not re.fullmatch(r"\d+([-+*]\d+)*", text):
         return 0.0
     numbers = [int(digits) for digits in re.findall(r"\d+", text)]
@@ -158,15 +153,16 @@ def score(row: Row, text: str) -> float:
 
 
 def max_at_k_advantages(reward_Pn: Tensor, k: int) -> Tensor:
-    """a_i such that sum_i a_i grad log pi(y_i) estimates, without bias, the gradient of E[max(g_1 .. g_k)], [P, n].
+    """a_i such that sum_i a_i grad log pi(y_i) is an unbiased estimate of the gradient of E[max(g_1 .. g_k)], [P, n].
 
-    Of all C(n, k) sets that n samples contain, sample i matters to those in which it is the best, and then by its
-    lead over the second best: over the set without i (PKPO, arXiv 2505.15201, eq. 33). With rewards ascending,
+    Among the C(n, k) subsets of k samples, sample i matters in those in which it is the best, and there by its lead
+    over the second best, which would be the best without i (PKPO, arXiv 2505.15201, eq. 33). With rewards ascending,
 
         a_i = 1/C(n,k) sum_{j<i} C(j-1, k-2) (g_i - g_j)
 
-    since j is second best in as many sets as there are ways to take the other k - 2 from the j - 1 below it. For k = 1
-    nothing is second, and the mean of the other samples takes its place: REINFORCE with a leave-one-out baseline.
+    because j is second best to i in as many subsets as there are ways to choose the other k - 2 from the j - 1 samples
+    below j. For k = 1 there is no second best; the mean of the other samples takes its place, which is REINFORCE with a
+    leave-one-out baseline.
     """
     n = reward_Pn.shape[-1]
     if k == 1:
@@ -179,7 +175,7 @@ def max_at_k_advantages(reward_Pn: Tensor, k: int) -> Tensor:
 
 
 def pass_at_k(right: int, n: int, k: int) -> float:
-    """The chance that k of n samples, ``right`` of them correct, hold a correct one: unbiased for pass@k."""
+    """Unbiased estimate of pass@k: the chance that k of n samples, ``right`` of them correct, contain a correct one."""
     return 1 - comb(n - right, k) / comb(n, k)
 
 
@@ -187,17 +183,18 @@ def pass_at_k(right: int, n: int, k: int) -> float:
 
 
 def policy_loss(theta_NT: Tensor, prox_NT: Tensor, samples: Samples, advantage_N: Tensor, prompts: int) -> Tensor:
-    """The loss to descend, of three policies that are easy to confuse:
+    """The loss to minimise. It involves three policies that are easy to confuse:
 
-        mu      what sampled, some versions ago: its log-probs came with the samples
-        prox    the policy as this update began, around which the step is kept small
-        theta   the policy being changed; the gradient flows through it alone
+        mu      the policy that drew the samples, some versions ago; its log-probs came with the samples
+        prox    the policy before this update, which theta should stay close to
+        theta   the policy being updated; only its log-probs have a gradient
 
-    PPO's ratio theta/prox stops paying once it left 1 +- CLIP (arXiv 1707.06347). Weight prox/mu makes up for samples
-    of mu where ones of prox were wanted; large weights are cut, which costs a little bias and saves much variance
-    (decoupled PPO, arXiv 2110.00641; truncated importance sampling).
+    PPO clips the ratio theta/prox, so that moving it beyond 1 +- CLIP gains nothing (arXiv 1707.06347). The weight
+    prox/mu corrects for samples that come from mu instead of prox; large weights are truncated, which adds a little
+    bias and removes much variance (decoupled PPO, arXiv 2110.00641; truncated importance sampling).
 
-    A sample's tokens add up, and so do a prompt's samples, since a_i is meant for a sum. Prompts are averaged.
+    The loss sums over a sample's tokens and over a prompt's samples, because a_i are weights of a sum; it averages over
+    prompts.
     """
     real = samples.real_NT
     ratio = (theta_NT - prox_NT)[real].exp()
@@ -208,14 +205,14 @@ def policy_loss(theta_NT: Tensor, prox_NT: Tensor, samples: Samples, advantage_N
 
 
 def correction_of(prox_NT: Tensor, samples: Samples) -> Tensor:
-    """The weight of every real token, 1 where nothing lags."""
+    """The importance weight prox/mu of every real token; 1 if the samples are not old."""
     return (prox_NT - samples.logprob_NT)[samples.real_NT].exp().clamp(max=CORRECTION_CAP)
 
 
 def update(
     model: Any, optimizer: torch.optim.Optimizer, samples: Samples, reward_Pn: Tensor, *, k: int, updates: int = 1
 ) -> dict[str, float]:
-    """Improve ``model`` by ``updates`` steps of PPO on one batch; what is measured is of the last of them."""
+    """Improve ``model`` by ``updates`` PPO steps on one batch; returns the metrics of the last one."""
     advantage_N = max_at_k_advantages(reward_Pn.double(), k).flatten().float()
     with torch.no_grad():
         prox_NT = logprobs(model, samples)
@@ -224,7 +221,7 @@ def update(
         loss = policy_loss(theta_NT, prox_NT, samples, advantage_N, len(reward_Pn))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        norm = nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
         optimizer.step()
     ratio = (theta_NT - prox_NT).detach()[samples.real_NT].exp()
     correction = correction_of(prox_NT, samples)
@@ -242,9 +239,9 @@ def update(
 
 
 def train(model: Any, tokenizer: Any, rows: Iterable[Row], args: argparse.Namespace) -> None:
-    """Steps of sampling and updating; version s is the policy after s updates."""
+    """Alternate sampling and updating; version s is the policy after s steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
-    actor = copy.deepcopy(model)  # samples, with the oldest of these weights
+    actor = copy.deepcopy(model)  # samples with the oldest of the published weights
     published = deque([weights(model)], maxlen=args.lag + 1)
     rows = iter(rows)
     print(f"{'step':>5} {'lag':>4} {'pass@1':>8} {f'pass@{args.k}':>8} {'correction':>11} {'grad norm':>10}")
@@ -271,7 +268,7 @@ def rewards(tokenizer: Any, rows: Sequence[Row], samples: Samples) -> Tensor:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the weights as they are."""
+    """A copy of the model's current weights."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
@@ -285,7 +282,7 @@ def mean_pass_at_k(reward_Pn: Tensor, k: int) -> float:
 
 
 def warm_up(model: Any, tokenizer: Any, rows: Iterable[Row], steps: int, size: int = 128) -> None:
-    """Supervised steps on right answers: reinforcement needs a model that is right now and then."""
+    """Train on correct answers: reinforcement learning needs a model that is sometimes right."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     rows = iter(rows)
     for step in range(steps):
@@ -303,7 +300,7 @@ def warm_up(model: Any, tokenizer: Any, rows: Iterable[Row], steps: int, size: i
 
 
 def evaluate(model: Any, tokenizer: Any, rows: Sequence[Row], title: str) -> None:
-    """Print the pass@k of fresh prompts, from 64 samples of each."""
+    """Print pass@k on ``rows``, estimated from 64 samples per prompt."""
     samples = sample(model, tokenizer, [row["prompt"] for row in rows], 64)
     reward_Pn = rewards(tokenizer, rows, samples)
     print(f"{title:>16}: " + "  ".join(f"pass@{k} {mean_pass_at_k(reward_Pn, k):.3f}" for k in (1, 2, 4, 8, 16, 32)))
@@ -314,23 +311,23 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="start from this model instead of warming up a new one")
     parser.add_argument("--k", type=int, default=4, help="tries that the model will get; 1 is the usual objective")
     parser.add_argument("--n", type=int, default=16, help="samples per prompt, at least k")
-    parser.add_argument("--lag", type=int, default=1, help="versions by which sampling is behind")
+    parser.add_argument("--lag", type=int, default=1, help="number of versions by which samples lag behind")
     parser.add_argument("--prompts", type=int, default=32, help="prompts per step")
-    parser.add_argument("--updates", type=int, default=1, help="updates made of one batch")
+    parser.add_argument("--updates", type=int, default=1, help="updates per batch")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--warm-up", type=int, default=150, help="supervised steps")
-    parser.add_argument("--numbers", type=int, default=3, help="numbers in a prompt")
-    parser.add_argument("--held-out", type=int, default=50, help="prompts to evaluate on")
+    parser.add_argument("--numbers", type=int, default=3, help="numbers per prompt")
+    parser.add_argument("--held-out", type=int, default=50, help="number of prompts to evaluate on")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=10, help="steps between lines of progress")
+    parser.add_argument("--every", type=int, default=10, help="steps between progress lines")
     args = parser.parse_args()
     if not 1 <= args.k <= args.n or args.n < 2:
         parser.error("--k must be from 1 to --n, and --n at least 2")
     torch.manual_seed(args.seed)
     held_out = list(make_data.rows(random.Random(f"{args.seed} held out"), args.held_out, args.numbers, set()))
     taken: set[tuple[object, ...]] = {(*sorted(row["numbers"]), row["target"]) for row in held_out}  # type: ignore[call-overload]
-    fresh = make_data.rows(random.Random(args.seed), 10**9, args.numbers, taken)  # as many as are asked for
+    fresh = make_data.rows(random.Random(args.seed), 10**9, args.numbers, taken)  # an endless supply
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or make_model.make(Path(folder), seed=args.seed)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -1,6 +1,6 @@
-"""One rank's part of a batch, as flat token arrays and laid-out micro-batches.
+"""One rank's part of a batch, as flat token arrays and micro-batches.
 
-Shapes: T sample tokens of the rank, N samples of the rank, G its groups, side by side; n samples of one group.
+Shapes: T sample tokens of the rank, N samples of the rank, G groups of the rank, n samples of a group.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +27,14 @@ class RankBatch:
     """What a rank trains on in one step.
 
     Attributes:
-        groups: the groups' arrays.
-        scored: their verdict columns, in the same order.
+        groups: the arrays of each group.
+        scored: the scores of each group, in the same order.
         mu_T: float32, the generator's log-probs.
-        lag_T: int64, versions each token is old.
-        sample_T: int64, which of the rank's samples each token is of.
+        lag_T: int64, how many versions ago each token was sampled.
+        sample_T: int64, the sample of each token.
         lengths_N: int64, tokens of each sample.
-        keep_N: bool, False for samples that leave their group: not scored, or cut and to be masked.
-        pieces: one for each group, to be laid out.
+        keep_N: bool, False for samples dropped from their group: not scored, or truncated with `mask_truncated` set.
+        pieces: one per group, the input of the micro-batch layout.
     """
 
     groups: tuple[Group, ...]
@@ -56,22 +56,28 @@ class RankBatch:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """float64 [N], NaN at samples that bear none."""
+        """float64 [N], NaN for samples without a reward."""
         return _joined([each.rewards_n for each in self.scored], np.float64)
 
+    @property
+    def group_sizes(self) -> NDArray[np.int64]:
+        """The number of samples that each sample's group keeps, int64 [N]; 2 or more in `usable` groups."""
+        keep_Gn = self.per_group(self.keep_N)
+        return np.repeat(keep_Gn.sum(axis=-1), keep_Gn.shape[-1])
+
     def per_group(self, values_N: NDArray[Scalar]) -> NDArray[Scalar]:
-        """[N] as [G, n]; every group of a job asks for the same n."""
+        """[N] as [G, n]; all groups of a job have the same n."""
         return values_N.reshape(len(self.groups), -1) if self.groups else values_N.reshape(0, 0)
 
     def sample_sums(self, values_T: Tensor) -> NDArray[np.float64]:
-        """Each sample's sum, float64 [N]."""
+        """The sum over the tokens of each sample, float64 [N]."""
         return np.bincount(self.sample_T, values_T.double().cpu().numpy(), self.samples).astype(np.float64)
 
 
 def usable(
     groups: Sequence[Group], scored: Sequence[ScoredGroup], *, mask_truncated: bool
 ) -> tuple[list[tuple[Group, ScoredGroup]], dict[int, str]]:
-    """The groups with two samples to compare, and why the others are dropped, by group id."""
+    """The groups with two samples or more to compare, and why the others are dropped, by group id."""
     kept: list[tuple[Group, ScoredGroup]] = []
     dropped: dict[int, str] = {}
     for group, each in zip(groups, scored, strict=True):
@@ -86,7 +92,7 @@ def usable(
 def rank_batch(
     groups: Sequence[Group], scored: Sequence[ScoredGroup], *, version: int, mask_truncated: bool
 ) -> RankBatch:
-    """Lay the groups' arrays end to end."""
+    """Concatenate the arrays of the groups."""
     starts = np.cumsum([0, *(len(group.tokens_T) for group in groups)])
     lengths_N = _joined([group.lengths_n for group in groups], np.int64)
     keep_N = _joined([each.valid_n for each in scored], np.bool_)
@@ -106,8 +112,8 @@ def rank_batch(
                 group.tokens_T,
                 group.lengths_n,
                 start + np.arange(len(group.tokens_T)),
-                group.shown_S,
-                group.shown_at_S,
+                group.observation_S,
+                group.observation_at_S,
             )
             for group, start in zip(groups, starts, strict=False)
         ),
@@ -117,10 +123,10 @@ def rank_batch(
 def group_advantages(
     batch: RankBatch, objective: Objective, *, shaped_N: NDArray[np.float64], log_weight_N: NDArray[np.float64] | None
 ) -> AdvantageReport:
-    """Advantages of the rank's samples, [G, n], 0 for samples that leave their group.
+    """Advantages of the rank's samples, [G, n], 0 for dropped samples.
 
     Args:
-        shaped_N: rewards, shaped where the job asks for it; anything at samples that are not kept.
+        shaped_N: rewards, less the KL penalty if the job puts it there; dropped samples may have any value.
         log_weight_N: log importance weight of each sample, for objectives with companion weights.
     """
     if not batch.groups:
@@ -146,7 +152,7 @@ def value_advantages(
 
 
 def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:
-    """Supervised rows as pieces of one sample each."""
+    """Supervised rows, each as a piece with one sample."""
     starts = np.cumsum([0, *(len(row.answer_a) for row in rows)])
     return [
         Piece(row.prompt_p, row.answer_a, np.array([len(row.answer_a)], np.int32), start + np.arange(len(row.answer_a)))
@@ -161,8 +167,8 @@ class Packer:
     Attributes:
         budget: padded tokens of one micro-batch.
         width: the model's hidden size.
-        allow_shared: may samples of a group share a row?
-        device: where they go.
+        allow_shared: whether samples of a group may share a row.
+        device: device of the micro-batches.
     """
 
     budget: int
@@ -171,20 +177,20 @@ class Packer:
     device: torch.device
 
     def __call__(self, pieces: Sequence[Piece]) -> list[MicroBatch]:
-        """Micro-batches of ``pieces``, as many on every rank: ZeRO-3 gathers parameters in step."""
+        """Micro-batches of ``pieces``, the same number on every rank: ZeRO-3 gathers parameters collectively."""
         batches = micro_batches(pieces, self.budget, width=self.width, allow_shared=self.allow_shared)
         return [batch.to(self.device) for batch in as_many(batches, idle, self.device)]
 
 
 def as_many(batches: list[T], spare: Callable[[], T], device: torch.device) -> list[T]:
-    """``batches`` and as many spares as the rank with most, and at least one, has more. Every rank must call it."""
+    """``batches``, filled up with spares to the largest number on any rank, or 1. Every rank must call it."""
     most = torch.tensor([max(len(batches), 1)], device=device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return batches + [spare() for _ in range(int(most) - len(batches))]
 
 
 def idle() -> MicroBatch:
-    """One row without sample tokens."""
+    """A micro-batch of one row without sample tokens."""
     none = torch.zeros(0, dtype=torch.int64)
     return MicroBatch(torch.zeros((1, 2), dtype=torch.int64), None, None, none, none, none)
 

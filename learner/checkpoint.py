@@ -1,20 +1,21 @@
-"""What a rank group must keep to go on: parameters and AdamW's moments in float32, free of the number of ranks.
+"""Checkpoints: trained parameters and AdamW's moments in float32, independent of the number of ranks.
 
-Parameters that are not trained are left out: they are those of the model the job names.
+Parameters that are not trained are left out, because the job's model has them.
 
-    policy-00000.safetensors ...    the tensors ``param/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, a bucket a file
-    policy.json                     AdamW's step count and the files
-    value-*.safetensors, value.json the same of the value model, where there is one
+    policy-00000.safetensors ...    the tensors ``param/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME`` of one bucket
+    policy.json                     AdamW's step count and the list of files
+    value-*.safetensors, value.json the same for the value model, if there is one
 
-The files are written aside and renamed by `learner.group.LearnerGroup.save`.
+`learner.pool.LearnerPool.save` makes the folder appear only when it is complete.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from learner.engine import Engine
@@ -28,7 +29,7 @@ def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, r
     """Write ``engine``'s state into ``folder``. Every rank must call it; each writes its share of the files.
 
     Returns:
-        Why a file could not be written, or nothing. It is no error raised: the other ranks wait for this one in every
+        Why a file could not be written, or "". It does not raise, because the other ranks wait for this one in every
         gather.
     """
     problem = ""
@@ -54,10 +55,7 @@ def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, r
 
 
 def _write(tensors: dict[str, Tensor], file: Path) -> str:
-    """Why the file could not be written, or nothing."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
+    """Write a safetensors file; returns why it could not be written, or ""."""
     try:
         save_file(tensors, file)
         give_usual_mode([file])
@@ -67,27 +65,25 @@ def _write(tensors: dict[str, Tensor], file: Path) -> str:
 
 
 def load_engine(engine: Engine, name: str, folder: Path, *, rank: int, ranks: int) -> None:
-    """Take up what `save_engine` wrote, with any number of ranks. Every rank must call it.
+    """Load what `save_engine` wrote with any number of ranks. Every rank must call it.
 
     Raises:
-        JobError: the checkpoint is of another model.
+        JobError: the checkpoint belongs to another model.
     """
-    from safetensors import safe_open
-
     about = json.loads((folder / f"{name}.json").read_text())
     parameters: dict[str, nn.Parameter] = dict(_trained(engine))
     _start_adam(engine, about["adam_steps"])
     seen = set()
     for file in about["files"]:
         with safe_open(folder / file, framework="pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
+            for key in tensors.keys():  # noqa: SIM118 - `tensors` is not a mapping
                 kind, parameter_name = key.split("/", 1)
                 tensor = tensors.get_tensor(key)
                 _check_shape(parameters.get(parameter_name), parameter_name, tensor, folder)
                 _set(parameters[parameter_name], kind, tensor, rank=rank, ranks=ranks)
                 seen.add(parameter_name)
     if missing := parameters.keys() - seen:
-        raise JobError(f"checkpoint {folder} is of another model: it has no {min(missing)}")
+        raise JobError(f"checkpoint {folder} belongs to another model: it has no {min(missing)}")
 
 
 def _trained(engine: Engine) -> Iterator[tuple[str, nn.Parameter]]:
@@ -118,25 +114,27 @@ def _set(parameter: nn.Parameter, kind: str, whole: Tensor, *, rank: int, ranks:
 
 
 def _part(whole: Tensor, rank: int, ranks: int) -> Tensor:
-    """Rank ``rank``'s shard: equal slices of the flat tensor, the last filled up with zeros."""
+    """Rank ``rank``'s shard: one of equal slices of the flat tensor, the last one padded with zeros."""
     size = -(-whole.numel() // ranks)
     mine = whole.flatten()[rank * size : (rank + 1) * size]
     return torch.nn.functional.pad(mine, (0, size - mine.numel()))
 
 
-def _check_shape(parameter: Any, name: str, tensor: Tensor, folder: Path) -> None:
+def _check_shape(parameter: nn.Parameter | None, name: str, tensor: Tensor, folder: Path) -> None:
     if parameter is None or full_elements(parameter) != tensor.numel():
-        raise JobError(f"checkpoint {folder} is of another model: {name} does not fit; take the model it was made with")
+        raise JobError(
+            f"checkpoint {folder} belongs to another model: {name} has another size; use the model it was made with"
+        )
 
 
 def _adam_steps(engine: Engine) -> int:
-    """Updates AdamW has made; 0 before the first, when it has no moments yet."""
+    """Updates made by AdamW; it has no moments before the first."""
     states = [state for flat in engine.zero.fp32_partitioned_groups_flat if (state := engine.adam.state.get(flat))]
     return int(states[0]["step"]) if states else 0
 
 
 def _start_adam(engine: Engine, steps: int) -> None:
-    """Give AdamW the state it has after ``steps`` updates, moments still zero."""
+    """Set AdamW's state as after ``steps`` updates, with moments of zero for `_set` to fill."""
     engine.adam.state.clear()
     if not steps:
         return

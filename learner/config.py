@@ -1,4 +1,4 @@
-"""What a learner is told of its job. Light: importable without Ray, torch or DeepSpeed."""
+"""The learner's configuration. Imports neither Ray, torch nor DeepSpeed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +10,21 @@ from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 
 @dataclass(frozen=True, slots=True)
 class LearnerConfig:
-    """Everything the ranks of one run share.
+    """Settings that all ranks of a run share.
 
     Attributes:
-        model: what training starts from; also the reference policy. It is version 0.
+        model: the model training starts from, version 0; also the reference policy.
         learner: ranks, resources, deadlines.
         optimizer: AdamW and its schedule.
-        steps: steps of the whole job; the cosine schedule ends there.
-        seed: of torch's generators.
-        log_dir: rank r writes ``learner-<r>.log`` here.
+        steps: steps of the whole job, at which the cosine schedule reaches zero.
+        seed: seed of torch's generators.
+        log_dir: rank r logs to ``learner-<r>.log`` in this folder.
         update: the policy loss; None for supervised jobs.
         objective: the k-sample objective; None for supervised jobs.
-        temperature: the samples were drawn at; log-probs are of the tempered distribution.
-        max_lag: versions a token may be old.
-        ks: the group's pass@k is reported for these k.
-        prefix: put before the Ray names of the ranks, so that runs on one cluster do not clash.
+        temperature: sampling temperature; log-probs are those of the tempered distribution.
+        max_lag: how many versions old a token may be when it is trained on.
+        ks: pass@k of the batch is reported for each of these k.
+        prefix: prefix of the ranks' Ray names, so that runs on one cluster do not clash.
     """
 
     model: ModelSpec

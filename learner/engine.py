@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,31 +15,34 @@ from learner.config import LearnerConfig
 from volley.errors import Diverged
 from volley.update import Optimizer
 
-# A model so small is worth no sharding of its parameters: every rank keeps them whole between steps, and a layer
-# is one unit to ZeRO's hooks, which otherwise cost a good part of its time. Gradients and moments are sharded still.
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+# Parameters of a model this small are not worth sharding: every rank keeps them whole between steps, and ZeRO's hooks,
+# which otherwise take a large part of the time, treat a layer as one unit. Gradients and moments are still sharded.
 SMALL_BYTES = 64 << 20
 KEPT_WHOLE = {"stage3_param_persistence_threshold": SMALL_BYTES, "memory_efficient_linear": False}
-GRACE_SECONDS = 30.0  # a collective gives up so long after the step it belongs to should have ended
+GRACE_SECONDS = 30.0  # how long after its step's deadline a collective times out
 
 
 def open_store(host: str, port: int, world: int) -> Any:
-    """The ranks' rendezvous: with ``port`` 0 opened here, on a port the system picks, else joined.
+    """The rendezvous of the ranks: with ``port`` 0 it is opened here on a free port, otherwise joined.
 
-    Keep it as long as the ranks live.
+    Keep a reference for as long as the ranks live.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(host, port, world, is_master=port == 0, wait_for_workers=False)
 
 
-def join_ranks(rank: int, world: int, store: Any, *, cuda: bool, deadline_s: float) -> None:
+def join_ranks(rank: int, world: int, store: "TCPStore | None", *, cuda: bool, deadline_s: float) -> None:
     """Make this process rank ``rank`` of ``world``: gloo on CPU, NCCL on CUDA."""
-    # A device of its own is all that Ray shows a rank, so its local rank is 0.
+    # Ray shows each rank only its own device, so its local rank is 0.
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world), LOCAL_SIZE="1")
     import deepspeed
 
     _quiet()
-    # Shared-memory kernels for CPU inference; DeepSpeed would compile them at every first start.
+    # These are shared-memory kernels for CPU inference, which DeepSpeed would compile at the first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if cuda else "gloo"
     if cuda:
@@ -51,22 +54,23 @@ def join_ranks(rank: int, world: int, store: Any, *, cuda: bool, deadline_s: flo
 
 
 def _quiet() -> None:
-    """Keep the logs to what a reader may act on."""
+    """Reduce the logs to messages that a reader can act on."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # DeepSpeed calls collectives by names that torch is about to rename.
+    # DeepSpeed uses names of collectives that torch has deprecated.
     warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
 
 
 def deepspeed_config(config: LearnerConfig) -> dict[str, Any]:
-    """ZeRO stage 3, with the job's own ``deepspeed:`` keys laid over it."""
+    """Settings for ZeRO stage 3, overridden by the job's ``deepspeed:`` keys."""
     settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # micro-batches are cut by tokens; losses carry their own scale
+        "train_micro_batch_size_per_gpu": 1,  # micro-batches are cut by tokens, and losses are already scaled
         "gradient_accumulation_steps": 1,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": config.optimizer.clip_norm or 0.0,  # left out, DeepSpeed clips at 1
         "zero_optimization": {
             "stage": 3,
             "overlap_comm": config.learner.gpus_per_rank > 0,
@@ -75,11 +79,10 @@ def deepspeed_config(config: LearnerConfig) -> dict[str, Any]:
             **(KEPT_WHOLE if _weight_bytes(config) <= SMALL_BYTES else {}),
         },
     }
-    if config.optimizer.clip_norm is not None:
-        settings["gradient_clipping"] = config.optimizer.clip_norm
     if config.model.dtype == "bfloat16":
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        settings["communication_data_type"] = "fp32"  # sum gradients over ranks in float32, as over micro-batches
     return _merged(settings, config.learner.deepspeed)
 
 
@@ -87,7 +90,7 @@ class Engine:
     """A DeepSpeed engine. Every rank must make the same calls in the same order.
 
     Args:
-        load: loads the model; its parameters are sharded as they are read.
+        load: loads the model; its parameters are sharded while they are read.
         optimizer: AdamW and its schedule.
     """
 
@@ -97,8 +100,8 @@ class Engine:
         settings = deepspeed_config(config)
         model = _sharded(load, settings)
         self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
-        self.rate: float | None = None  # in place of the schedule's
-        self.before_update: Callable[[], None] = lambda: None  # returns when the weights may change
+        self.rate: float | None = None  # overrides the schedule
+        self.before_update: Callable[[], None] = lambda: None  # blocks until the weights may change
         self.adam = _adamw(model, optimizer)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=settings)
 
@@ -116,20 +119,20 @@ class Engine:
     def device(self) -> torch.device:
         return torch.device(self._engine.device)
 
-    def __call__(self, *inputs: Any, last: bool = False) -> Any:
-        """A forward pass; ``last`` of those whose gradients the next `update` takes."""
+    def __call__(self, *inputs: object, last: bool = False) -> Any:
+        """A forward pass; ``last`` marks the last one before the next `update`."""
         self._engine.set_gradient_accumulation_boundary(last)
         return self._engine(*inputs)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of ``loss``, which is this rank's share of a sum over ranks."""
-        self._engine.backward(loss * self.ranks)  # DeepSpeed takes the mean over ranks
+        """Add the gradient of ``loss``, this rank's part of a sum over ranks."""
+        self._engine.backward(loss * self.ranks)  # because DeepSpeed averages over ranks
 
     def update(self, step: int) -> tuple[float, float]:
-        """AdamW with the gradients gathered, at step ``step`` of the schedule: gradient norm before clipping, rate.
+        """Apply AdamW at step ``step`` of the schedule; returns the gradient norm before clipping and the rate.
 
         Raises:
-            Diverged: the gradient is not finite; the weights are as they were.
+            Diverged: the gradient is not finite; the weights are unchanged.
         """
         rate = learning_rate(self.spec, step, self.steps) if self.rate is None else self.rate
         for group in self._engine.optimizer.param_groups:
@@ -146,9 +149,9 @@ class Engine:
 
 
 def frozen(load: Callable[[], nn.Module], config: LearnerConfig) -> Any:
-    """A model that is only asked: sharded over the ranks as the trained one is, whole on each where it is small.
+    """A model that is not trained: sharded over the ranks as the trained one is, or whole on each rank if it is small.
 
-    Every rank must ask a sharded one as often.
+    Every rank must call a sharded model equally often.
     """
     import deepspeed
 
@@ -164,12 +167,12 @@ def frozen(load: Callable[[], nn.Module], config: LearnerConfig) -> Any:
 
 
 def _sharded(load: Callable[[], nn.Module], settings: dict[str, Any]) -> nn.Module:
-    """The model that ``load`` gives; its parameters are sharded as they are read."""
+    """The model that ``load`` returns, with its parameters sharded while they are read."""
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    sharding = HfDeepSpeedConfig(settings)  # from_pretrained shards at once while this object lives
+    sharding = HfDeepSpeedConfig(settings)  # while this object lives, from_pretrained shards as it loads
     try:
         model = load()
     finally:
@@ -184,7 +187,7 @@ def _sharded(load: Callable[[], nn.Module], settings: dict[str, Any]) -> nn.Modu
 
 
 def _is_whole(settings: dict[str, Any]) -> bool:
-    """Does every rank keep the parameters between steps?"""
+    """Whether every rank keeps the whole parameters between steps."""
     return bool(settings["zero_optimization"]["stage3_param_persistence_threshold"] >= SMALL_BYTES)
 
 
@@ -211,14 +214,26 @@ def _layers_are_units(model: nn.Module) -> None:
 
 
 def _adamw(model: nn.Module, spec: Optimizer) -> torch.optim.AdamW:
+    groups = decay_groups(model, spec.weight_decay)
+    return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """AdamW's parameter groups: matrices decay, vectors (norms and biases) do not.
+
+    ``ds_shape`` is the whole shape of a sharded parameter. Without decay all parameters form one group.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        trained, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
-    )
+    if not weight_decay:
+        return [{"params": trained, "weight_decay": 0.0}]
+    matrices = [each for each in trained if len(getattr(each, "ds_shape", each.shape)) > 1]
+    vectors = [each for each in trained if len(getattr(each, "ds_shape", each.shape)) <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``base``, dictionary by dictionary."""
+    """``base`` with the values of ``over``, merged recursively."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)

@@ -1,12 +1,12 @@
-"""Micro-batches: how prompts and samples are laid out as rows of tokens.
+"""Micro-batches: lays prompts and samples out as rows of tokens.
 
 Two layouts give the same log-probs:
 
-    flat     one row a sample, its prompt in front: [p s1] [p s2] ...
-    shared   m samples of a group in one row, the prompt once: [p s1 s2 ...]; a mask lets each sample see the prompt
-             and itself, and positions count on from the prompt's end in each
+    flat     one row per sample, after its prompt: [p s1] [p s2] ...
+    shared   m samples of a group in one row after one prompt: [p s1 s2 ...]; a mask lets each sample attend to the
+             prompt and itself, and the positions of each continue from the prompt's end
 
-Shared computes prompts less often, but its attention is over the whole row; `samples_per_row` chooses m.
+The shared layout computes prompts less often, but attends over the whole row; `samples_per_row` chooses m.
 Shapes: R rows, L row length, T sample tokens of the micro-batch, in the order of its samples.
 """
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ATTENTION_COST = 1 / 3  # of seeing a row as long as the model is wide, against a token's matrix products; measured
+ATTENTION_COST = 1 / 3  # of attending to as many tokens as the hidden size, relative to a token's matmuls; measured
 
 
 def _nothing() -> NDArray[np.int32]:
@@ -27,80 +27,80 @@ def _nothing() -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A prompt and samples of it, to be laid out together.
+    """A prompt and some of its samples, to be laid out together.
 
     Attributes:
         prompt_p: int32 [p].
         tokens_T: int32 [T], the samples end to end.
         lengths_n: int32 [n].
-        index_T: int64 [T], each token's place in the rank's token arrays.
-        shown_S, shown_at_S: int32 [S], tokens shown between turns, and before which of ``tokens_T`` each stands. They
-            are laid out as context and predicted by nobody.
+        index_T: int64 [T], each token's index in the rank's token arrays.
+        observation_S, observation_at_S: int32 [S], tokens observed between turns, and the index in ``tokens_T`` that
+            each is placed before. They are context: the loss never predicts them.
     """
 
     prompt_p: NDArray[np.int32]
     tokens_T: NDArray[np.int32]
     lengths_n: NDArray[np.int32]
     index_T: NDArray[np.int64]
-    shown_S: NDArray[np.int32] = field(default_factory=_nothing)
-    shown_at_S: NDArray[np.int32] = field(default_factory=_nothing)
+    observation_S: NDArray[np.int32] = field(default_factory=_nothing)
+    observation_at_S: NDArray[np.int32] = field(default_factory=_nothing)
 
     @property
     def row_tokens(self) -> int:
-        return len(self.prompt_p) + len(self.tokens_T) + len(self.shown_S)
+        return len(self.prompt_p) + len(self.tokens_T) + len(self.observation_S)
 
     @property
     def spans_n(self) -> NDArray[np.int64]:
-        """int64 [n], what each sample takes of a row: its tokens and those it was shown."""
-        shown_n = np.bincount(self._owners()[self.shown_at_S], minlength=len(self.lengths_n))
-        return self.lengths_n + shown_n
+        """int64 [n], each sample's length in a row: its tokens and its observations."""
+        observed_n = np.bincount(self._owners()[self.observation_at_S], minlength=len(self.lengths_n))
+        return self.lengths_n + observed_n
 
     def only(self, keep_n: NDArray[np.bool_]) -> "Piece":
-        """The piece without the samples that are not to be kept."""
+        """The piece with only the samples in ``keep_n``."""
         keep_T = np.repeat(keep_n, self.lengths_n)
-        keep_S = keep_T[self.shown_at_S]
+        keep_S = keep_T[self.observation_at_S]
         place_T = np.cumsum(keep_T) - 1
         return Piece(
             self.prompt_p,
             self.tokens_T[keep_T],
             self.lengths_n[keep_n],
             self.index_T[keep_T],
-            self.shown_S[keep_S],
-            place_T[self.shown_at_S[keep_S]].astype(np.int32),
+            self.observation_S[keep_S],
+            place_T[self.observation_at_S[keep_S]].astype(np.int32),
         )
 
     def split(self, samples: int) -> list["Piece"]:
-        """Pieces of at most so many samples each."""
+        """Split into pieces of at most ``samples`` samples each."""
         n = len(self.lengths_n)
         if samples >= n:
             return [self]
         return [self.only((np.arange(n) >= cut) & (np.arange(n) < cut + samples)) for cut in range(0, n, samples)]
 
     def _owners(self) -> NDArray[np.int64]:
-        """int64 [T], which sample each token is of."""
+        """int64 [T], the sample each token belongs to."""
         return np.repeat(np.arange(len(self.lengths_n)), self.lengths_n)
 
     def body(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """What follows the prompt, shown tokens in their places, and where in it each of ``tokens_T`` is."""
+        """The tokens after the prompt, observations included, and the index in them of each of ``tokens_T``."""
         tokens = np.arange(len(self.tokens_T))
-        place_T = tokens + np.searchsorted(self.shown_at_S, tokens, side="right")
-        ids = np.empty(len(self.tokens_T) + len(self.shown_S), np.int32)
+        place_T = tokens + np.searchsorted(self.observation_at_S, tokens, side="right")
+        ids = np.empty(len(self.tokens_T) + len(self.observation_S), np.int32)
         ids[place_T] = self.tokens_T
-        ids[np.arange(len(self.shown_S)) + self.shown_at_S] = self.shown_S
+        ids[np.arange(len(self.observation_S)) + self.observation_at_S] = self.observation_S
         return ids, place_T
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows to take through the model at once.
+    """Rows for one forward pass.
 
     Attributes:
         ids_RL: int64 token ids, right-padded.
-        positions_RL: int64 position ids; None where they simply count from 0.
-        mask_R1LL: bool, True where a position may look; None for plain causal attention.
-        at_T: int64 place in the flattened [R * L] of the hidden state that predicts each sample token.
+        positions_RL: int64 position ids; None if they count from 0.
+        mask_R1LL: bool, True where a position may attend; None for causal attention.
+        at_T: int64 index in the flattened [R * L] of the hidden state that predicts each sample token.
         token_T: int64, the sample tokens.
-        index_T: int64, each token's place in the rank's token arrays.
+        index_T: int64, each token's index in the rank's token arrays.
     """
 
     ids_RL: Tensor
@@ -123,13 +123,13 @@ class MicroBatch:
 
 
 def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_shared: bool) -> list[MicroBatch]:
-    """Lay out ``groups`` in the cheapest way, longest rows first, at most ``budget`` padded tokens each.
+    """Lay out ``groups`` in the cheapest way, longest rows first, with at most ``budget`` padded tokens per batch.
 
-    A sample that is longer than the budget with its prompt makes a micro-batch of its own.
+    A prompt and sample that together exceed the budget make a micro-batch of their own.
 
     Args:
         width: the model's hidden size, for the cost model.
-        allow_shared: False for models that take no 4D attention mask.
+        allow_shared: False for models that do not accept a 4D attention mask.
     """
     pieces: list[Piece] = []
     for group in groups:
@@ -148,7 +148,7 @@ def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_sha
 
 
 def samples_per_row(group: Piece, budget: int, width: int) -> int:
-    """How many samples behind one prompt are least work; a row stays within ``budget`` tokens."""
+    """The cheapest number of samples per prompt, within ``budget`` tokens per row."""
     spans_n = group.spans_n
     prompt, n, mean = len(group.prompt_p), len(spans_n), float(spans_n.mean())
 
@@ -173,9 +173,8 @@ def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
         body, place_T = piece.body()
         within = _within(piece.spans_n)
         ids_RL[row, :end] = np.concatenate([piece.prompt_p, body])
-        column_T = (
-            prompt - 1 + np.where(within[place_T] == 0, 0, place_T)
-        )  # a sample's first is the prompt's to predict
+        # The prompt's last token predicts the first token of every sample.
+        column_T = prompt - 1 + np.where(within[place_T] == 0, 0, place_T)
         at_T.append(row * length + column_T)
         index_T.append(piece.index_T)
         positions_RL[row, :end] = np.concatenate([np.arange(prompt), prompt + within])
@@ -192,13 +191,13 @@ def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
 
 
 def _within(lengths_n: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, 2 ... in each sample, end to end."""
+    """Each token's index within its sample: 0, 1, 2 ... for each, end to end."""
     ends_n = np.cumsum(lengths_n)
     return np.arange(int(ends_n[-1])) - np.repeat(ends_n - lengths_n, lengths_n)
 
 
 def _mask(segment_RL: Tensor) -> Tensor:
-    """True where a position may look: the past of its own segment, and the prompt."""
+    """True where a position may attend: to the past of its own segment, and to the prompt."""
     own_RLL = segment_RL[:, :, None] == segment_RL[:, None, :]
     prompt_RLL = (segment_RL == 0)[:, None, :] & (segment_RL >= 0)[:, :, None]
     length = segment_RL.shape[1]

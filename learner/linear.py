@@ -1,7 +1,7 @@
-"""Products of float32 matrices on CPUs: by oneDNN where torch's own leave half of the processor unused.
+"""Matrix products: oneDNN for float32 on CPUs where torch's default is slow, and float32 sums of narrower factors.
 
-torch multiplies with MKL, which takes its AVX-512 kernels on Intel's processors only; oneDNN, which torch carries too,
-takes them on every processor that has them: 2.2 times as fast on an AMD EPYC. The two add up in different orders.
+torch multiplies with MKL, which uses its AVX-512 kernels on Intel processors only. oneDNN, which torch also ships, uses
+them on every processor that has AVX-512: 2.2 times as fast on an AMD EPYC. The two sum in different orders.
 
 Shapes: T tokens, I inputs, O outputs.
 """
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# What oneDNN and the layer above it make for a shape of a product is kept for so many shapes: enough for the layers of
-# one micro-batch. With the default, 1024, the heap can not shrink between steps of ever other lengths: it grew by GBs.
+# oneDNN and torch's layer above it cache what they build for each shape of product. 16 shapes are enough for the layers
+# of one micro-batch; with the default of 1024 the heap grows by gigabytes, as every step has other lengths.
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 SHAPES_KEPT = 16
 
 
 class OneDNNLinear(nn.Linear):
-    """A linear layer whose products, of the backward pass too, are `product`."""
+    """A linear layer that uses `product`, in the backward pass too."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name torch gives it
         if not by_onednn(input):
@@ -32,9 +32,9 @@ class OneDNNLinear(nn.Linear):
 
 
 def speed_up(model: nn.Module) -> None:
-    """Let the linear layers of ``model`` multiply by oneDNN, where that is the faster way on this machine.
+    """Make the linear layers of ``model`` use oneDNN if it is faster on this machine.
 
-    To be called before this process has multiplied by oneDNN.
+    Call it before this process first uses oneDNN.
     """
     if onednn_is_faster():
         for variable in CACHES:
@@ -46,23 +46,49 @@ def speed_up(model: nn.Module) -> None:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Has this processor AVX-512, and is it not Intel's?"""
+    """Whether this processor has AVX-512 and is not an Intel one."""
     if not torch._C._has_mkldnn or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     return "GenuineIntel" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
 
 def by_onednn(left: Tensor) -> bool:
-    """Is a product with ``left`` taken by oneDNN?"""
+    """Whether a product with ``left`` uses oneDNN."""
     return left.device.type == "cpu" and left.dtype == torch.float32 and left.numel() > 0 and onednn_is_faster()
 
 
 def product(left_TI: Tensor, right_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """``left right' + bias`` of [..., I] and [O, I], in any strides, [..., O]; no gradient flows through it."""
+    """``left right' + bias`` for [..., I] and [O, I] with any strides: [..., O]; no gradient flows through it."""
     if not by_onednn(left_TI):
         return nn.functional.linear(left_TI, right_OI, bias_O)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(left_TI, right_OI, bias_O, "none", [], "")
     return out
+
+
+def wide_factor(weight_OI: Tensor) -> Tensor:
+    """``weight`` as `wide_product` needs it: CUDA multiplies bfloat16 into float32, a CPU needs float32 factors."""
+    if weight_OI.device.type == "cuda" or torch.promote_types(weight_OI.dtype, torch.float32) == weight_OI.dtype:
+        return weight_OI
+    return weight_OI.float()
+
+
+def wide_product(left_TI: Tensor, factor_OI: Tensor) -> Tensor:
+    """``left factor'`` of two matrices of one type, summed and returned in float32 or wider; no gradient flows."""
+    if _is_narrow(left_TI):
+        return torch.mm(left_TI, factor_OI.t(), out_dtype=torch.float32)
+    return product(left_TI, factor_OI)
+
+
+def add_product(out_OI: Tensor, left_TO: Tensor, right_TI: Tensor) -> None:
+    """Add ``left' right`` to ``out``, which is float32 or wider; ``right`` may be narrower than ``left``."""
+    if right_TI.device.type == "cuda" and _is_narrow(right_TI):
+        out_OI += torch.mm(left_TO.to(right_TI.dtype).t(), right_TI, out_dtype=torch.float32)
+    else:
+        out_OI.addmm_(left_TO.t(), right_TI.to(left_TO.dtype))
+
+
+def _is_narrow(factor: Tensor) -> bool:
+    return factor.dtype in (torch.bfloat16, torch.float16)
 
 
 class _Linear(torch.autograd.Function):
@@ -87,7 +113,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradient(grad_TO: Tensor, input_TI: Tensor) -> Tensor:
-    """``grad' input``, [O, I]. oneDNN copies a left factor that is transposed: the narrower one is."""
+    """``grad' input``, [O, I]. oneDNN copies a transposed left factor, so the narrower factor takes that place."""
     if grad_TO.shape[1] > input_TI.shape[1]:
         return product(input_TI.t(), grad_TO.t()).t()
     return product(grad_TO.t(), input_TI.t())

@@ -1,6 +1,6 @@
-"""Adapters in the learner: put into the model by PEFT, published by themselves, merged for export.
+"""Adapters in the learner: PEFT adds them to the model; they are published alone and merged for export.
 
-Only adapters have ``requires_grad``: gradients, the optimiser and checkpoints leave out the rest of the model.
+Only adapters have ``requires_grad``, so gradients, the optimiser and checkpoints cover nothing else.
 """
 
 import re
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,44 +17,52 @@ from volley.errors import JobError
 from volley.job import ModelSpec
 from volley.lora import DOWN, UP, LoraSpec, merged
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
+    from transformers import PreTrainedModel
+
 ADAPTER = "default"  # PEFT's name for a model's only adapter
-FOLDER = "adapter"  # within an exported model
-BASE = ".base_layer"  # PEFT keeps the adapted matrix under its old name and this
+FOLDER = "adapter"  # subfolder of an exported model
+BASE = ".base_layer"  # PEFT appends this to the name of an adapted matrix
 
 
-def add_adapters(lm: Any, model: ModelSpec, spec: LoraSpec, seed: int) -> Any:
-    """Give ``lm`` adapters that change nothing yet (B is 0), and freeze the rest; returns ``lm``.
+def add_adapters(lm: "PreTrainedModel", model: ModelSpec, spec: LoraSpec, seed: int) -> "PreTrainedModel":
+    """Add adapters to ``lm`` that change nothing yet (B is 0), and freeze the rest; returns ``lm``.
 
     Args:
-        model: what ``lm`` was loaded from.
-        seed: of A, so that every rank has the same.
+        model: the model that ``lm`` was loaded from.
+        seed: initialises A, so that all ranks have the same.
 
     Raises:
-        JobError: ``target_modules`` names nothing, or something that can have no adapter.
+        JobError: ``target_modules`` matches nothing, or something that cannot have an adapter.
     """
     from peft import inject_adapter_in_model
 
     ends = {name.rpartition(".")[2] for name, each in lm.named_modules() if isinstance(each, nn.Linear)} - {"lm_head"}
-    instead = f"write target_modules: [{', '.join(sorted(ends))}]" if ends else "this model has none: drop model.lora"
+    advice = (
+        f"write target_modules: [{', '.join(sorted(ends))}]" if ends else "it has no linear layers: drop model.lora"
+    )
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)
-        warnings.simplefilter("ignore")  # they are of layers that are refused below
+        warnings.simplefilter("ignore")  # warnings about layers that `_check` rejects
         try:
             inject_adapter_in_model(_peft_config(model, spec), lm, ADAPTER)
         except ValueError as error:
-            raise JobError(f"model.lora: {' '.join(str(error).split())[:300]}; {instead}") from error
-    _check(lm, model.path, instead)
+            raise JobError(f"model.lora: {' '.join(str(error).split())[:300]}; {advice}") from error
+    _check(lm, model.path, advice)
     for name, parameter in lm.named_parameters():
         parameter.requires_grad_(_plain(name).endswith((DOWN, UP)))
-        if parameter.requires_grad:  # PEFT takes float32 beside bfloat16, which DeepSpeed would not keep
+        if parameter.requires_grad:  # PEFT uses float32 even in a bfloat16 model, which DeepSpeed would not keep
             parameter.data = parameter.data.to(getattr(torch, model.dtype))
-    # ZeRO-3 takes a block's backward pass for ended once its input has a gradient, and else at its very begin.
+    # ZeRO-3 considers a block's backward pass finished when its input gets a gradient. Without one, it would do so at
+    # the start of the pass.
     lm.enable_input_require_grads()
     return lm
 
 
 def published(lm: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that training changes, by the names actors know: of adapters, as `volley.lora` says."""
+    """The parameters that training changes, under the names that actors expect; `volley.lora` defines an adapter's."""
     for name, parameter in lm.named_parameters():
         if parameter.requires_grad:
             yield _plain(name), parameter
@@ -62,9 +70,9 @@ def published(lm: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 @contextmanager
 def without_adapters(lm: nn.Module) -> Iterator[None]:
-    """Within, ``lm`` computes as the frozen model does.
+    """Within the block, ``lm`` computes what the frozen model would.
 
-    The adapters stay in the computation and count nothing, so that ZeRO-3 meets the same layers in the same order.
+    The adapters are still computed, with scale 0, so that ZeRO-3 sees the same layers in the same order.
     """
     layers = list(adapted(lm).values())
     for layer in layers:
@@ -76,15 +84,15 @@ def without_adapters(lm: nn.Module) -> Iterator[None]:
             layer.set_scale(ADAPTER, 1.0)
 
 
-def adapted(lm: nn.Module) -> dict[str, Any]:
-    """PEFT's layers by the names of the matrices they adapt."""
+def adapted(lm: nn.Module) -> "dict[str, LoraLayer]":
+    """PEFT's layers, by the name of the matrix they adapt."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return {name: layer for name, layer in lm.named_modules() if isinstance(layer, BaseTunerLayer)}
 
 
 def split(state: Mapping[str, Tensor], spec: LoraSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A model's whole parameters, by PEFT's names, as those of the merged model and those of the adapters alone."""
+    """Split a model's parameters, under PEFT's names, into those of the merged model and those of the adapters."""
     named = {_plain(name): tensor for name, tensor in state.items()}
     adapters = {name: tensor for name, tensor in named.items() if name.endswith((DOWN, UP))}
     whole = {}
@@ -98,7 +106,7 @@ def split(state: Mapping[str, Tensor], spec: LoraSpec) -> tuple[dict[str, Tensor
 
 
 def write_adapters(adapters: Mapping[str, Tensor], model: ModelSpec, spec: LoraSpec, folder: Path) -> None:
-    """Write ``folder`` in PEFT's format: ``PeftModel.from_pretrained(base, folder)`` takes it."""
+    """Write ``folder`` in PEFT's format, which ``PeftModel.from_pretrained(base, folder)`` loads."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,11 +119,11 @@ def write_adapters(adapters: Mapping[str, Tensor], model: ModelSpec, spec: LoraS
 
 
 def _plain(name: str) -> str:
-    """The name of a parameter without that of the adapter, as it is in PEFT's files."""
+    """A parameter's name as in PEFT's files, that is without the adapter's name."""
     return re.sub(rf"\.(lora_[AB])\.{ADAPTER}\.", r".\1.", name)
 
 
-def _peft_config(model: ModelSpec, spec: LoraSpec) -> Any:
+def _peft_config(model: ModelSpec, spec: LoraSpec) -> "LoraConfig":
     from peft import LoraConfig
 
     targets = spec.target_modules
@@ -129,19 +137,19 @@ def _peft_config(model: ModelSpec, spec: LoraSpec) -> Any:
     )
 
 
-def _check(lm: Any, path: Path, instead: str) -> None:
-    """Raise `JobError` for adapters that the log-probs, or the actors, would not see."""
+def _check(lm: "PreTrainedModel", path: Path, advice: str) -> None:
+    """Raise `JobError` for adapters that would not affect the log-probs, or not the actors."""
     layers = adapted(lm)
     head = lm.get_output_embeddings()
     odd = [name for name, layer in layers.items() if not isinstance(layer.get_base_layer(), nn.Linear)]
     odd += [name for name, layer in layers.items() if layer is head]
     if odd:
-        raise JobError(f"model.lora: {odd[0]} can have no adapter, it is no linear layer of a block; {instead}")
+        raise JobError(f"model.lora: {odd[0]} cannot have an adapter: it is not a linear layer of a block; {advice}")
     unknown = sorted({f"{name}.weight" for name in layers} - _tensor_names(path))
     if unknown:
         raise JobError(
-            f"model.lora: {path} has no tensor {unknown[0]}, to which actors would add the adapter: load the model "
-            "with transformers, save_pretrained it, and train that"
+            f"model.lora: {path} has no tensor {unknown[0]} for actors to add the adapter to: load the model with "
+            "transformers, save it with save_pretrained, and train that"
         )
 
 

@@ -1,6 +1,6 @@
 """The policy loss: a pure function of tensors.
 
-Shapes: T sample tokens of a micro-batch, samples' tokens side by side; N samples of the rank.
+Shapes: T sample tokens of a micro-batch, sample by sample; N samples of the rank.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,20 @@ LOG_RATIO_CAP = 20.0  # e^20: far beyond any clip range, far within float32
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Everything the loss needs of the tokens of one micro-batch.
+    """What the loss needs to know about the tokens of one micro-batch.
 
     Attributes:
-        theta_T: log-prob under the weights being trained; carries the gradient.
-        prox_T: log-prob under the learner's weights when the update began.
+        theta_T: log-prob under the weights being trained; the gradient flows through it.
+        prox_T: log-prob under the learner's weights at the start of the update.
         mu_T: log-prob recorded by the generator.
-        advantage_T: the sample's advantage at each of its tokens.
-        weight_T: what aggregation gives each token's term: see `sample_weights`; 0 takes the token out.
-        sample_T: int64 in 0..N-1, which sample each token is of.
+        advantage_T: the sample's advantage at each of its tokens; float64, because an off-policy advantage is divided
+            by the sample's own weight and may lie outside float32 until the correction multiplies it again.
+        weight_T: the factor of each token's term, see `sample_weights`; 0 removes the token from the loss.
+        sample_T: int64 in 0..N-1, the sample of each token.
         samples: N.
-        entropy_T: entropy of each token's distribution; carries the gradient where there is a bonus.
-        reference_T: log-prob under the starting policy; None where it is not needed.
+        group_size_T: number of samples that the token's group keeps; KL and entropy terms are means over them.
+        entropy_T: entropy of each token's distribution; with a bonus, the gradient flows through it.
+        reference_T: log-prob under the starting policy; None if it is not needed.
     """
 
     theta_T: Tensor
@@ -36,13 +38,14 @@ class LossInputs:
     weight_T: Tensor
     sample_T: Tensor
     samples: int
+    group_size_T: Tensor
     entropy_T: Tensor
     reference_T: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LossParts:
-    """The loss to descend and, for each token, what became of it. All but ``loss`` are detached."""
+    """The loss to minimise, and how each token entered it. All but ``loss`` are detached."""
 
     loss: Tensor
     ratio_T: Tensor
@@ -59,7 +62,11 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     - ``c``: behaviour correction ``exp(prox - mu)``, truncated or masked at a cap (decoupled PPO, arXiv 2110.00641;
       truncated importance sampling), per token or per sample; no gradient passes through it.
     - KL in the loss: k2 or k3 of `kl_estimate` per token.
-    - entropy bonus: minus its weighted sum (arXiv 1602.01783).
+    - entropy bonus: minus the entropy of each token's distribution (arXiv 1602.01783).
+
+    An advantage is one sample's part of a sum over its group, so the policy terms of a group are added. KL and entropy
+    are expectations, so they are divided by the size of the group: ``E[f] - coefficient * KL + bonus * entropy`` then
+    has the coefficients that the job states, whatever n is.
 
     The sum is over the micro-batch; ``weight_T`` is made with global counts, so losses of micro-batches and ranks add.
     """
@@ -72,14 +79,16 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     correction_T, truncated_T = _correction(inputs, spec)
     term_T = correction_T * torch.minimum(gain_T, clipped_gain_T)
     if spec.ratio == "sequence":
-        # One term a sample, shared out over its tokens so that the sum counts it once.
+        # One term per sample: each of its tokens has an equal part, so that the sum counts the term once.
         term_T = term_T / _per_sample(torch.ones_like(term_T), inputs)
     if spec.kl.coefficient and spec.kl.where == "loss" and inputs.reference_T is not None:
-        term_T = term_T - spec.kl.coefficient * kl_estimate(inputs.theta_T, inputs.reference_T, spec.kl.estimator)
+        kl_T = kl_estimate(inputs.theta_T, inputs.reference_T, spec.kl.estimator)
+        term_T = term_T - spec.kl.coefficient * kl_T / inputs.group_size_T
     if spec.entropy_bonus:
-        term_T = term_T + spec.entropy_bonus * inputs.entropy_T
+        term_T = term_T + spec.entropy_bonus * inputs.entropy_T / inputs.group_size_T
+    loss = -torch.where(inputs.weight_T > 0, inputs.weight_T * term_T, 0.0).sum()
     return LossParts(
-        loss=-torch.where(inputs.weight_T > 0, inputs.weight_T * term_T, 0.0).sum(),
+        loss=loss.to(inputs.theta_T.dtype),
         ratio_T=ratio_T.detach(),
         clipped_T=(clipped_gain_T < gain_T).detach(),
         correction_T=correction_T.detach(),
@@ -103,13 +112,13 @@ def kl_estimate(theta_T: Tensor, reference_T: Tensor, estimator: str) -> Tensor:
 
 
 def sample_weights(aggregation: str, lengths_N: Tensor, *, groups: float, samples: float, tokens: float) -> Tensor:
-    """The weight in the loss of each token of each sample, [N], from counts over the whole batch.
+    """The weight in the loss of every token of each sample, [N], from counts over the whole batch.
 
-    - ``sequence_sum``: ``1 / groups``, the estimators' own form: a sample's tokens add up, samples of a group add
-      up, groups are averaged.
-    - ``sequence_mean``: ``1 / (groups * length)``, a mean over each sample's tokens instead.
-    - ``token_mean`` (DAPO, arXiv 2503.14476): ``samples / (groups * tokens)``, `sequence_sum` divided by the mean
-      length: every token of the batch weighs the same, and the scale is that of ``sequence_mean``.
+    - ``sequence_sum``: ``1 / groups``, the form the estimators require: a sum over a sample's tokens and a group's
+      samples, a mean over groups.
+    - ``sequence_mean``: ``1 / (groups * length)``, with a mean over each sample's tokens.
+    - ``token_mean`` (DAPO, arXiv 2503.14476): ``samples / (groups * tokens)``, which is `sequence_sum` divided by the
+      mean length: all tokens of the batch weigh the same, at the scale of ``sequence_mean``.
     """
     if aggregation == "sequence_sum":
         return torch.full_like(lengths_N, 1 / groups)
@@ -128,7 +137,7 @@ def value_loss(value_T: Tensor, old_T: Tensor, reward_T: Tensor, clip: float) ->
 
 
 def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
-    """Behaviour correction and which tokens it cut; no gradient."""
+    """The behaviour correction and the tokens whose weight was over the cap; no gradient."""
     log_weight_T = (inputs.prox_T - inputs.mu_T).detach()
     match spec.behaviour_correction:
         case NoCorrection():
@@ -136,7 +145,7 @@ def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]
         case TokenCorrection(cap=cap, mask=mask):
             pass
         case SequenceCorrection(cap=cap, mask=mask):
-            log_weight_T = _per_sample(log_weight_T, inputs)
+            log_weight_T = _per_sample(log_weight_T.double(), inputs)
     weight_T = log_weight_T.exp()
     truncated_T = weight_T > cap
     kept = torch.zeros_like(weight_T) if mask else torch.full_like(weight_T, cap)
@@ -144,6 +153,6 @@ def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]
 
 
 def _per_sample(values_T: Tensor, inputs: LossInputs) -> Tensor:
-    """Each token's sample's sum."""
+    """The sum over its sample, for each token."""
     zeros_N = values_T.new_zeros(inputs.samples)
     return zeros_N.index_add(0, inputs.sample_T, values_T)[inputs.sample_T]

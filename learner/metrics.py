@@ -1,4 +1,4 @@
-"""What a batch's rewards say, before any tensor is touched."""
+"""Metrics of a batch's rewards, computed before the step."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,7 @@ from volley.objectives import max_at_k
 
 
 def batch_metrics(batch: Sequence[ScoredGroup], ks: Sequence[int]) -> dict[str, float]:
-    """Mean reward, and for each k the mean over groups of the unbiased max@k of a group.
-
-    Groups with fewer samples left than a k do not count for it.
-    """
+    """Mean reward, and for each k the unbiased max@k, mean over the groups with at least k valid samples."""
     rewards = [scored.rewards_n[scored.valid_n] for scored in batch]
     metrics = {"reward_mean": float(np.mean(np.concatenate(rewards)))}
     sizes = sorted({len(reward_n) for reward_n in rewards})

@@ -1,7 +1,7 @@
-"""The policy: a causal language model that is asked for log-probs of given tokens."""
+"""The policy: a causal language model that returns log-probs of given tokens."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,11 @@ from learner.lora import add_adapters, without_adapters
 from volley.errors import JobError
 from volley.job import ModelSpec
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # of a log-prob; what another order of sums may change
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # of a log-prob, for different orders of summation
 
 
 class Policy(nn.Module):
@@ -23,19 +27,19 @@ class Policy(nn.Module):
 
     Args:
         lm: a Hugging Face causal language model.
-        temperature: the samples were drawn at.
-        entropy_gradient: does the loss use the entropy?
+        temperature: sampling temperature of the samples.
+        entropy_gradient: whether the loss uses the entropy.
 
     Raises:
         JobError: the model has no linear output embedding.
     """
 
-    def __init__(self, lm: Any, temperature: float, *, entropy_gradient: bool = False) -> None:
+    def __init__(self, lm: "PreTrainedModel", temperature: float, *, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.lm = lm
         head = lm.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise JobError(f"models of type {lm.config.model_type} have no linear output embedding; take a causal LM")
+            raise JobError(f"models of type {lm.config.model_type} have no linear output embedding; use a causal LM")
         self.scorer = TokenScorer(head, temperature, entropy_gradient=entropy_gradient)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -54,11 +58,11 @@ def load_lm(path: Path, dtype: str, *, attention: str | None = None, checkpointe
     """The causal language model at ``path``.
 
     Args:
-        attention: transformers' name of an implementation; None for the one it finds fit.
-        checkpointed: each layer keeps its input alone, and is computed again for the backward pass.
+        attention: an implementation, as transformers names it; None lets transformers choose.
+        checkpointed: each layer keeps only its input and is recomputed in the backward pass.
 
     Raises:
-        JobError: it does not load, or can not be had so.
+        JobError: the model does not load, or does not support these options.
     """
     from transformers import AutoModelForCausalLM
 
@@ -66,43 +70,43 @@ def load_lm(path: Path, dtype: str, *, attention: str | None = None, checkpointe
 
 
 def load_trained(model: ModelSpec, seed: int, *, attention: str | None = None, checkpointed: bool = False) -> Any:
-    """The causal language model as it is trained: with new adapters where the job wants them, made with ``seed``.
+    """The causal language model to train; if the job uses LoRA, with new adapters initialised from ``seed``.
 
     Raises:
-        JobError: as `load_lm`; or it can not have these adapters.
+        JobError: see `load_lm`; or the model cannot have these adapters.
     """
     lm = load_lm(model.path, model.dtype, attention=attention, checkpointed=checkpointed)
     return lm if model.lora is None else add_adapters(lm, model, model.lora, seed)
 
 
 class StartingPolicy:
-    """The policy without its adapters, which is what training started from: a reference that takes no memory."""
+    """The policy without its adapters, which is the model before training: a reference that needs no extra memory."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """As `Policy`."""
+        """Same as `Policy`."""
         with without_adapters(self._engine.module):
             scores: tuple[Tensor, Tensor] = self._engine(batch)
         return scores
 
 
 def load_trunk(path: Path, dtype: str, *, attention: str | None = None, checkpointed: bool = False) -> Any:
-    """The same without its output embedding."""
+    """Like `load_lm`, without the output embedding."""
     from transformers import AutoModel
 
     return _load(AutoModel, path, dtype, attention, checkpointed)
 
 
-def _load(kind: Any, path: Path, dtype: str, attention: str | None, checkpointed: bool) -> Any:
+def _load(kind: type["_BaseAutoModelClass"], path: Path, dtype: str, attention: str | None, checkpointed: bool) -> Any:
     from safetensors import SafetensorError
 
     asked = {"attn_implementation": attention} if attention else {}
     try:
         model = kind.from_pretrained(path, dtype=getattr(torch, dtype), **asked)
     except ImportError as error:
-        raise JobError(f"learner.attention: {attention} can not be had here, write sdpa: {_line(error)}") from error
+        raise JobError(f"learner.attention: {attention} is not available here; write sdpa: {_line(error)}") from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise JobError(f"model {path} does not load: {_line(error)}") from error
     speed_up(model)
@@ -116,11 +120,11 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def checkpoint_layers(model: Any) -> None:
-    """Let each layer of ``model`` keep its input alone; the backward pass computes the layer again.
+def checkpoint_layers(model: "PreTrainedModel") -> None:
+    """Make each layer of ``model`` keep only its input and recompute itself in the backward pass.
 
     Raises:
-        JobError: models of this type have no layers that transformers can checkpoint.
+        JobError: transformers cannot checkpoint layers of this type of model.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -130,19 +134,21 @@ def checkpoint_layers(model: Any) -> None:
         raise JobError(f"models of type {kind} have no layers to checkpoint: drop learner.gradient_checkpointing")
     model.gradient_checkpointing_enable()
     for layer in layers:
-        layer.training = True  # or the library checkpoints nothing; its parts stay as they are, without dropout
+        layer.training = (
+            True  # transformers checkpoints only in training mode; submodules stay in eval mode, without dropout
+        )
         for name in [name for name, value in vars(layer).items() if "dropout" in name and isinstance(value, float)]:
-            setattr(layer, name, 0.0)  # some types of layer apply it themselves
+            setattr(layer, name, 0.0)  # some layers apply dropout themselves
 
 
 @torch.no_grad()
 def probe_layouts(policy: Policy, dtype: str, device: torch.device) -> bool:
-    """Hold the policy's log-probs of a few tokens against the model's own logits; is the shared layout exact too?
+    """Check a few log-probs of the policy against the model's own logits; returns whether shared rows are exact too.
 
     Every rank must call it.
 
     Raises:
-        JobError: they differ, so this type of model does something to its logits that the policy does not know of.
+        JobError: they differ, so this type of model changes its logits in a way that the policy does not reproduce.
     """
     tolerance = TOLERANCE[dtype]
     vocabulary = policy.lm.get_input_embeddings().num_embeddings
@@ -161,8 +167,8 @@ def probe_layouts(policy: Policy, dtype: str, device: torch.device) -> bool:
     return torch.allclose(shared_T, own_T, atol=tolerance, rtol=0)
 
 
-def _takes_masks(config: Any) -> bool:
-    """Is the attention given to a layer all there is: no window, no recurrence, no kernel without masks?"""
+def _takes_masks(config: "PretrainedConfig") -> bool:
+    """Whether a layer attends exactly where its mask says: no window, no recurrence, no kernel without masks."""
     text = config.get_text_config()
     layers = getattr(text, "layer_types", None)
     full = set(layers) == {"full_attention"} if layers else not getattr(text, "sliding_window", None)
@@ -170,7 +176,7 @@ def _takes_masks(config: Any) -> bool:
 
 
 def _logprobs(policy: Policy, groups: list[Piece], device: torch.device, *, shared: bool) -> Tensor:
-    # Beside a model so wide attention costs nothing: the whole group shares a row where it may.
+    # With this width, attention counts as free in the layout, so the whole group shares a row if it may.
     (batch,) = micro_batches(groups, 1 << 20, width=1 << 20, allow_shared=shared)
     scores_T: Tensor = policy(batch.to(device))[0]
     out_T = torch.empty_like(scores_T)

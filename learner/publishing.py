@@ -1,10 +1,11 @@
-"""Weights out of the first rank while it goes on learning.
+"""Publishes weights from the first rank while it keeps learning.
 
-The rank's own thread only gathers. Another one stores each bucket in Ray's object store, and sends it to the actors in
-the weight group where there is one, while the next bucket is gathered and the next batch goes forward and back. What it
-reads is not copied before, so the optimiser's next step waits for it: `Publisher.settle`.
+The rank's own thread only gathers. A second thread stores each bucket in the object store and sends it to the weight
+group, if there is one, while the next bucket is gathered and the next batch runs forward and backward. That thread
+reads the weights in place, so the optimiser's next step waits for it: `Publisher.settle`.
 
-Every version lies in the object store, whoever else got it: an actor that joins, or the group lost, takes it there.
+The object store gets every version, even one sent to the weight group: actors that join later, or that the group lost,
+fetch it from there.
 """
 
 import logging
@@ -13,20 +14,28 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
-import ray
 import torch
 from numpy.typing import NDArray
 
 from learner.weights import file_parts
-from volley.checksum import weights_checksum
+from volley.checksum import WeightsDigest
 from volley.errors import DeadlineExceeded, VolleyError
 from volley.records import WeightBucket, WeightUpdate
+from volley.refs import Ref
 from volley.weight_group import SENDER, WeightGroup, WeightGroupTerms
 
 logger = logging.getLogger(__name__)
-REMEMBERED = 2  # versions whose update may still be asked for
+REMEMBERED = 2  # versions for which `Publisher.update` still answers
+Arrays = tuple[NDArray[np.uint8], ...]
+
+
+class ObjectStore(Protocol):
+    """The function of the module `ray` that a publisher uses."""
+
+    def put(self, value: Arrays, /) -> Ref[Arrays]: ...
 
 
 @dataclass(slots=True)
@@ -34,29 +43,32 @@ class _Publication:
     version: int
     begun: float = field(default_factory=time.perf_counter)
     stored: list["Future[WeightBucket]"] = field(default_factory=list)
+    digest: WeightsDigest = field(default_factory=WeightsDigest)
     update: "Future[WeightUpdate] | None" = None
 
 
 class Publisher:
-    """The first rank's. What begins with an underscore after ``join`` runs in the storing thread.
+    """Belongs to the first rank. The private methods below `join` run in the storing thread.
 
     Args:
-        verify: each version carries a checksum.
-        deadline_s: bound of every wait for the storing thread.
+        object_store: the module `ray`.
+        verify: compute a checksum of each version.
+        deadline_s: limit on every wait for the storing thread.
     """
 
-    def __init__(self, *, verify: bool, deadline_s: float) -> None:
+    def __init__(self, object_store: ObjectStore, *, verify: bool, deadline_s: float) -> None:
+        self._object_store = object_store
         self._verify, self._deadline = verify, deadline_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        self._room = threading.Semaphore()
+        self._extra_bucket = threading.Semaphore()  # held while a bucket takes memory that ZeRO would have freed
         self._publications: dict[int, _Publication] = {}
         self._newest = _Publication(-1)
         self._group: WeightGroup | None = None
-        self._joined: WeightGroup | None = None  # takes its place with the next version
+        self._next_group: WeightGroup | None = None  # replaces the group at the next version
         self._lost: str | None = None
 
     def begin(self, version: int) -> None:
-        """The buckets to come are of ``version``. Raises as `settle`."""
+        """Start publishing ``version``; `add` its buckets next. Raises whatever `settle` raises."""
         self.settle()
         self._newest = self._publications[version] = _Publication(version)
         for old in list(self._publications)[:-REMEMBERED]:
@@ -64,25 +76,28 @@ class Publisher:
         self._thread.submit(self._announce, version)
 
     def add(self, tensors: dict[str, torch.Tensor], *, resident: bool) -> None:
-        """Store these. Where they are ``resident``, memory that ZeRO holds anyway, any number may wait. Others are held
-        beyond their gathering: one bucket at a time.
+        """Store a bucket in the background.
+
+        Args:
+            resident: ZeRO keeps these tensors in memory anyway, so any number of buckets may wait to be stored. Other
+                tensors take extra memory until they are stored: `add` waits for the bucket before.
 
         Raises:
             DeadlineExceeded: the storing thread hangs.
         """
-        if not resident and not self._room.acquire(timeout=self._deadline):
+        if not resident and not self._extra_bucket.acquire(timeout=self._deadline):
             raise self._late(self._newest.version)
-        stored = self._thread.submit(self._store, tensors)
+        stored = self._thread.submit(self._store, self._newest, tensors)
         if not resident:
-            stored.add_done_callback(lambda _: self._room.release())
+            stored.add_done_callback(lambda _: self._extra_bucket.release())
         self._newest.stored.append(stored)
 
     def end(self) -> None:
-        """All buckets were added."""
+        """Finish the version: all its buckets were added."""
         self._newest.update = self._thread.submit(self._finish, self._newest)
 
     def settle(self) -> None:
-        """Returns when the weights may change. What went wrong in storing is raised by `update`.
+        """Wait until the weights may change. Errors of storing are raised by `update` instead.
 
         Raises:
             DeadlineExceeded: the storing thread hangs.
@@ -91,10 +106,10 @@ class Publisher:
             raise self._late(self._newest.version)
 
     def update(self, version: int) -> WeightUpdate:
-        """Version ``version`` once all of it is stored, and the weight group has it or was given up.
+        """Wait until ``version`` is stored, and the weight group has received it or was given up.
 
         Raises:
-            ValueError: it was not published, or too long ago.
+            ValueError: the version was not published, or is not among the last ``REMEMBERED``.
             DeadlineExceeded: the storing thread hangs.
         """
         publication = self._publications.get(version)
@@ -106,47 +121,49 @@ class Publisher:
             raise self._late(version) from None
 
     def join(self, terms: WeightGroupTerms) -> bool:
-        """Send through this group from the next version on; False if it was not formed within its deadline."""
+        """Send through a new group from the next version on; returns False if it did not form within its deadline."""
         formed: Future[WeightGroup] = Future()
-        # Its own thread, not to be waited for: NCCL has no bound for members that die while it connects.
+        # A daemon thread that nobody joins: NCCL may wait for ever for members that die while it connects.
         threading.Thread(target=_form, args=(terms, formed), daemon=True).start()
         try:
             group = formed.result(2 * terms.deadline_s)
         except (VolleyError, RuntimeError, TimeoutError) as error:
             formed.cancel()
-            logger.warning("weight group %s was not formed: %s", terms.name, error or "it hangs")
+            logger.warning("weight group %s did not form: %s", terms.name, error or "connecting hangs")
             return False
-        self._thread.submit(self._expect, group)
+        self._thread.submit(self._prepare, group)
         return True
 
     # ---- in the storing thread -------------------------------------------------------------------------------------
 
-    def _expect(self, group: WeightGroup) -> None:
-        if self._joined is not None:
-            _close(self._joined)
-        self._joined = group
+    def _prepare(self, group: WeightGroup) -> None:
+        if self._next_group is not None:
+            _close(self._next_group)
+        self._next_group = group
 
     def _announce(self, version: int) -> None:
-        joined, self._joined = self._joined, None
-        if joined is not None:
-            self._leave("another one takes its place")
-            self._group = joined
-        self._over_group(lambda group: group.announce(version))
+        next_group, self._next_group = self._next_group, None
+        if next_group is not None:
+            self._leave("a new group replaces it")
+            self._group = next_group
+        self._use_group(lambda group: group.announce(version))
 
-    def _store(self, tensors: dict[str, torch.Tensor]) -> WeightBucket:
+    def _store(self, publication: _Publication, tensors: dict[str, torch.Tensor]) -> WeightBucket:
         parts = file_parts(tensors)
         if self._group is not None:
             whole = torch.cat([part.to(parts[-1].device) for part in parts])
-            self._over_group(lambda group: group.send(whole))
+            self._use_group(lambda group: group.send(whole))
             parts = [whole]
         arrays = tuple(part.cpu().numpy() for part in parts)
-        return WeightBucket(ray.put(arrays), sum(array.nbytes for array in arrays))
+        if self._verify:
+            publication.digest.add(np.concatenate(arrays))
+        return WeightBucket(self._object_store.put(arrays), sum(array.nbytes for array in arrays))
 
     def _finish(self, publication: _Publication) -> WeightUpdate:
         buckets = tuple(stored.result() for stored in publication.stored)
-        checksum = weights_checksum(_file(bucket) for bucket in buckets) if self._verify else None
+        checksum = publication.digest.hexdigest() if self._verify else None
         received: frozenset[str] = frozenset()
-        self._over_group(lambda group: group.send_end())
+        self._use_group(lambda group: group.send_end())
         if self._group is not None:
             received, problem = self._group.received(publication.version, checksum)
             if problem:
@@ -155,8 +172,8 @@ class Publisher:
         seconds = time.perf_counter() - publication.begun
         return WeightUpdate(publication.version, buckets, checksum, seconds, received, lost)
 
-    def _over_group(self, call: Callable[[WeightGroup], None]) -> None:
-        """Nothing is lost with the group: the object store has every bucket too."""
+    def _use_group(self, call: Callable[[WeightGroup], None]) -> None:
+        """Call the group, if there is one, and leave it on an error: the object store has every bucket too."""
         if self._group is None:
             return
         try:
@@ -169,7 +186,7 @@ class Publisher:
         if group is None:
             return
         self._lost = group.terms.name
-        logger.warning("weight group %s ends: %s", group.terms.name, why)
+        logger.warning("weight group %s ended: %s", group.terms.name, why)
         _close(group)
 
     def _late(self, version: int) -> DeadlineExceeded:
@@ -186,16 +203,11 @@ def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:
     if formed.set_running_or_notify_cancel():
         formed.set_result(group)
     else:
-        _close(group)  # nobody waits for it any more
+        _close(group)  # `join` has given up
 
 
 def _close(group: WeightGroup) -> None:
     try:
         group.close()
     except RuntimeError as error:
-        logger.warning("weight group %s: %s", group.terms.name, error)
-
-
-def _file(bucket: WeightBucket) -> NDArray[np.uint8]:
-    file: NDArray[np.uint8] = np.concatenate(ray.get(bucket.ref, timeout=60))
-    return file
+        logger.warning("weight group %s: closing failed: %s", group.terms.name, error)

@@ -1,29 +1,29 @@
-"""What the learner takes and gives back."""
+"""What the learner takes and returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from volley.records import GroupMeta
+from volley.records import Group, GroupMeta
+from volley.refs import Ref
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group ready to be trained on.
+    """A scored group, ready to be trained on.
 
     Attributes:
-        group: reference to the `Group`'s arrays in Ray's object store.
-        meta: its metadata.
-        rewards_n: float64 [n]; NaN where the verdict bears no reward.
-        valid_n: bool [n]; False where the sample leaves its group.
-        answers_n: int32 [n]; equal for samples with equal answers.
-        k: in place of the objective's, where k is adapted per prompt.
+        group: reference to the group; None on a rank, which gets the group itself beside this.
+        meta: the group's metadata.
+        rewards_n: float64 [n]; NaN where the verdict carries no reward.
+        valid_n: bool [n]; False for samples dropped from the group.
+        answers_n: int32 [n]; equal numbers for equal answers.
+        k: replaces the objective's k for this group, where k is adapted per prompt.
     """
 
-    group: Any
+    group: Ref[Group] | None
     meta: GroupMeta
     rewards_n: NDArray[np.float64]
     valid_n: NDArray[np.bool_]
@@ -33,7 +33,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """One supervised row: prompt token ids int32 [p], answer token ids int32 [a] closed by the end-of-text token."""
+    """One supervised row: prompt token ids, int32 [p]; answer token ids, int32 [a], the last one end-of-text."""
 
     prompt_p: NDArray[np.int32]
     answer_a: NDArray[np.int32]
@@ -41,13 +41,13 @@ class SFTRow:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did.
+    """The result of one step.
 
     Attributes:
-        metrics: by name; units and definitions in `volley.metrics`.
-        lag_histogram: lag in versions -> tokens trained on.
-        advantages: group id -> float64 [n], as they entered the loss.
-        dropped: group id -> why it was not trained on.
+        metrics: by name; `volley.metrics` has their units and definitions.
+        lag_histogram: tokens trained on, by lag in versions.
+        advantages: float64 [n] by group id, as they entered the loss.
+        dropped: by group id, why the group was not trained on.
     """
 
     metrics: Mapping[str, float]

@@ -1,14 +1,12 @@
-"""One reinforcement step of a rank: forward passes, advantages, loss, updates, and what is measured on the way.
+"""One reinforcement step of a rank: forward passes, advantages, loss, updates and metrics.
 
-Shapes: T sample tokens of the rank, t those of a micro-batch, N samples of the rank, G its groups; n samples of one
-group.
+Shapes: T sample tokens of the rank, t of a micro-batch; N samples of the rank, G its groups; n samples of a group.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,24 +19,32 @@ from learner.layout import MicroBatch, Piece
 from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights
 from learner.sums import Sums
 from learner.value import Critic
+from volley.errors import Diverged
 from volley.objectives import MajAtK, MaxAtK, Objective
 from volley.update import PolicyUpdate, check_update
+
+LARGEST_ADVANTAGE = 1e30  # leaves room in float32 for the gradient of the log-prob
+
+
+# Log-prob and entropy of each sample token of a micro-batch, float32 [T]: `Policy` under ZeRO, or a reference.
+Scorer = Callable[[MicroBatch], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What a step knows of the rank's tokens and samples, on the device.
+    """The rank's tokens and samples in a step, on the device.
 
     Attributes:
-        prox_T: float32, the learner's log-probs before the update; None where the training pass itself gives them.
-        reference_T: float32, the starting policy's log-probs, NaN at tokens it is not wanted for; None where it is
-            wanted for none.
+        prox_T: float32, the learner's log-probs before the update; None if the training pass itself yields them.
+        reference_T: float32, the starting policy's log-probs, NaN at tokens for which they are not needed; None if no
+            token needs them.
         mu_T: float32, the generator's log-probs.
         fresh_T: bool, tokens sampled under the version being trained.
-        sample_T: int64, which sample each token is of.
-        measured_T: bool, tokens that the step's figures are made of.
-        advantage_N: float32.
-        weight_N: float32, of each of a sample's tokens in the loss.
+        sample_T: int64, the sample of each token.
+        measured_T: bool, tokens over which the metrics are taken.
+        advantage_N: float64.
+        weight_N: float32, the weight of each of the sample's tokens in the loss.
+        group_size_N: float32, number of samples that the sample's group keeps.
     """
 
     prox_T: Tensor | None
@@ -49,6 +55,7 @@ class StepTensors:
     measured_T: Tensor
     advantage_N: Tensor
     weight_N: Tensor
+    group_size_N: Tensor
 
 
 class Reinforcer:
@@ -58,12 +65,18 @@ class Reinforcer:
         spec: the loss.
         engine: the policy.
         pack: lays out micro-batches.
-        reference: the starting policy, or None where no divergence is wanted.
+        reference: the starting policy, or None if the divergence is neither penalised nor logged.
         critic: the value model, or None.
     """
 
     def __init__(
-        self, spec: PolicyUpdate, engine: Engine, pack: Packer, *, reference: Any = None, critic: Critic | None = None
+        self,
+        spec: PolicyUpdate,
+        engine: Engine,
+        pack: Packer,
+        *,
+        reference: Scorer | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self.spec, self.engine, self.pack = spec, engine, pack
         self.reference, self.critic = reference, critic
@@ -71,26 +84,29 @@ class Reinforcer:
     def step(
         self, batch: RankBatch, objective: Objective, step: int
     ) -> tuple[dict[str, float], dict[int, NDArray[np.float64]]]:
-        """PPO updates over the rank's groups: metrics over all ranks, this rank's advantages by group id.
+        """PPO updates on the rank's groups; returns metrics of all ranks and this rank's advantages by group id.
 
         Raises:
-            ValueError: the objective does not go with the update.
-            Diverged: a gradient is not finite.
+            ValueError: the objective does not fit the update.
+            Diverged: a gradient is not finite, or an importance weight is too large.
         """
         check_update(self.spec, objective)
         begun = time.perf_counter()
         tensors, advantage_Gn, metrics = self._prepare(batch, objective, step)
         batches = self.pack(self._computed(batch, advantage_Gn))
         prepared = time.perf_counter()
+        clipped = 0
         for _ in range(self.spec.updates_per_batch):
-            sums = Sums(self.engine.device)  # metrics are those of the last update
+            sums = Sums(self.engine.device)  # metrics are those of the last update; earlier ones are discarded
             for micro in batches:
                 self._micro_step(tensors, batch.samples, micro, sums, last=micro is batches[-1])
             grad_norm, rate = self.engine.update(step)
+            clipped += self.engine.spec.clips(grad_norm)
         metrics |= _metrics(sums.total())
         ended = time.perf_counter()
         metrics |= {
             "grad_norm": grad_norm,
+            "clipped_share": clipped / self.spec.updates_per_batch,
             "learning_rate": rate,
             "tokens_per_second": metrics["tokens"] / (ended - begun),
             "seconds_prepare": prepared - begun,
@@ -104,7 +120,7 @@ class Reinforcer:
     def _prepare(
         self, batch: RankBatch, objective: Objective, step: int
     ) -> tuple[StepTensors, NDArray[np.float64], dict[str, float]]:
-        """Everything the loss needs, and the advantages [G, n], and what is measured so far."""
+        """The inputs of the loss, the advantages [G, n], and the metrics known before the update."""
         spec, device = self.spec, self.engine.device
         prox_T = self._logprobs(self.engine, batch, batch.pieces) if self._needs_prox(objective) else None
         reference_T = self._reference(batch)
@@ -120,22 +136,23 @@ class Reinforcer:
             fresh_T=torch.from_numpy(batch.lag_T == 0).to(device),
             sample_T=torch.from_numpy(batch.sample_T).to(device),
             measured_T=(torch.arange(batch.tokens) < self._measured(batch)[1]).to(device),
-            advantage_N=torch.from_numpy(advantage_Gn.reshape(-1)).to(device, torch.float32),
+            advantage_N=torch.from_numpy(advantage_Gn.reshape(-1)).to(device),
             weight_N=self._weights(batch).to(device),
+            group_size_N=torch.from_numpy(batch.group_sizes).to(device, torch.float32),
         )
         return tensors, advantage_Gn, metrics
 
     def _needs_prox(self, objective: Objective) -> bool:
-        """Must the policy be asked before the update, or does the training pass tell?"""
+        """Whether a forward pass is needed before the update, rather than the training pass alone."""
         return self.spec.updates_per_batch > 1 or self.spec.kl.shapes_reward or _weighs_companions(objective)
 
     def _measured(self, batch: RankBatch) -> tuple[int, int]:
-        """How many groups are measured whole, from the first on, and how many tokens they have."""
-        groups = math.ceil(self.spec.measured_share * len(batch.groups))
+        """The number of groups whose tokens are measured, the first ones, and how many tokens they have."""
+        groups = math.ceil(self.spec.kl_sample_fraction * len(batch.groups))
         return groups, sum(len(group.tokens_T) for group in batch.groups[:groups])
 
     def _computed(self, batch: RankBatch, advantage_Gn: NDArray[np.float64]) -> list[Piece]:
-        """What goes through the model: measured groups whole, of the others the samples that give a gradient."""
+        """What goes through the model: all of the measured groups, and samples with a gradient of the others."""
         if self.spec.acts_on_all:
             return list(batch.pieces)
         groups, _ = self._measured(batch)
@@ -154,8 +171,8 @@ class Reinforcer:
         )
 
     @torch.no_grad()
-    def _logprobs(self, model: Any, batch: RankBatch, pieces: Sequence[Piece]) -> Tensor:
-        """Log-probs under ``model``, float32 [T], NaN at tokens that are in none of ``pieces``."""
+    def _logprobs(self, model: Scorer, batch: RankBatch, pieces: Sequence[Piece]) -> Tensor:
+        """Log-probs under ``model``, float32 [T], NaN at tokens outside ``pieces``."""
         out_T = torch.full((batch.tokens,), torch.nan, device=self.engine.device)
         for micro in self.pack(pieces):
             out_T[micro.index_T] = model(micro)[0].float()
@@ -169,7 +186,7 @@ class Reinforcer:
         shaped_N: NDArray[np.float64],
         step: int,
     ) -> tuple[NDArray[np.float64], dict[str, float]]:
-        """Advantages [G, n] and, of all ranks, what is measured of them and of the value model."""
+        """Advantages [G, n], and metrics of all ranks about them and the value model."""
         metrics: dict[str, float] = {}
         sums = Sums(self.engine.device)
         if self.critic is not None:
@@ -183,12 +200,21 @@ class Reinforcer:
             report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
             advantage_Gn = report.advantages
             sums.add(truncated=report.truncated_share * len(batch.groups))
+            if log_weight_N is not None:
+                own_weight_N = np.exp(np.minimum(log_weight_N, 0.0))  # about the factor that the correction applies
+                sums.peak(largest=torch.from_numpy(np.abs(advantage_Gn).reshape(-1) * own_weight_N))
         sums.add(
             groups=float(len(batch.groups)),
             live=float((advantage_Gn != 0).any(-1).sum()),
             tokens=float(batch.tokens),
         )
         total = sums.total()
+        if total.get("largest", 0.0) > LARGEST_ADVANTAGE:
+            raise Diverged(
+                f"importance weights make an advantage of {total['largest']:.0e} in step {step}, too large for "
+                "float32: write objective.weight_cap: 2.0 or objective.companion_weights: self_normalised, or lower "
+                "max_lag, and resume from a checkpoint"
+            )
         metrics["tokens"] = total["tokens"]
         metrics["live_group_fraction"] = total["live"] / max(total["groups"], 1.0)
         if _weighs_companions(objective):
@@ -198,7 +224,7 @@ class Reinforcer:
     def _criticise(
         self, critic: Critic, batch: RankBatch, shaped_N: NDArray[np.float64], step: int
     ) -> tuple[NDArray[np.float64], dict[str, float]]:
-        """V of each group as it was before its own update, and the update's metrics."""
+        """V of each group before the value model's update, and the metrics of that update."""
         prompts = critic.batches([group.prompt_p for group in batch.groups])
         value_G = critic.values(prompts, len(batch.groups))
         metrics: dict[str, float] = {}
@@ -213,7 +239,7 @@ class Reinforcer:
         return value_G, metrics
 
     def _weights(self, batch: RankBatch) -> Tensor:
-        """Each sample's token weight, float32 [N], from counts over all ranks; 0 for samples that left their group."""
+        """The token weight of each sample, float32 [N], from counts over all ranks; 0 for dropped samples."""
         counted = Sums(self.engine.device)
         counted.add(
             groups=float(len(batch.groups)),
@@ -247,6 +273,7 @@ class Reinforcer:
             weight_T=tensors.weight_N[sample_t],
             sample_T=sample_t,
             samples=samples,
+            group_size_T=tensors.group_size_N[sample_t],
             entropy_T=entropy_t,
             reference_T=reference_t,
         )
@@ -278,7 +305,7 @@ class Reinforcer:
 
 
 def _metrics(total: dict[str, float]) -> dict[str, float]:
-    """What is reported of the sums of one update."""
+    """The metrics of an update, from its sums."""
     measured = max(total["measured"], 1.0)
     metrics = {
         "loss": total["loss"],

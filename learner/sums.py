@@ -1,4 +1,4 @@
-"""Figures gathered during a step, on the device, and then over all ranks in one collective each."""
+"""Sums and maxima collected on the device during a step, then reduced over all ranks in one collective each."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from torch import Tensor
 class Sums:
     """Named sums and maxima. Every rank must use the same names.
 
-    Figures stay on the device until `total`, so that gathering them never waits for it.
+    Values stay on the device until `total`, so that adding them never synchronises with it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,13 +23,13 @@ class Sums:
             self._sums[name] = self._sums[name] + term if name in self._sums else term
 
     def peak(self, **values: Tensor) -> None:
-        """Raise the named maxima, which start at 0; an empty tensor raises nothing."""
+        """Update the named maxima, which start at 0; an empty tensor changes nothing."""
         for name, value in values.items():
             top = self._wide(value.max() if value.numel() else 0.0)
             self._peaks[name] = torch.maximum(self._peaks[name], top) if name in self._peaks else top.clamp(min=0)
 
     def total(self) -> dict[str, float]:
-        """Every figure, over all ranks."""
+        """All sums and maxima, over all ranks."""
         return {
             **_reduced(self._sums, dist.ReduceOp.SUM),
             **_reduced(self._peaks, dist.ReduceOp.MAX),

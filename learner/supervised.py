@@ -1,4 +1,4 @@
-"""One supervised step of a rank: cross-entropy on the answers' tokens."""
+"""One supervised step of a rank, with cross-entropy on the answers' tokens."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from learner.sums import Sums
 
 
 def supervised_step(engine: Engine, pack: Packer, pieces: Sequence[Piece], step: int) -> dict[str, float]:
-    """One step of cross-entropy, a mean over the answer tokens of all ranks; metrics of all ranks."""
+    """One step on the mean cross-entropy over the answer tokens of all ranks; returns metrics of all ranks."""
     begun = time.perf_counter()
     batches = pack(pieces)
     counted = Sums(engine.device)
@@ -29,5 +29,6 @@ def supervised_step(engine: Engine, pack: Packer, pieces: Sequence[Piece], step:
         "tokens": tokens,
         "tokens_per_second": tokens / (time.perf_counter() - begun),
         "grad_norm": grad_norm,
+        "clipped_share": float(engine.spec.clips(grad_norm)),
         "learning_rate": rate,
     }

@@ -1,11 +1,11 @@
 """The value model: one scalar per prompt, learned beside the policy.
 
-Shapes: R rows (prompts), L row length, G the rank's groups, N its samples, n samples of one group, H width.
+Shapes: R rows (prompts), L row length, G the rank's groups, n samples of one group, H hidden size.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,11 +20,14 @@ from learner.policy import load_trunk
 from learner.sums import Sums
 from volley.update import ValueModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class PromptValue(nn.Module):
-    """V(x): the policy's architecture, and a linear map of the prompt's last hidden state. Starts at 0."""
+    """V(x): a linear map of the prompt's last hidden state in a model like the policy. It is 0 at the start."""
 
-    def __init__(self, trunk: Any) -> None:
+    def __init__(self, trunk: "PreTrainedModel") -> None:
         super().__init__()
         self.trunk = trunk
         first = next(trunk.parameters())
@@ -33,16 +36,24 @@ class PromptValue(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, ids_RL: Tensor, last_R: Tensor) -> Tensor:
-        """The value of each row, float32 [R]; ``last_R`` is the column of its last token."""
+        """The value of each row, float32 [R]; ``last_R`` is the column of the prompt's last token."""
         hidden_RLH = self.trunk(input_ids=ids_RL, use_cache=False).last_hidden_state
         hidden_RH = hidden_RLH[torch.arange(len(ids_RL), device=ids_RL.device), last_R]
-        value_R: Tensor = self.head(hidden_RH)[:, 0]
-        return value_R.to(torch.promote_types(value_R.dtype, torch.float32))
+        wide = torch.promote_types(hidden_RH.dtype, torch.float32)
+        # Not rounded to the model's type: near 1, bfloat16 values are 0.008 apart.
+        value_R: Tensor = hidden_RH.to(wide) @ self.head.weight[0].to(wide) + self.head.bias.to(wide)
+        return value_R
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Rows of prompts: ids_RL right-padded, last_R the column of the last token, which groups they are of."""
+    """A micro-batch of prompts.
+
+    Attributes:
+        ids_RL: int64 token ids, right-padded.
+        last_R: int64, the column of each prompt's last token.
+        group_R: the index of each prompt's group.
+    """
 
     ids_RL: Tensor
     last_R: Tensor
@@ -50,7 +61,7 @@ class Prompts:
 
 
 class Critic:
-    """The value model of a rank under ZeRO-3, with its own optimiser. Every rank must make the same calls."""
+    """A rank's value model under ZeRO-3, with its own optimiser. Every rank must make the same calls."""
 
     def __init__(self, config: LearnerConfig, spec: ValueModel) -> None:
         self.spec, self.budget = spec, config.learner.tokens_per_micro_batch
@@ -68,7 +79,7 @@ class Critic:
         )
 
     def batches(self, prompts: Sequence[NDArray[np.int32]]) -> list[Prompts]:
-        """The prompts in micro-batches, longest first, as many on every rank."""
+        """The prompts in micro-batches, longest first; every rank gets the same number of batches."""
         return as_many(prompt_rows(prompts, self.budget), _no_prompts, self.engine.device)
 
     @torch.no_grad()
@@ -88,7 +99,7 @@ class Critic:
         keep_Gn: NDArray[np.bool_],
         step: int,
     ) -> dict[str, float]:
-        """One step of the clipped value loss, a mean over the samples kept on all ranks; metrics of all ranks."""
+        """One step of the clipped value loss, a mean over all ranks' kept samples; returns metrics of all ranks."""
         sums = Sums(self.engine.device)
         sums.add(samples=float(keep_Gn.sum()))
         samples = max(sums.total()["samples"], 1.0)
@@ -114,7 +125,7 @@ class Critic:
 
 
 def prompt_rows(prompts: Sequence[NDArray[np.int32]], budget: int) -> list[Prompts]:
-    """The prompts as rows, longest first, at most ``budget`` padded tokens in a micro-batch (at least one row)."""
+    """The prompts as rows, longest first: micro-batches of at most ``budget`` padded tokens, or of one row."""
     batches = []
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     while order:

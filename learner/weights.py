@@ -1,17 +1,20 @@
-"""Weights out of the ZeRO-3 shards: to the actors bucket by bucket, to disk as a Hugging Face folder."""
+"""Gathers weights from the ZeRO-3 shards: in buckets for the actors, and as a Hugging Face folder on disk."""
 
 import json
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import nn
 
 from learner.lora import FOLDER, split, write_adapters
 from volley.job import ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 TOKENIZER_FILES = (
@@ -26,10 +29,18 @@ TOKENIZER_FILES = (
 )
 
 
+class TensorEntry(TypedDict):
+    """A tensor in the header of a safetensors file; offsets count from the end of the header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
 def buckets(
     parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int
 ) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Named parameters in groups of at most ``bucket_bytes`` (at least one each)."""
+    """Split named parameters into buckets of at most ``bucket_bytes``; a larger parameter has a bucket of its own."""
     bucket: list[tuple[str, nn.Parameter]] = []
     size = 0
     for name, parameter in parameters:
@@ -43,13 +54,13 @@ def buckets(
         yield bucket
 
 
-def full_elements(parameter: Any) -> int:
-    """Elements of the whole parameter, sharded or not."""
+def full_elements(parameter: nn.Parameter) -> int:
+    """Number of elements of the whole parameter, sharded or not."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def gathered(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> dict[str, torch.Tensor]:
-    """The bucket's whole tensors, on the CPU; empty on ranks with ``keep`` False. Every rank must call it."""
+    """The bucket's whole tensors on the CPU; {} on ranks with ``keep`` False. Every rank must call it."""
     import deepspeed
 
     with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
@@ -57,50 +68,62 @@ def gathered(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> dict[str,
 
 
 def gathered_views(bucket: list[tuple[str, nn.Parameter]]) -> dict[str, torch.Tensor]:
-    """The bucket's whole tensors where they were gathered, not copied. Every rank must call it.
+    """The bucket's whole tensors as gathered, without a copy. Every rank must call it.
 
-    They stay valid while they are held, and unchanged until the optimiser's next step, which changes shards in place.
+    The tensors stay valid, but the optimiser's next step changes those of resident buckets in place.
     """
     import deepspeed
 
-    if resident(bucket):  # DeepSpeed would copy some of them
+    if resident(bucket):  # gathering would copy some of them
         return {name: parameter.ds_tensor.detach().view(parameter.ds_shape) for name, parameter in bucket}  # type: ignore[attr-defined]
     with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
         return {name: parameter.detach() for name, parameter in bucket}
 
 
+def in_checkpoint_form(lm: "PreTrainedModel", tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``tensors`` of ``lm`` under the names, and in the shapes, that checkpoints of its type have.
+
+    In memory transformers keeps, for instance, all experts of a layer as one tensor, where a checkpoint has several of
+    each. Views are returned where they suffice.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: dict[str, torch.Tensor] = revert_weight_conversion(lm, tensors)
+    return converted
+
+
 def resident(bucket: list[tuple[str, nn.Parameter]]) -> bool:
-    """Are this rank's shards the whole tensors, as with one rank? Then no more memory is needed to hold them."""
+    """True if this rank's shards are the whole tensors, as with one rank: holding them takes no extra memory."""
     return all(_shard_size(parameter) == full_elements(parameter) for _, parameter in bucket)
 
 
-def _shard_size(parameter: Any) -> int:
+def _shard_size(parameter: nn.Parameter) -> int:
     return int(parameter.ds_tensor.numel()) if hasattr(parameter, "ds_tensor") else 0
 
 
 def file_parts(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors, uint8 [bytes], that laid end to end are one safetensors file: its header, then one for each of these.
+    """The parts of a safetensors file, uint8 [bytes] each: the header, then one part per tensor.
 
-    A tensor that lies end to end in memory is not copied. The format: header length (uint64, little-endian), JSON
-    header padded with spaces to 8 bytes, tensors end to end.
+    Contiguous tensors are not copied. The format: length of the header (uint64, little-endian), JSON header padded with
+    spaces to 8 bytes, tensors end to end.
 
     Raises:
-        KeyError: a tensor's type is not one of `DTYPES`.
+        KeyError: a tensor's type is not in `DTYPES`.
     """
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # each starts aligned to its type
-    header: dict[str, dict[str, Any]] = {}
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # so that each starts aligned
+    header: dict[str, TensorEntry] = {}
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": (begin, end)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
     return [head, *(tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in ordered)]
 
 
-def export(lm: Any, model: ModelSpec, folder: Path, bucket_bytes: int, *, write: bool) -> None:
-    """Write the whole model to ``folder``, as `write_model`. Every rank must call it; one of them with ``write``."""
+def export(lm: "PreTrainedModel", model: ModelSpec, folder: Path, bucket_bytes: int, *, write: bool) -> None:
+    """Gather the model and `write_model` it. Every rank must call it, exactly one of them with ``write``."""
     state: dict[str, torch.Tensor] = {}
     for bucket in buckets(lm.named_parameters(), bucket_bytes):
         state.update(gathered(bucket, keep=write))
@@ -108,10 +131,10 @@ def export(lm: Any, model: ModelSpec, folder: Path, bucket_bytes: int, *, write:
         write_model(lm, state, model, folder)
 
 
-def write_model(lm: Any, state: Mapping[str, torch.Tensor], model: ModelSpec, folder: Path) -> None:
+def write_model(lm: "PreTrainedModel", state: Mapping[str, torch.Tensor], model: ModelSpec, folder: Path) -> None:
     """Write ``lm`` with the parameters ``state`` to ``folder`` in Hugging Face format, with the tokenizer of ``model``.
 
-    Adapters are merged into what they adapt, and lie beside it by themselves, in PEFT's format.
+    Adapters are merged into the model, and also written separately, to a subfolder in PEFT's format.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if model.lora is not None:
@@ -125,10 +148,10 @@ def write_model(lm: Any, state: Mapping[str, torch.Tensor], model: ModelSpec, fo
 
 
 def give_usual_mode(files: Iterable[Path]) -> None:
-    """Let the umask decide who may read ``files``: the safetensors library writes for their owner alone."""
+    """Give ``files`` the mode of a new file: the safetensors library makes them readable for their owner only."""
     for file in files:
         fresh = file.with_name(f".{file.name}.mode")
-        fresh.touch()  # the folder's default access list has its say too
+        fresh.touch()  # gets the mode from the umask and the folder's default access control list
         try:
             file.chmod(stat.S_IMODE(fresh.stat().st_mode))
         finally:

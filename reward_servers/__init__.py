@@ -1,1 +1,1 @@
-"""Score: scorers, the sandbox, and the workers that run them."""
+"""Scoring: the scorers, the sandbox, the reward workers and the HTTP reward server."""

@@ -1,4 +1,4 @@
-"""A typed client of the HTTP front, sync and async: one call per batch of groups, retries within a bound.
+"""Typed clients of the reward server, sync and async: one call per batch of groups, retried until a deadline.
 
 with RewardClient("http://127.0.0.1:8091") as rewards:
     answer = rewards.score([Item(id="p1", scorer=MathItem(kind="math", answer="4"), responses=["\\\\boxed{4}"])])
@@ -45,11 +45,11 @@ LONGEST_PAUSE_S = 10.0
 
 
 class RequestRefused(VolleyError):
-    """The server refused the request as written; sending it again would not help.
+    """The server rejected the request; retrying would not help.
 
     Args:
         status: HTTP status.
-        problem: what the server said.
+        problem: the body of the response.
     """
 
     def __init__(self, status: int, problem: str) -> None:
@@ -61,12 +61,12 @@ class RequestRefused(VolleyError):
 
 
 class _Base:
-    """What both clients share.
+    """Common part of both clients.
 
     Args:
         url: the server's address, without a path.
-        token: bearer token, where the server wants one.
-        timeout_s: bound on one call of ``score``, retries included.
+        token: bearer token, if the server requires one.
+        timeout_s: timeout of one call of ``score``, including retries.
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 600.0) -> None:
@@ -75,7 +75,7 @@ class _Base:
         self._timeout_s = timeout_s
 
     def _too_late(self, why: str) -> DeadlineExceeded:
-        return DeadlineExceeded("reward client", f"{self._url}, which at last said: {why}", self._timeout_s)
+        return DeadlineExceeded("reward client", f"{self._url} (last error: {why})", self._timeout_s)
 
 
 class RewardClient(_Base):
@@ -93,13 +93,13 @@ class RewardClient(_Base):
         self._http = httpx.Client(headers=self._headers, transport=transport)
 
     def score(self, items: Sequence[Item]) -> ScoreAnswer:
-        """Verdicts of a batch of groups, in order.
+        """Score a batch of groups; verdicts are in the order of the request.
 
         Raises:
-            RequestRefused: the request is malformed, too large or not authorised.
-            DeadlineExceeded: no answer within ``timeout_s``.
+            RequestRefused: the request is malformed, too large or unauthorised.
+            DeadlineExceeded: no successful response within ``timeout_s``.
         """
-        body, deadline, why = _encode(items), time.monotonic() + self._timeout_s, "nothing"
+        body, deadline, why = _encode(items), time.monotonic() + self._timeout_s, "none"
         for attempt in range(1 << 30):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -127,7 +127,7 @@ class RewardClient(_Base):
 
 
 class AsyncRewardClient(_Base):
-    """The same for asyncio; use as an async context manager or await ``aclose``."""
+    """Asyncio client; use as an async context manager or await ``aclose``."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class AsyncRewardClient(_Base):
         self._http = httpx.AsyncClient(headers=self._headers, transport=transport)
 
     async def score(self, items: Sequence[Item]) -> ScoreAnswer:
-        """As ``RewardClient.score``."""
-        body, deadline, why = _encode(items), time.monotonic() + self._timeout_s, "nothing"
+        """Score a batch of groups, like ``RewardClient.score``."""
+        body, deadline, why = _encode(items), time.monotonic() + self._timeout_s, "none"
         for attempt in range(1 << 30):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -182,7 +182,7 @@ def _decode(response: httpx.Response) -> ScoreAnswer:
 
 
 def _pause(attempt: int, response: httpx.Response | None) -> float:
-    """Seconds to wait: what the server asks for, else twice as long each time; never quite the same."""
+    """Return the seconds to wait before a retry: ``Retry-After`` or exponential backoff, with jitter."""
     asked = response.headers.get("retry-after", "") if response is not None else ""
     pause = float(asked) if asked.isdecimal() else 0.1 * 2.0 ** min(attempt, 10)
     return min(pause, LONGEST_PAUSE_S) * (0.75 + 0.5 * random.random())

@@ -1,12 +1,14 @@
-"""The HTTP front: the same scorers for anyone else's trainer.
+"""The reward server: Volley's scorers over HTTP, for any trainer.
 
-    POST /v1/score   groups in, verdicts out, in order        GET /healthz   the process answers
-    GET  /readyz     every slot's sandbox is as proved        GET /metrics   Prometheus text
+    POST /v1/score   scores groups, in order                  GET /healthz   200 while the process responds
+    GET  /readyz     200 if all slots pass their probes       GET /metrics   Prometheus text
 
-With a token, /v1/score and /metrics want it; health, readiness and /openapi.json answer anybody, as the API's do.
-A request is read within limits of size, time, depth and count before a slot hears of it; a full queue answers 429
-with ``Retry-After``; a client that is slow to send its headers or body is cut off; one that leaves frees its place.
-Told to end, the server takes no new work and has ``DRAIN_S`` for the old; what is left gets 503 with ``Retry-After``.
+If the server has a token, /v1/score and /metrics require it; /healthz, /readyz and /openapi.json never do.
+Requests from web pages are rejected: ``http_gate.py`` checks Host, Origin and Content-Type before anything else.
+A request must satisfy limits on size, time, depth and count before it is queued. If the queue is full, the answer is
+429 with ``Retry-After``. A client that sends its headers or body too slowly is disconnected, and the queued work of a
+client that disconnects is dropped. On shutdown the server accepts no new work and gives pending requests ``DRAIN_S``
+seconds to finish; those still pending then get 503 with ``Retry-After``.
 """
 
 import asyncio
@@ -26,7 +28,9 @@ from pydantic import ValidationError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from reward_servers.http_body import BadBody, read_json
-from reward_servers.http_schema import ItemOut, SandboxOut, ScoreAnswer, ScoreRequest, VerdictOut, job_of
+from reward_servers.http_connections import WaitingConnections
+from reward_servers.http_gate import LOOPBACK_HOSTS, BrowserGate, is_loopback
+from reward_servers.http_schema import Item, ItemOut, SandboxOut, ScoreAnswer, ScoreRequest, VerdictOut, job_of
 from reward_servers.sandbox.launch import interpreter
 from reward_servers.slots import Full, Job, Slots
 from volley.errors import HostError, VolleyError
@@ -52,20 +56,21 @@ def serve(
     """Serve until interrupted.
 
     Raises:
-        HostError: the host does not reach ``min_tier``, lacks one of ``packages``, ``port`` is taken, or
+        HostError: the host does not reach ``min_tier`` or lacks one of ``packages``, ``port`` is in use, or
             ``token_file`` holds no token.
     """
     token = _read_token(token_file) if token_file else None
     interpreter(packages)
     with _listener(host, port) as listener:
-        _serve_on(listener, Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token)
+        hosts = LOOPBACK_HOSTS | {host} if is_loopback(host) else None
+        _serve_on(listener, Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token, hosts)
 
 
-def _serve_on(listener: socket.socket, slots: Slots, token: str | None) -> None:
-    ending = Ending()
+def _serve_on(listener: socket.socket, slots: Slots, token: str | None, hosts: frozenset[str] | None) -> None:
+    ending = Drain()
     config = uvicorn.Config(
-        create_app(slots, token, ending),
-        http=Impatient,
+        create_app(slots, token, ending, hosts),
+        http=HeaderTimeoutProtocol.for_server(),
         lifespan="off",
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=5,
@@ -80,8 +85,8 @@ def _serve_on(listener: socket.socket, slots: Slots, token: str | None) -> None:
         raise HostError(str(server.failure)) from server.failure
 
 
-class Ending:
-    """That the server was told to end: ``begun`` from then on, ``over`` once requests under way are out of time."""
+class Drain:
+    """Shutdown state: ``begun`` is True once shutdown starts; ``over`` is set ``DRAIN_S`` seconds later."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -93,9 +98,9 @@ class Ending:
 
 
 class DrainingServer(uvicorn.Server):
-    """Starts ``slots`` and ends them, and answers the requests under way before that."""
+    """A uvicorn server that starts ``slots`` with itself and stops them after draining pending requests."""
 
-    def __init__(self, config: uvicorn.Config, slots: Slots, ending: Ending) -> None:
+    def __init__(self, config: uvicorn.Config, slots: Slots, ending: Drain) -> None:
         super().__init__(config)
         self._slots, self._ending = slots, ending
         self.failure: Exception | None = None
@@ -116,20 +121,21 @@ class DrainingServer(uvicorn.Server):
             await asyncio.to_thread(self._slots.stop)
 
 
-def create_app(slots: Slots, token: str | None, ending: Ending) -> FastAPI:
-    """The application around ``slots``."""
+def create_app(slots: Slots, token: str | None, ending: Drain, hosts: frozenset[str] | None) -> FastAPI:
+    """Return the application that scores on ``slots``; ``hosts`` lists the accepted Host names, None accepts any."""
     app = FastAPI(title="Volley reward server", version="1", docs_url=None, redoc_url=None)
+    app.add_middleware(BrowserGate, hosts=hosts)
     body = {"required": True, "content": {"application/json": {"schema": ScoreRequest.model_json_schema()}}}
 
     @app.post("/v1/score", response_model=ScoreAnswer, openapi_extra={"requestBody": body})
     async def score(request: Request) -> Response:
         if not _allowed(request, token):
-            return _unknown()
-        return await _unless_over(judged(request), ending)
+            return _unauthorised()
+        return await _until_shutdown(judged(request), ending)
 
     async def judged(request: Request) -> Response:
         try:
-            jobs = await asyncio.to_thread(_jobs, await read_json(request))  # other requests are answered meanwhile
+            jobs = await asyncio.to_thread(_jobs, await read_json(request))  # keeps the event loop responsive
         except BadBody as problem:
             return _refusal(problem.status, problem.problem)
         except ValidationError as problem:
@@ -150,14 +156,14 @@ def create_app(slots: Slots, token: str | None, ending: Ending) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         if not _allowed(request, token):
-            return _unknown()
+            return _unauthorised()
         return PlainTextResponse("\n".join(metric_lines(slots)) + "\n", media_type="text/plain; version=0.0.4")
 
     return app
 
 
 def sandbox_of(slots: Slots) -> SandboxOut:
-    """The weakest slot's report."""
+    """Return the report of the slot with the weakest tier. Raises HostError if no slot has started."""
     known = [report for report in slots.reports if report is not None]
     if not known:
         raise HostError("no reward slot has started")
@@ -171,80 +177,97 @@ def sandbox_of(slots: Slots) -> SandboxOut:
 
 
 def metric_lines(slots: Slots) -> Iterator[str]:
-    """Every metric of the front: name, unit and meaning in its HELP line."""
+    """Yield the server's metrics in the Prometheus text format."""
     sandbox = sandbox_of(slots)
     gauges = {
-        "volley_reward_ready": ("1 while every slot's sandbox is as it was proved", int(slots.ready)),
-        "volley_reward_waiting": ("groups waiting for a slot", slots.waiting),
-        "volley_reward_slots": ("scoring threads", len(slots.reports)),
-        "volley_reward_probes_passed": ("probe attacks denied at the last look", sandbox.probes_passed),
-        "volley_reward_probes_total": ("probe attacks tried at the last look", sandbox.probes_total),
+        "volley_reward_ready": ("1 if every slot runs and its sandbox passed its last probes", int(slots.ready)),
+        "volley_reward_waiting": ("Groups waiting for a slot", slots.waiting),
+        "volley_reward_slots": ("Scoring threads", len(slots.reports)),
+        "volley_reward_probes_passed": ("Attacks denied in the last probe", sandbox.probes_passed),
+        "volley_reward_probes_total": ("Attacks tried in the last probe", sandbox.probes_total),
     }
     for name, (meaning, value) in gauges.items():
         yield from (f"# HELP {name} {meaning}", f"# TYPE {name} gauge", f"{name} {value}")
-    yield "# HELP volley_reward_verdicts_total verdicts given, by status; status cached: answered from memory"
+    yield "# HELP volley_reward_verdicts_total Verdicts by status; status cached counts those served from the cache"
     yield "# TYPE volley_reward_verdicts_total counter"
     for status, count in sorted(slots.counts.items()):
         yield f'volley_reward_verdicts_total{{status="{status}",tier="{sandbox.tier}"}} {count}'
 
 
-class Impatient(H11Protocol):
-    """A connection that is closed when the headers of a request, the first or a later one, do not arrive in time.
+class HeaderTimeoutProtocol(H11Protocol):
+    """An HTTP/1.1 connection that is closed if the headers of a request do not arrive within ``HEADERS_DEADLINE_S``.
 
-    What a client sends while no answer is owed to it has one deadline: a head, and before that the rest of a body that
-    was answered unread.
+    The deadline also covers the unread rest of a body whose request was already answered. When the server has reached
+    its connection limit, a new connection closes the one that has been idle longest.
     """
+
+    waiting = WaitingConnections()
+
+    @classmethod
+    def for_server(cls) -> type["HeaderTimeoutProtocol"]:
+        """Return a subclass whose list of waiting connections belongs to one server."""
+        return type("HeaderTimeoutProtocol", (cls,), {"waiting": WaitingConnections()})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._alarm: asyncio.TimerHandle | None = None
         self._arm()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.waiting.cut_longest()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
-            self._calm()
+            self._disarm()
         else:
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calm()
+        self._disarm()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.waiting.add(self)
 
     def _arm(self) -> None:
         if self._alarm is None:
-            self._alarm = self.loop.call_later(HEADERS_DEADLINE_S, self._cut_off)
+            self.waiting.add(self)
+            self._alarm = self.loop.call_later(HEADERS_DEADLINE_S, self.cut_off)
 
-    def _calm(self) -> None:
+    def _disarm(self) -> None:
+        self.waiting.discard(self)
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
 
-    def _cut_off(self) -> None:
+    def cut_off(self) -> None:
         self._alarm = None
+        self.connections.discard(self)  # at once: its loss may be reported after the next request has been counted
         if not self.transport.is_closing():
             self.transport.close()
 
 
-def _jobs(raw: Any) -> list[Job]:
+def _jobs(raw: object) -> list[Job]:
     return [_job(item) for item in ScoreRequest.model_validate(raw).items]
 
 
-def _job(item: Any) -> Job:
+def _job(item: Item) -> Job:
     spec, row = job_of(item.scorer, SandboxLimits())
     return Job(spec, Prompt(item.id, "", row), tuple(item.responses), item.scorer.model_dump_json())
 
 
-async def _unless_over(work: Coroutine[Any, Any, Response], ending: Ending) -> Response:
-    """The answer that ``work`` gives, or 503 where the server ends first."""
+async def _until_shutdown(work: Coroutine[Any, Any, Response], ending: Drain) -> Response:
+    """Return the result of ``work``, or a 503 if the server shuts down first."""
     busy = {"Retry-After": str(RETRY_AFTER_S)}
     if ending.begun:
         work.close()
-        return _refusal(503, "the server is ending", busy)
+        return _refusal(503, "the server is shutting down", busy)
     answer, over = asyncio.ensure_future(work), asyncio.ensure_future(ending.over.wait())
     try:
         await asyncio.wait({answer, over}, return_when=asyncio.FIRST_COMPLETED)
-        return answer.result() if answer.done() else _refusal(503, "the server is ending", busy)
+        return answer.result() if answer.done() else _refusal(503, "the server is shutting down", busy)
     finally:
         answer.cancel()
         over.cancel()
@@ -255,7 +278,7 @@ async def _answer(request: Request, slots: Slots, jobs: list[Job]) -> Response:
         slots.submit(jobs)
     except Full:
         return _refusal(429, "the queue is full", {"Retry-After": str(RETRY_AFTER_S)})
-    with _wanted(slots, jobs):
+    with _cancelling(slots, jobs):
         verdicts = asyncio.ensure_future(_verdicts(jobs))
         gone = asyncio.ensure_future(_disconnected(request))
         either: set[asyncio.Future[Any]] = {verdicts, gone}
@@ -265,7 +288,8 @@ async def _answer(request: Request, slots: Slots, jobs: list[Job]) -> Response:
             gone.cancel()
             verdicts.cancel()
         if verdicts not in done:
-            return _refusal(503, "out of time", {"Retry-After": str(RETRY_AFTER_S)})
+            problem = f"scoring took longer than {ANSWER_DEADLINE_S:g} s"
+            return _refusal(503, problem, {"Retry-After": str(RETRY_AFTER_S)})
     items = [
         ItemOut(id=job.prompt.id, verdicts=[VerdictOut.of(verdict) for verdict in scored])
         for job, scored in zip(jobs, verdicts.result(), strict=True)
@@ -285,8 +309,8 @@ async def _disconnected(request: Request) -> None:
 
 
 @contextmanager
-def _wanted(slots: Slots, jobs: list[Job]) -> Iterator[None]:
-    """Somebody waits for these jobs for the length of the block, and not after."""
+def _cancelling(slots: Slots, jobs: list[Job]) -> Iterator[None]:
+    """Cancel whatever is left of the jobs when the block ends."""
     try:
         yield
     finally:
@@ -300,8 +324,8 @@ def _allowed(request: Request, token: str | None) -> bool:
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
-def _unknown() -> Response:
-    return _refusal(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
+def _unauthorised() -> Response:
+    return _refusal(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
 
 def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -> Response:
@@ -316,20 +340,20 @@ def _first_error(problem: ValidationError) -> str:
 
 @contextmanager
 def _listener(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket bound before a sandbox is built. Raises HostError where ``port`` is taken."""
+    """Bind the socket early, before any sandbox starts. Raises HostError if ``host`` or ``port`` cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as problem:
-        raise HostError(f"--host {host} is no address of this machine: {problem.strerror}") from problem
+        raise HostError(f"--host {host} is not an address of this machine: {problem.strerror}") from problem
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
         except OSError as problem:
-            wanted = f"port {port} of {host} can not be had"
-            raise HostError(f"{wanted}: {problem.strerror}; end what holds it, or choose another --port") from problem
+            reason = f"cannot listen on port {port} of {host}: {problem.strerror}"
+            raise HostError(f"{reason}; stop the process that uses it or choose another --port") from problem
         yield listener
 
 
@@ -337,7 +361,7 @@ def _read_token(path: Path) -> str:
     try:
         token = path.read_text().strip()
     except OSError as problem:
-        raise HostError(f"token file {path}: {problem.strerror}") from problem
+        raise HostError(f"cannot read the token file {path}: {problem.strerror}") from problem
     if not token:
-        raise HostError(f"token file {path} is empty: write one line with the token")
+        raise HostError(f"the token file {path} is empty: write the token on one line")
     return token

@@ -1,4 +1,4 @@
-"""Reading a request's body from somebody who may be hostile: size, time, encoding, depth, duplicate keys."""
+"""Reads request bodies from untrusted clients, with checks of size, time, encoding, depth and duplicate keys."""
 
 import asyncio
 import json
@@ -14,10 +14,10 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class BadBody(Exception):
-    """The body is refused.
+    """The request body is rejected.
 
     Args:
-        status: HTTP status to answer with.
+        status: HTTP status of the response.
         problem: one line for the client.
     """
 
@@ -27,7 +27,7 @@ class BadBody(Exception):
 
 
 async def read_json(request: Request, *, max_body: int = MAX_BODY, deadline_s: float = BODY_DEADLINE_S) -> Any:
-    """The body as JSON. Raises BadBody: 408 too slow, 411 or 413 too large, 400 not acceptable JSON."""
+    """Return the parsed body. Raises BadBody: 408 if it is too slow, 413 if too large, 400 if not valid JSON."""
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > max_body:
         raise BadBody(413, f"the body is larger than {max_body >> 20} MB")
@@ -41,16 +41,16 @@ async def read_json(request: Request, *, max_body: int = MAX_BODY, deadline_s: f
     except TimeoutError:
         raise BadBody(408, f"the body did not arrive within {deadline_s:g} s") from None
     except ClientDisconnect:
-        raise BadBody(400, "the client went away") from None
+        raise BadBody(400, "the client disconnected") from None
     return await asyncio.to_thread(parse_json, bytes(body))
 
 
 def parse_json(body: bytes) -> Any:
-    """Strict JSON: UTF-8, at most ``MAX_DEPTH`` deep, no key twice, no NaN. Raises BadBody (400)."""
+    """Parse strict JSON: UTF-8, at most ``MAX_DEPTH`` deep, no duplicate keys, no NaN. Raises BadBody (400)."""
     try:
         text = body.decode("utf-8")
         if _depth(body) > MAX_DEPTH:
-            raise BadBody(400, f"JSON nested deeper than {MAX_DEPTH}")
+            raise BadBody(400, f"the JSON is nested deeper than {MAX_DEPTH}")
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError:
         raise BadBody(400, "the body is not UTF-8") from None
@@ -59,7 +59,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _depth(body: bytes) -> int:
-    """Deepest nesting of brackets outside strings; stops counting where it is too deep."""
+    """Return the deepest nesting of brackets outside strings; stops counting beyond ``MAX_DEPTH``."""
     pieces = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
     depth = deepest = 0
     for byte in b"".join(pieces[::2]).translate(None, delete=_NO_BRACKET):
@@ -73,9 +73,9 @@ def _depth(body: bytes) -> int:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key occurs twice")
+        raise ValueError("an object has a duplicate key")
     return found
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")

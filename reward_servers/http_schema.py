@@ -1,4 +1,4 @@
-"""The HTTP front's requests and answers: the contract that OpenAPI shows and the client speaks."""
+"""Requests and responses of the reward server, shared by its OpenAPI schema and the client."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ MAX_RESPONSE_CHARS = 1_000_000
 
 
 class Limits(Spec):
-    """What one test may use; whatever is not named keeps the server's default."""
+    """Limits of one test; a null field keeps the server's default."""
 
     cpu_s: float | None = Field(None, gt=0, le=30)
     program_s: float | None = Field(None, gt=0, le=120)
@@ -25,24 +25,24 @@ class Limits(Spec):
     stderr_kb: int | None = Field(None, ge=1, le=1024)
 
     def over(self, default: SandboxLimits) -> SandboxLimits:
-        """``default`` with these in place."""
+        """Return ``default`` with the fields set here replaced."""
         return default.model_copy(update=self.model_dump(exclude_none=True))
 
 
 class CodeItem(Spec):
-    """Run the program in each response on ``tests``."""
+    """Runs the program in each response against ``tests``."""
 
     kind: Literal["code"]
     tests: list[AnyTest] = Field(min_length=1, max_length=1000)
     extract: Literal["raw", "last_fence"] = "last_fence"
     mode: Literal["all", "fraction"] = "all"
     tolerance: float | None = Field(None, gt=0)
-    values: tuple[float, float] = Field((1.0, -1.0), description="rewards of a pass and of a failure")
+    values: tuple[float, float] = Field((1.0, -1.0), description="rewards for a pass and for a failure")
     limits: Limits = Limits()
 
 
 class MathItem(Spec):
-    """Compare each response's final answer with ``answer``."""
+    """Compares the final answer of each response with ``answer``."""
 
     kind: Literal["math"]
     answer: str = Field(min_length=1, max_length=1000)
@@ -50,14 +50,14 @@ class MathItem(Spec):
 
 
 class ExactItem(Spec):
-    """Compare each response, white space trimmed, with ``answer``."""
+    """Compares each response with ``answer``, ignoring leading and trailing white space."""
 
     kind: Literal["exact"]
     answer: str = Field(max_length=MAX_RESPONSE_CHARS)
 
 
 class CountdownItem(Spec):
-    """An expression that uses each number once and equals ``target``."""
+    """Checks that each response is an expression that uses every number once and equals ``target``."""
 
     kind: Literal["countdown"]
     numbers: list[int] = Field(min_length=1, max_length=16)
@@ -65,7 +65,7 @@ class CountdownItem(Spec):
 
 
 class ArcItem(Spec):
-    """The last grid of each response against ``grid``."""
+    """Compares the last grid in each response with ``grid``."""
 
     kind: Literal["arc"]
     grid: list[list[int]] = Field(min_length=1, max_length=30)
@@ -77,7 +77,7 @@ Response = Annotated[str, Field(max_length=MAX_RESPONSE_CHARS)]
 
 
 class Item(Spec):
-    """The responses to one prompt."""
+    """One group: the responses to one prompt and how to score them."""
 
     id: str = Field(max_length=200)
     scorer: ItemScorer
@@ -85,13 +85,13 @@ class Item(Spec):
 
 
 class ScoreRequest(Spec):
-    """One call: a batch of groups."""
+    """A batch of groups to score."""
 
     items: list[Item] = Field(min_length=1, max_length=MAX_ITEMS)
 
 
 class VerdictOut(Spec):
-    """What scoring said of one response. ``reward`` is null exactly for ``infra_error`` and ``refused``."""
+    """The verdict on one response. ``reward`` is null if and only if the status is ``infra_error`` or ``refused``."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -110,19 +110,19 @@ class VerdictOut(Spec):
 
     @classmethod
     def of(cls, verdict: Verdict) -> "VerdictOut":
-        """The wire form of ``verdict``."""
+        """Return ``verdict`` as the server sends it."""
         return cls(**{name: getattr(verdict, name) for name in cls.model_fields})
 
 
 class ItemOut(Spec):
-    """Verdicts in the order of the responses."""
+    """The verdicts of one group, in the order of its responses."""
 
     id: str
     verdicts: list[VerdictOut]
 
 
 class SandboxOut(Spec):
-    """What stands between a program and the server."""
+    """The isolation that programs run in."""
 
     tier: Literal["A", "B", "C", "none"]
     layers: list[str]
@@ -131,14 +131,14 @@ class SandboxOut(Spec):
 
 
 class ScoreAnswer(Spec):
-    """The answer to one call."""
+    """The verdicts of a batch, in the order of its groups."""
 
     items: list[ItemOut]
     sandbox: SandboxOut
 
 
 def job_of(item: ItemScorer, limits: SandboxLimits) -> tuple[ScorerSpec, dict[str, Any]]:
-    """The scorer and the row that an item's ``scorer`` stands for. Raises ValueError for tests that can not be run."""
+    """Return the scorer spec and dataset row for an item's ``scorer``. Raises ValueError if its tests are invalid."""
     row = item.model_dump(mode="json")
     match item:
         case CodeItem():

@@ -1,14 +1,13 @@
-"""The pool of reward workers, as the coordinator holds it.
+"""The coordinator's pool of reward workers.
 
     score(group) -> wait for an idle worker -> one Ray call -> Scores
-                        | worker dies, or is silent past the group's deadline
+                        | worker dies or misses the group's deadline
                         v
                  kill it, start another under the same name, score the group again
 
-Scoring is idempotent, so a group may be scored again. A group that took ``ATTEMPTS`` workers with it comes back as
-infra errors: it leaves the run instead of ending it. More than ``respawns`` replacements in all raise ``WorkerDied``
-from every ``score``, waiting or to come: something is wrong with the host or the scorer, and starting workers for ever
-would hide it.
+Scoring is idempotent, so a group may be scored again. A group that fails on ``ATTEMPTS`` workers is returned as infra
+errors: the run continues without it. After more than ``max_replacements`` replacements in an hour, every pending and
+future ``score`` raises ``WorkerDied``: the host or the scorer is broken, and restarting workers forever would hide it.
 """
 
 import asyncio
@@ -28,14 +27,15 @@ from reward_servers.scorers.base import infra_error
 from reward_servers.worker import RewardWorker
 from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
 from volley.job import RewardWorkersSpec
+from volley.processes import last_lines
 from volley.records import Group, Prompt, Scores, WorkerInfo
+from volley.refs import Ref
 from volley.restarts import Restarts
 from volley.scoring import ScorerSpec
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 2  # workers one group may cost
-LOG_TAIL_LINES = 20
+ATTEMPTS = 2  # per group, each on another worker
 STOP_GRACE_S = 5.0
 LOOK_EVERY_S = 1.0
 LOOKS_AT_REST = 30
@@ -43,23 +43,19 @@ LOOKS_AT_REST = 30
 
 @dataclass(frozen=True, slots=True)
 class RewardConfig:
-    """What a pool needs to know of its job.
+    """The part of a job that concerns reward workers.
 
     Attributes:
-        scorer: how samples are judged.
-        workers: how many workers, what each reserves, the deadlines.
+        scorer: the scorer that every worker builds.
+        workers: number of workers, resources per worker, and deadlines.
         log_dir: folder for ``reward-<i>.log``.
-        prefix: put before the Ray names of the workers, so that runs on one cluster do not clash.
-        most: workers the pool may grow to while groups wait; None: it stays at the count it was given.
-        respawns: replacements of dead or stuck workers in the pool's life.
+        prefix: prefix of the workers' Ray names, so that runs on one cluster do not clash.
     """
 
     scorer: ScorerSpec
     workers: RewardWorkersSpec
     log_dir: Path
     prefix: str = ""
-    most: int | None = None
-    respawns: int = 20
 
 
 class RewardPool:
@@ -69,23 +65,23 @@ class RewardPool:
         self._config = config
         self._workers: dict[int, _Worker] = {}
         self._births: Counter[int] = Counter()
-        self._living: set[_Worker] = set()  # retired and starting ones too: all that `stop` has to end
+        self._living: set[_Worker] = set()  # includes retired and starting workers; `stop` ends them all
         self._idle: asyncio.LifoQueue[_Worker | BaseException] = asyncio.LifoQueue()
         self._failure: BaseException | None = None
         self._waiting = 0
         self._base = config.workers.count
         self._deaths: list[VolleyError] = []
-        self._restarts = Restarts(config.respawns)
+        self._restarts = Restarts(config.workers.max_replacements)
         self._background: set[asyncio.Task[None]] = set()
         self._resize = asyncio.Lock()
         self._scaling: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, config: RewardConfig) -> "RewardPool":
-        """Start ``config.workers.count`` workers and wait until all can score.
+        """Start ``config.workers.count`` workers and wait until all are ready.
 
         Raises:
-            WorkerDied: a worker ended while it started; carries its last log lines.
+            WorkerDied: a worker died during startup; the error includes its last log lines.
             DeadlineExceeded: a worker was not ready within ``start_deadline_s``.
         """
         pool = cls(config)
@@ -94,42 +90,42 @@ class RewardPool:
         except BaseException:
             await pool.stop()
             raise
-        if config.most is not None:
-            pool._scaling = asyncio.create_task(pool._autoscale(config.most))
+        if config.workers.max_count is not None:
+            pool._scaling = asyncio.create_task(pool._autoscale(config.workers.max_count))
         return pool
 
     @property
     def waiting(self) -> int:
-        """Groups that wait for a worker: what autoscaling looks at."""
+        """Number of groups waiting for a worker; drives autoscaling."""
         return self._waiting
 
     @property
     def count(self) -> int:
-        """Workers started and not retired."""
+        """Number of workers that are started and not retired."""
         return len(self._workers)
 
     @property
     def sandbox(self) -> str:
-        """What isolates the programs the workers run: the weakest of them; empty where they run none."""
+        """The weakest sandbox among the workers, as text; "" if the scorer runs no programs."""
         return min((worker.sandbox for worker in self._workers.values()), key=_strength, default="")
 
     @property
     def deaths(self) -> tuple[VolleyError, ...]:
-        """How workers ended that were not asked to, in order."""
+        """The failures of all workers that died or hung, in order."""
         return tuple(self._deaths)
 
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """Every worker, by index."""
+        """Return information about every worker, ordered by index."""
         ordered = sorted(self._workers.values(), key=lambda worker: worker.index)
         return tuple(WorkerInfo(each.name, "serving", each.pid, busy=each.busy) for each in ordered)
 
-    async def score(self, group: Any, prompt: Prompt) -> Scores:
-        """One verdict per sample of the group that the object reference ``group`` stands for.
+    async def score(self, group: Ref[Group], prompt: Prompt) -> Scores:
+        """Return one verdict per sample of the group behind the object reference ``group``.
 
-        The group's deadline counts from the moment a worker takes it, not while it waits for one.
+        The group's deadline starts when a worker accepts it; waiting for an idle worker does not count.
 
         Raises:
-            WorkerDied: workers died or hung more often than ``respawns`` allows, or the pool was stopped.
+            WorkerDied: workers died or hung more often than ``max_replacements`` allows, or the pool was stopped.
         """
         failure = ""
         for _ in range(ATTEMPTS):
@@ -151,10 +147,10 @@ class RewardPool:
         return Scores.pack([infra_error(failure)] * len(lost.texts))
 
     async def scale(self, count: int) -> None:
-        """Start or retire workers until there are ``count``. A retired worker finishes the group it has.
+        """Start or retire workers until there are ``count``. A retired worker finishes its current group.
 
         Raises:
-            WorkerDied, DeadlineExceeded: a worker did not start; there are as many as before.
+            WorkerDied, DeadlineExceeded: a worker did not start; the number of workers is unchanged.
         """
         if count < 1:
             raise ValueError(f"count {count}: a run needs at least one reward worker")
@@ -174,11 +170,11 @@ class RewardPool:
             await asyncio.gather(*(self._give_back(worker) for worker in idle if isinstance(worker, _Worker)))
 
     async def stop(self) -> None:
-        """End every worker and what it started. Raises nothing for a worker that is dead already."""
+        """Stop every worker and its child processes. Workers that are already dead are ignored."""
         if self._scaling is not None:
             self._scaling.cancel()
             await asyncio.wait({self._scaling})
-        self._fail(WorkerDied("reward-pool", "it was stopped"))
+        self._fail(WorkerDied("reward-pool", "the pool was stopped"))
         while self._background:
             for task in self._background:
                 task.cancel()
@@ -188,7 +184,7 @@ class RewardPool:
             worker.retired = True
         await self._end(self._living)
 
-    async def _score_on(self, worker: "_Worker", group: Any, prompt: Prompt) -> Scores:
+    async def _score_on(self, worker: "_Worker", group: Ref[Group], prompt: Prompt) -> Scores:
         bound = self._config.workers.group_deadline_s
         worker.busy = 1
         try:
@@ -201,7 +197,7 @@ class RewardPool:
         return scores
 
     async def _reclaim(self, worker: "_Worker", answer: "asyncio.Future[Scores]") -> None:
-        """Nobody wants this answer any more: the worker scores other groups once it has given it."""
+        """After a cancelled call, wait for the worker's answer, discard it and return the worker to the pool."""
         try:
             await answer
         except (DeadlineExceeded, WorkerDied) as problem:
@@ -210,7 +206,7 @@ class RewardPool:
             await self._give_back(worker)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work that must be done to the end, whoever asked for it."""
+        """Run ``work`` in a task of its own, so that it finishes even if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._done_in_background)
@@ -219,11 +215,11 @@ class RewardPool:
     def _done_in_background(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a worker is not replaced: %s", error)
+            log.error("replacing a reward worker failed: %s", error)
             self._fail(error)
 
     def _fail(self, failure: BaseException) -> None:
-        """No worker will come any more: whoever waits for one is told."""
+        """Mark the pool as failed; every pending and future `score` raises ``failure``."""
         self._failure = self._failure or failure
         self._idle.put_nowait(self._failure)
 
@@ -239,7 +235,7 @@ class RewardPool:
         finally:
             self._waiting -= 1
         if isinstance(worker, BaseException):
-            self._idle.put_nowait(worker)  # for the next that waits
+            self._idle.put_nowait(worker)  # for the next waiting call
             raise worker
         return worker
 
@@ -250,7 +246,7 @@ class RewardPool:
             self._idle.put_nowait(worker)
 
     async def _replace(self, worker: "_Worker", end: VolleyError) -> None:
-        """Kill ``worker`` and start another in its place. Raises WorkerDied when the pool's respawns are used up."""
+        """Kill ``worker`` and start another in its place. Raises WorkerDied if ``max_replacements`` is exceeded."""
         await asyncio.to_thread(_kill, worker)
         self._living.discard(worker)
         if worker.retired:
@@ -261,7 +257,7 @@ class RewardPool:
             if self._workers.get(worker.index) is worker:
                 del self._workers[worker.index]
             raise
-        if self._workers.get(worker.index) is not worker:  # retired meanwhile
+        if self._workers.get(worker.index) is not worker:  # retired in the meantime
             await self._end([fresh])
             return
         self._workers[worker.index] = fresh
@@ -271,8 +267,8 @@ class RewardPool:
         while True:
             self._deaths.append(end)
             if not self._restarts.allow():
-                most = self._config.respawns
-                raise WorkerDied(worker.name, f"workers were replaced {most} times within an hour; the last: {end}")
+                most = self._config.workers.max_replacements
+                raise WorkerDied(worker.name, f"workers were replaced {most} times within an hour; last error: {end}")
             try:
                 (fresh,) = await self._spawn([worker.index])
             except (DeadlineExceeded, WorkerDied) as problem:
@@ -281,7 +277,7 @@ class RewardPool:
                 return fresh
 
     async def _autoscale(self, most: int) -> None:
-        """Follow the queue. A worker that does not start is logged and tried again: the run goes on without it."""
+        """Adapt the number of workers to the queue. A worker that does not start is logged and retried later."""
         quiet = 0
         while self._failure is None:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -293,7 +289,7 @@ class RewardPool:
                 try:
                     await self._resize_to(wanted)
                 except VolleyError as problem:
-                    log.warning("scaling to %d reward workers: %s", wanted, problem)
+                    log.warning("scaling to %d reward workers failed: %s", wanted, problem)
 
     async def _spawn(self, indices: list[int]) -> list["_Worker"]:
         self._raise_failure()
@@ -317,7 +313,7 @@ class RewardPool:
 
     def _create(self, index: int) -> "_Worker":
         name = f"reward-{index}"
-        suffix = f".{self._births[index]}" if self._births[index] else ""  # Ray frees a dead actor's name late
+        suffix = f".{self._births[index]}" if self._births[index] else ""  # Ray frees names of dead actors late
         self._births[index] += 1
         actor = (
             ray.remote(RewardWorker)
@@ -340,17 +336,17 @@ class RewardPool:
 
     def _died(self, worker: "_Worker", death: RayActorError) -> WorkerDied:
         cause = next((line for line in str(death).splitlines() if line.strip()), type(death).__name__)
-        return WorkerDied(worker.name, cause, _tail(self._config.log_dir / f"{worker.name}.log"))
+        return WorkerDied(worker.name, cause, last_lines(self._config.log_dir / f"{worker.name}.log"))
 
 
 def next_count(count: int, waiting: int, quiet: int, *, low: int, high: int) -> int:
-    """How many workers there should be: twice as many while more groups wait than workers work, one fewer after rest.
+    """Return the new number of workers: doubled if more groups wait than there are workers, one fewer after idling.
 
     Args:
-        count: workers now.
-        waiting: groups that wait for one.
-        quiet: looks in a row at which none waited.
-        low, high: bounds.
+        count: current number of workers.
+        waiting: number of groups waiting for a worker.
+        quiet: number of consecutive checks that found no group waiting.
+        low, high: bounds of the result.
     """
     if waiting > count:
         return min(high, 2 * count)
@@ -369,7 +365,7 @@ class _Worker:
 
 
 def _strength(sandbox: str) -> int:
-    """``none`` is the weakest, then tiers C, B and A."""
+    """Return the rank of a sandbox: ``none`` is the weakest, then tiers C, B and A."""
     return 0 if sandbox.startswith("none") else 1 + "CBA".find(sandbox.removeprefix("tier ")[:1])
 
 
@@ -382,7 +378,7 @@ async def _result(ref: Any, awaited: str, seconds: float) -> Any:
 
 
 async def _end(worker: _Worker) -> None:
-    """Let the worker end its own child processes, then end it."""
+    """Let the worker stop its child processes, then kill it."""
     with contextlib.suppress(RayActorError, TimeoutError):
         await _result(worker.actor.close.remote(), f"{worker.name} to close", STOP_GRACE_S)
     await asyncio.to_thread(_kill, worker)
@@ -390,9 +386,3 @@ async def _end(worker: _Worker) -> None:
 
 def _kill(worker: _Worker) -> None:
     ray.kill(worker.actor, no_restart=True)
-
-
-def _tail(path: Path) -> str:
-    if not path.exists():
-        return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""The HTTP front's scoring threads: one per slot, each with sandboxes of its own, behind one bounded queue."""
+"""Scoring threads of the reward server: one per slot, each with its own sandboxes, fed by one bounded queue."""
 
 import contextlib
 import hashlib
@@ -26,31 +26,31 @@ log = logging.getLogger(__name__)
 
 CACHED = 4096
 STOP_GRACE_S = 10.0
-UNSTEADY = frozenset({VerdictStatus.TIMEOUT, VerdictStatus.MEMORY_LIMIT})  # never answered from memory
+UNSTEADY = frozenset({VerdictStatus.TIMEOUT, VerdictStatus.MEMORY_LIMIT})  # depend on the host's load: never cached
 
 
 class Full(Exception):
-    """The queue has no room for a whole request."""
+    """The queue cannot hold all jobs of the request."""
 
 
 class GivenUp(Exception):
-    """Nobody waits for the verdicts any more."""
+    """The job was cancelled because its client disconnected or the server is shutting down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The responses to one prompt, and where their verdicts go."""
+    """The responses to one prompt, and the future that receives their verdicts."""
 
     spec: ScorerSpec
     prompt: Prompt
     texts: tuple[str, ...]
     key: str
     done: "Future[list[Verdict]]" = field(default_factory=Future)
-    given_up: threading.Event = field(default_factory=threading.Event)  # nobody waits for the verdicts any more
+    given_up: threading.Event = field(default_factory=threading.Event)  # set when the verdicts are no longer needed
 
 
 class Slots:
-    """``count`` threads that score jobs in order of arrival."""
+    """Runs ``count`` threads that score jobs in order of arrival."""
 
     def __init__(self, count: int, sandbox: SandboxSpec, *, room: int = 64) -> None:
         self._spec = sandbox
@@ -67,7 +67,7 @@ class Slots:
         self._stopping = threading.Event()
 
     def start(self, bound_s: float = 120.0) -> None:
-        """Start the threads. Raises VolleyError where the host can not isolate as asked."""
+        """Start the threads. Raises VolleyError if the host cannot provide the requested isolation."""
         for thread in self._threads:
             thread.start()
         for _ in self._threads:
@@ -78,17 +78,17 @@ class Slots:
 
     @property
     def ready(self) -> bool:
-        """Every slot runs and its sandbox is what it was proved to be."""
+        """True if every slot runs and its sandbox passed its last probes."""
         alive = all(thread.is_alive() for thread in self._threads)
         return alive and all(report is not None and report.ready for report in self.reports)
 
     @property
     def waiting(self) -> int:
-        """Jobs that no thread has taken yet."""
+        """Number of jobs in the queue."""
         return self._queue.qsize()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue all jobs or none. Raises Full."""
+        """Queue all jobs, or none and raise Full. An empty queue accepts any request."""
         with self._lock:
             if self._queue.qsize() + len(jobs) > max(self._room, len(jobs) if self._queue.empty() else 0):
                 raise Full
@@ -96,22 +96,22 @@ class Slots:
                 self._queue.put_nowait(job)
 
     def give_up(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for these: those in the queue free their places, one that runs ends with its response."""
+        """Cancel jobs: queued ones are removed, a running one stops after its current response."""
         for job in jobs:
             job.given_up.set()
             job.done.cancel()
         with self._lock:
-            for held in self._drained():
-                if held is None or not held.given_up.is_set():
-                    self._queue.put_nowait(held)
+            for job_or_end in self._drained():
+                if job_or_end is None or not job_or_end.given_up.is_set():
+                    self._queue.put_nowait(job_or_end)
 
     def stop(self) -> None:
-        """End the threads and their sandboxes, within a bound; what is being scored is cut off: nobody waits for it."""
+        """Stop the threads and their sandboxes within ``STOP_GRACE_S``, aborting jobs that are being scored."""
         self._stopping.set()
         with self._lock:
-            for held in self._drained():
-                if held is not None:
-                    held.done.cancel()
+            for job in self._drained():
+                if job is not None:
+                    job.done.cancel()
             for _ in self._threads:
                 self._queue.put_nowait(None)
         for bench in self._benches:
@@ -121,14 +121,14 @@ class Slots:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _drained(self) -> list[Job | None]:
-        """Everything the queue held, which is empty now."""
-        held: list[Job | None] = []
+        """Empty the queue and return its contents; None entries stop a thread each."""
+        drained: list[Job | None] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                held.append(self._queue.get_nowait())
-        return held
+                drained.append(self._queue.get_nowait())
+        return drained
 
-    # A sandbox ends with the thread that made it, so each thread builds and uses its own.
+    # A sandbox ends with the thread that created it, so each thread builds its own.
     def _serve(self, index: int) -> None:
         bench = self._benches[index]
         try:
@@ -148,14 +148,14 @@ class Slots:
         bench.close()
 
     def _score(self, bench: "_Bench", job: Job) -> list[Verdict]:
-        """Score what is not remembered. A failure of ours is an infra error of each sample."""
+        """Score the responses that are not cached. If the scorer itself fails, each of them is an infra error."""
         keys = [hashlib.sha256(f"{job.key}\0{text}".encode("utf-8", "surrogatepass")).hexdigest() for text in job.texts]
         known = {key: verdict for key in keys if (verdict := self._recall(key)) is not None}
         missing = {key: text for key, text in zip(keys, job.texts, strict=True) if key not in known}
         if missing:
-            wanted = _WhileWanted(list(missing.values()), (job.given_up, self._stopping))
+            texts = _UntilCancelled(list(missing.values()), (job.given_up, self._stopping))
             try:
-                fresh = bench.scorer(job.spec).score(job.prompt, wanted)
+                fresh = bench.scorer(job.spec).score(job.prompt, texts)
             except GivenUp:
                 raise
             except SlotEnded:
@@ -186,8 +186,8 @@ class Slots:
                     self._cache.popitem(last=False)
 
 
-class _WhileWanted(Sequence[str]):
-    """Responses, handed out one by one until one of ``ends`` is set. Raises GivenUp from then on."""
+class _UntilCancelled(Sequence[str]):
+    """A sequence of responses that raises GivenUp on access once any of ``ends`` is set."""
 
     def __init__(self, texts: list[str], ends: Sequence[threading.Event]) -> None:
         self._texts, self._ends = texts, ends
@@ -202,7 +202,7 @@ class _WhileWanted(Sequence[str]):
 
 
 class _Bench:
-    """One thread's sandboxes: for programs from the start, for symbolic maths from its first use."""
+    """The sandboxes of one thread: one for programs, and one for symbolic maths that starts on first use."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec
@@ -226,7 +226,7 @@ class _Bench:
         return build_scorer(spec)
 
     def end(self) -> None:
-        """From any thread: what runs is killed."""
+        """Kill whatever runs in the sandboxes. May be called from any thread."""
         for sandbox in (self._programs, self._maths):
             if sandbox is not None:
                 sandbox.end()

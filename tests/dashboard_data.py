@@ -1,4 +1,4 @@
-"""Runs as the API would tell of them, made from formulas: what the browser tests of the dashboard look at."""
+"""Runs as the API would report them, computed from formulas, for the browser tests of the dashboard."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from services.state import Desired, Observed, RunRecord, WorkerView
+from services.store.state import Desired, Observed, RunRecord, WorkerView
 from volley.job import JOB
 
 KS = (1, 2, 4, 8, 16)
@@ -24,7 +24,7 @@ STATUSES = ("passed", "wrong_answer", "no_answer", "runtime_error", "timeout")
 
 @dataclass
 class FakeRun:
-    """One run and all that was written of it. One that does not move writes no more steps."""
+    """One run with everything written about it. A run that does not move writes no further steps."""
 
     record: RunRecord
     desired: Desired
@@ -38,7 +38,7 @@ class FakeRun:
 
 
 def job(name: str, *, kind: str = "rl", steps: int = 400, k: int = 8, lr: float = 3e-4) -> dict[str, Any]:
-    """A job in full, as a run's record holds it."""
+    """A complete job, as in a run's record."""
     given: dict[str, Any] = {
         "name": name,
         "kind": kind,
@@ -55,7 +55,7 @@ def job(name: str, *, kind: str = "rl", steps: int = 400, k: int = 8, lr: float 
 
 
 def metrics_row(step: int, steps: int, start: float, chance: random.Random, *, strength: float = 1.0) -> dict[str, Any]:
-    """A step of a run whose pass@1 rises and then levels off."""
+    """The metrics of a step in a run whose pass@1 rises and then levels off."""
     done = step / steps
     single = 0.16 + 0.3 * strength * (1 - math.exp(-3.2 * done)) + chance.gauss(0, 0.022)
     single = min(max(single, 0.0), 1.0)
@@ -106,7 +106,7 @@ def evaluation(version: int, single: float) -> dict[str, Any]:
 def timeline_item(
     step: int, end: float, chance: random.Random, seconds: float = 2.0, actors: int = 2
 ) -> dict[str, Any]:
-    """A step of so many seconds that ended at ``end``."""
+    """The timeline of a step of ``seconds`` seconds that ended at ``end``."""
     spans: list[list[Any]] = []
     part = seconds / 100
     begin = end - seconds
@@ -171,7 +171,7 @@ def workers(actors: int, rewards: int, version: int) -> tuple[WorkerView, ...]:
 
 
 def make_run(name: str, state: str, *, steps: int = 400, done: int = 0, seed: int = 0, **job_fields: Any) -> FakeRun:
-    """A run with ``done`` steps behind it. ``problem`` and ``tags`` go where they belong, the rest into the job."""
+    """A run that has done ``done`` steps, with ``problem`` and ``tags``; other arguments are fields of the job."""
     chance = random.Random(seed)
     problem, tags = job_fields.pop("problem", ""), job_fields.pop("tags", {})
     kind = job_fields.get("kind", "rl")
@@ -234,7 +234,7 @@ def _history(run: FakeRun, done: int, chance: random.Random, *, strength: float)
         run.events.insert(0, {"kind": "started", "time": start, "step": 0})
         dropped = {"group": 812, "reason": "stale", "detail": "tokens of version 3 at version 6"}
         run.events.append({"kind": "group_dropped", "time": start + done, **dropped})
-        died = "actor-1 is gone: its process was killed; its 3 groups are made again"
+        died = "actor-1 died: its process was killed; its 3 groups are generated again"
         run.events.append({"kind": "actor_died", "time": start + 1.4 * done, "problem": died})
     if run.observed.problem:
         run.events.append({"kind": "trouble", "time": start + 2 * done, "problem": run.observed.problem})
@@ -245,7 +245,7 @@ def _history(run: FakeRun, done: int, chance: random.Random, *, strength: float)
 
 
 def big_run(points: int, samples: int) -> FakeRun:
-    """As much as a dashboard must bear. Few of the names, so that it is made in a second."""
+    """A run as large as the dashboard must handle, with few metric names so that it is made within a second."""
     run = make_run("big", "running", steps=points, done=0, seed=9)
     run.moves = False
     chance = np.random.default_rng(0)
@@ -270,13 +270,15 @@ def big_run(points: int, samples: int) -> FakeRun:
 
 
 def all_runs() -> list[FakeRun]:
-    """One of each kind and state."""
-    gone = "20 batches in a row had no group with a signal: lower the difficulty, raise sampling.n, or use a smaller k"
+    """One run of each kind and state."""
+    no_signal = (
+        "20 batches in a row had no group with a signal: lower the difficulty, raise sampling.n, or use a smaller k"
+    )
     return [
         make_run("countdown-max8", "running", done=230, seed=1, tags={"team": "maths", "sweep": "k"}),
         make_run("countdown-mean", "done", done=400, seed=2, k=1, tags={"team": "maths", "sweep": "k"}),
         make_run("countdown-max4", "paused", done=120, seed=3, k=4, lr=1e-4, problem="paused by a user"),
-        make_run("apps-code-max12", "failed", done=64, seed=4, k=12, problem=gone),
+        make_run("apps-code-max12", "failed", done=64, seed=4, k=12, problem=no_signal),
         make_run("warm-up", "done", kind="sft", steps=250, done=250, seed=5),
         make_run("heldout", "queued", kind="eval", steps=0, seed=6),
     ]

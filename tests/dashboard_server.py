@@ -1,4 +1,4 @@
-"""The dashboard over the real API and a real Redis; only the drivers of the runs are made up.
+"""The dashboard over the real API and a real Redis; only the drivers of the runs are simulated.
 
 python -m tests.dashboard_server --port 8300 --tick 0.5
 """
@@ -19,19 +19,19 @@ from services.api.app import create_app
 from services.api.schemas import NodeView
 from services.api.serve import GracefulServer
 from services.api.settings import ApiSettings
-from services.local_redis import embedded_redis
-from services.state import ENDED, Desired, Observed
-from services.store import Store, connect, run_key
+from services.stack.redis import embedded_redis
+from services.store.redis import Store, connect, run_key
+from services.store.state import ENDED, Desired, Observed
 from tests import dashboard_data
 from tests.dashboard_data import FakeRun
 
-BULK = 2000  # entries of one pipeline
+BULK = 2000  # entries in one Redis pipeline
 START_SECONDS = 10.0
 STREAMS = ("metrics", "events", "samples", "evaluations", "timeline")
 
 
 class Cluster:
-    """Three machines, one of them dead."""
+    """A cluster of three nodes, one of them dead."""
 
     async def nodes(self) -> list[NodeView]:
         whole = {"CPU": 16.0, "GPU": 1.0, "memory": 64e9, "object_store_memory": 8e9}
@@ -43,17 +43,17 @@ class Cluster:
 
 
 class Stage:
-    """Runs in Redis, and drivers that do as is desired, a step each ``tick`` seconds."""
+    """Runs in Redis, and simulated drivers that follow the desired state and do a step every ``tick`` seconds."""
 
     def __init__(self, url: str, store: Store, tick: float) -> None:
         self.url, self.store, self.tick = url, store, tick
         self.runs: dict[str, FakeRun] = {}
-        self.base = ""  # where the API is served, once it is
+        self.base = ""  # address of the API once it is served
         self._redis: Any = connect(url)
         self._chance = random.Random(7)
 
     async def add(self, run: FakeRun) -> str:
-        """Write down all there is of ``run``; returns its id."""
+        """Write everything about ``run``; returns its id."""
         run_id = run.record.id
         self.runs[run_id] = run
         await self.store.create(run.record, run.desired)
@@ -73,7 +73,7 @@ class Stage:
             await pipe.execute()
 
     async def drive(self) -> None:
-        """Be the driver of every run, until cancelled."""
+        """Act as the driver of every run until cancelled."""
         while True:
             await asyncio.sleep(self.tick)
             for run in list(self.runs.values()):
@@ -166,7 +166,7 @@ async def api(url: str, port: int = 0, **settings: Any) -> AsyncIterator[str]:
 
 
 async def serve(port: int, tick: float) -> None:
-    """Serve until the server is told to end."""
+    """Serve until the server is stopped."""
     with tempfile.TemporaryDirectory(prefix="volley-dashboard-") as folder:
         async with stage(Path(folder), tick) as made, api(made.url, port):
             await asyncio.Event().wait()

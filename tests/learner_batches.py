@@ -1,4 +1,4 @@
-"""Batches for learner tests: groups of random tokens with rewards, and what a model itself thinks of them."""
+"""Batches for learner tests: groups of random tokens with rewards, and their log-probs under a model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from torch import Tensor
 from learner.records import ScoredGroup
 from volley.records import Group
 
-FIRST_TOKEN = 3  # after padding, begin and end of text
+FIRST_TOKEN = 3  # ids 0 to 2 are padding, begin and end of text
 
 
 def random_group(
@@ -26,9 +26,9 @@ def random_group(
     version: int = 0,
     turns: bool = False,
 ) -> Group:
-    """Tokens drawn uniformly, log-probs a little off those of a uniform policy; ranges are half open.
+    """A group of uniformly drawn tokens with log-probs close to a uniform policy's; ranges are half open.
 
-    With ``turns`` some samples of two tokens and more are shown something within.
+    With ``turns``, some samples of two or more tokens contain observations.
     """
     lengths_n = rng.integers(*length, n).astype(np.int32)
     tokens = int(lengths_n.sum())
@@ -49,17 +49,17 @@ def random_group(
 
 
 def _shown(rng: np.random.Generator, lengths_n: NDArray[np.int32], vocabulary: int) -> dict[str, NDArray[np.int32]]:
-    """One to four tokens before some tokens that are no sample's first."""
+    """Observations of one to four tokens before some tokens, but never before a sample's first."""
     first = set((np.cumsum(lengths_n) - lengths_n).tolist())
     places = [t for t in range(int(lengths_n.sum())) if t not in first and rng.random() < 0.3]
     at = np.repeat(places, rng.integers(1, 5, len(places))).astype(np.int32)
-    return {"shown_S": rng.integers(FIRST_TOKEN, vocabulary, len(at)).astype(np.int32), "shown_at_S": at}
+    return {"observation_S": rng.integers(FIRST_TOKEN, vocabulary, len(at)).astype(np.int32), "observation_at_S": at}
 
 
 def scored(
     group: Group, rewards_n: Sequence[float], *, valid_n: Sequence[bool] | None = None, reference: Any = None
 ) -> ScoredGroup:
-    """The group with these rewards; each different reward is an answer of its own."""
+    """The group with these rewards; each distinct reward is a distinct answer."""
     rewards = np.array(rewards_n, dtype=np.float64)
     valid = np.ones(group.n, np.bool_) if valid_n is None else np.array(valid_n, np.bool_)
     return ScoredGroup(
@@ -82,7 +82,7 @@ def naive_logprobs(lm: Any, group: Group, temperature: float = 1.0) -> tuple[Ten
     for length in group.lengths_n.tolist():
         row, places = group.prompt_p.tolist(), []
         for t in range(start, start + length):
-            row += group.shown_S[group.shown_at_S == t].tolist()
+            row += group.observation_S[group.observation_at_S == t].tolist()
             places.append(len(row))
             row.append(int(group.tokens_T[t]))
         logit_LV = lm(input_ids=torch.tensor([row]), use_cache=False).logits[0]

@@ -1,4 +1,4 @@
-"""Small real models for tests: a Llama with random weights and a character tokenizer, in Hugging Face format."""
+"""Small real models for tests: a random Llama with a character tokenizer, in Hugging Face format."""
 
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ def tiny_llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "head_dim": 32,  # what vLLM's CPU attention accepts: a multiple of 32
+            "head_dim": 32,  # vLLM's CPU attention requires a multiple of 32
             "max_position_embeddings": 512,
             "tie_word_embeddings": False,
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
-            "initializer_range": 0.2,  # peaked enough that other weights give clearly other log-probs
+            "initializer_range": 0.2,  # large, so that different weights give clearly different log-probs
             **overrides,
         }
     )
@@ -38,7 +38,7 @@ def tiny_llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 def character_tokenizer() -> Any:
-    """One token per character; ``<bos>`` is put before every prompt by the tokenizer itself."""
+    """A tokenizer with one token per character, which puts ``<bos>`` before every prompt."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 

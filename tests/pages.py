@@ -1,10 +1,10 @@
-"""The fenced blocks of the pages, and what is to be done with each: nothing on a page is shown unchecked.
+"""The fenced blocks of the pages and how each is checked; no block on a page is unchecked.
 
-A comment just above a block says how it is checked where that is not by its language alone:
+A comment just above a block says how it is checked, if its language alone does not decide that:
 
-    <!-- file: job.yaml -->        it is written there before the page's commands run
+    <!-- file: job.yaml -->        written to this file before the page's commands run
     <!-- run by: tests/... -->     that test runs it
-    <!-- not run: reason -->       commands that can not be run by a test
+    <!-- not run: reason -->       commands that a test cannot run
 
 Otherwise ``python`` and ``bash`` are run as they stand, page by page from top to bottom: Python within the unit tests,
 commands by `tests/integration/test_page_commands.py`.
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "deploy", "examples", "benchmarks")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))])
-DRAWINGS = frozenset({"text", "math"})  # nothing to run or to parse
+DRAWINGS = frozenset({"text", "math"})  # nothing to run or parse
 PARSED = frozenset({"yaml", "json", "toml", "ini"})
 RUN = frozenset({"python", "bash", "console"})
 _COMMENT = r"(?:^<!-- (?P<marker>[^\n]*) -->\n\n?)?"
@@ -31,9 +31,9 @@ class Block:
     """One fenced block.
 
     Attributes:
-        line: of its fence, from 1.
-        how: ``file``, ``run by``, ``not run``, or empty where no comment stands above it.
-        what: what follows the colon.
+        line: line number of its fence, from 1.
+        how: ``file``, ``run by``, ``not run``, or empty if it has no comment.
+        what: the text after the colon.
     """
 
     page: Path
@@ -53,7 +53,7 @@ def page_id(page: Path) -> str:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The blocks of ``page`` in order; raises ValueError for a comment above one that says nothing known."""
+    """The blocks of ``page`` in order; raises ValueError for an unknown comment above a block."""
     text = page.read_text()
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start("language")) + 1
@@ -67,5 +67,5 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def to_run(page: Path, *languages: str) -> list[Block]:
-    """The blocks of ``page`` that are run as they stand."""
+    """The blocks of ``page`` that are run unchanged."""
     return [block for block in blocks(page) if block.language in languages and not block.how]

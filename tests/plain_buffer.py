@@ -1,6 +1,6 @@
-"""The slot buffer's rules written a second time, plainly: every question looks at every open group.
+"""The slot buffer's rules implemented a second time, plainly: every method goes through all open groups.
 
-What `services.buffer.SlotBuffer` must answer alike, and what it is timed against.
+`services.coordinator.buffer.SlotBuffer` must give the same answers, and benchmarks compare its speed with this one.
 """
 
 from collections import Counter
@@ -30,11 +30,11 @@ class PlainSlotBuffer(Generic[T]):
     def __init__(self, batch: int, max_lag: int) -> None:
         self.batch, self.max_lag = batch, max_lag
         self._open: dict[int, _Slot[T]] = {}
-        self._held = 0  # slots of groups that are trained, until the actors serve the weights they made
+        self._unreleased = 0  # slots of trained groups whose weights the actors do not serve yet
 
     @property
     def slots(self) -> int:
-        """Groups that may be open or held at once."""
+        """Groups that may be open or unreleased at once."""
         return (self.max_lag + 1) * self.batch
 
     def __len__(self) -> int:
@@ -47,13 +47,13 @@ class PlainSlotBuffer(Generic[T]):
         return sum(slot.ready is not None for slot in self._open.values())
 
     @property
-    def held(self) -> int:
-        """Slots of groups that are trained, until the actors serve the weights they made."""
-        return self._held
+    def unreleased(self) -> int:
+        """Slots of trained groups whose weights the actors do not serve yet."""
+        return self._unreleased
 
     def can_admit(self, *, started_at: int, version: int) -> bool:
-        """May one more group start, with actors serving ``started_at`` and the learner at ``version``?"""
-        if len(self._open) + self._held >= self.slots:
+        """Whether another group may start while actors serve ``started_at`` and the learner is at ``version``."""
+        if len(self._open) + self._unreleased >= self.slots:
             return False
         deadlines = [slot.deadline for slot in self._open.values()]
         return self._fits([*deadlines, started_at + self.max_lag], version)
@@ -69,11 +69,11 @@ class PlainSlotBuffer(Generic[T]):
         slot.ready, slot.deadline = item, max(slot.deadline, oldest_version + slot.lag)
 
     def ready_items(self) -> list[T]:
-        """What is ready and not taken, in order of admission."""
+        """Groups that are ready and not taken, in order of admission."""
         return [item for _, slot in sorted(self._open.items()) if (item := slot.ready) is not None]
 
     def drop(self, group_id: int) -> None:
-        """The group will not be trained; its slot is free at once."""
+        """The group will not be trained; its slot is free immediately."""
         del self._open[group_id]
 
     def lag_of(self, group_id: int) -> int:
@@ -83,7 +83,7 @@ class PlainSlotBuffer(Generic[T]):
     def take(self, version: int) -> list[tuple[int, T]] | None:
         """The next batch for a learner at ``version``, in order of admission, or None until it can be made.
 
-        Its slots stay held until `release`.
+        Its slots stay unreleased until `release`.
         """
         ready = sorted((slot.deadline, gid) for gid, slot in self._open.items() if slot.ready is not None)
         chosen = {gid for _, gid in ready[: self.batch]}
@@ -93,12 +93,12 @@ class PlainSlotBuffer(Generic[T]):
         if not self._fits(left, version + 1):
             return None
         taken = [(gid, item) for gid in sorted(chosen) if (item := self._open.pop(gid).ready) is not None]
-        self._held += len(taken)
+        self._unreleased += len(taken)
         return taken
 
     def release(self, count: int) -> None:
         """``count`` slots of trained groups are free: the actors serve the weights that those groups made."""
-        self._held -= count
+        self._unreleased -= count
 
     def waiting_for(self, version: int) -> list[int]:
         """Ids of the groups that are due at ``version`` and not ready: whom the learner waits for."""

@@ -1,4 +1,4 @@
-"""The engine's interface without DeepSpeed: plain PyTorch and AdamW in one process, the oracle of ZeRO-3."""
+"""The engine's interface without DeepSpeed: plain PyTorch and AdamW in one process, the reference for ZeRO-3."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from volley.update import Optimizer
 
 @contextmanager
 def process_group_of_one() -> Iterator[None]:
-    """A process group of this process only: collectives give back what they are given."""
+    """A process group of this process only, whose collectives return their input."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         yield
@@ -28,9 +28,15 @@ class PlainEngine:
     def __init__(self, module: nn.Module, spec: Optimizer, steps: int = 10) -> None:
         self.module: Any = module
         self.spec, self.steps, self.device = spec, steps, torch.device("cpu")
-        self.adam = torch.optim.AdamW(
-            module.parameters(), lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
-        )
+        vectors = {name for name, _ in module.named_parameters() if name.endswith("bias") or "norm" in name}
+        groups = [
+            {
+                "params": [each for name, each in module.named_parameters() if (name in vectors) == vector],
+                "weight_decay": decay,
+            }
+            for vector, decay in ((False, spec.weight_decay), (True, 0.0))
+        ]
+        self.adam = torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps)
         self.passes = 0
 
     def __call__(self, *inputs: Any, last: bool = False) -> Any:
@@ -41,7 +47,7 @@ class PlainEngine:
         torch.autograd.backward(loss)
 
     def gradients(self) -> dict[str, Tensor]:
-        """What backward passes have added up since the last update."""
+        """The gradients accumulated since the last update."""
         return {name: each.grad.clone() for name, each in self.module.named_parameters() if each.grad is not None}
 
     def update(self, step: int) -> tuple[float, float]:

@@ -1,5 +1,5 @@
 """Volley: reinforcement learning for language models that get k tries.
 
-The shared vocabulary of the service: objectives, job files, and the records that cross process borders.
-Imports numpy and pydantic only.
+This package has what the other packages share: objectives, job files, and the records that pass between processes.
+It imports only NumPy and pydantic; `volley.weight_group` imports torch when it is first used.
 """

@@ -1,21 +1,59 @@
-"""The base of every configuration model: unknown keys refused, values frozen."""
+"""The base of every configuration model: it rejects unknown keys and freezes values."""
 
-from typing import Annotated
+import warnings
+from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 
 def _custom(name: str) -> str:
     if name in ("CPU", "GPU", "memory", "object_store_memory"):
-        raise ValueError(f"{name} is not a custom resource; write the keys for processors beside resources")
+        raise ValueError(f"{name} is not a custom resource: use the keys for CPUs and GPUs beside resources")
     return name
 
 
-# Names that nodes of a Ray cluster were given, and how much of each one process takes: where it may be placed.
+# Custom resources of a Ray cluster's nodes by name, and how much of each a process reserves: decides where it may run.
 Resources = dict[Annotated[str, Field(min_length=1), AfterValidator(_custom)], Annotated[float, Field(gt=0)]]
 
 
 class Spec(BaseModel):
-    """A frozen piece of the configuration tree that refuses keys it does not know."""
+    """A frozen part of the configuration that rejects unknown keys.
+
+    Attributes:
+        renamed_keys: keys of earlier releases that are rejected, each with its new name.
+        deprecated_keys: keys of earlier releases that are still read, with a `FutureWarning`, each with its new name.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    renamed_keys: ClassVar[dict[str, str]] = {}
+    deprecated_keys: ClassVar[dict[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_keys(cls, data: object) -> object:
+        """Reject or translate keys of earlier releases."""
+        if not isinstance(data, dict):
+            return data
+        for old, new in cls.renamed_keys.items():
+            if old in data:
+                raise ValueError(f"{old} was renamed: write {new}")
+        for old, new in cls.deprecated_keys.items():
+            if old in data and new in data:
+                raise ValueError(f"{old} is the old name of {new}: remove {old}")
+            if old in data:
+                warnings.warn(f"{old} was renamed: write {new}", FutureWarning, stacklevel=2)
+                data = {new if key == old else key: value for key, value in data.items()}
+        return data
+
+
+SpecT = TypeVar("SpecT", bound=Spec)
+
+
+def replaced(spec: SpecT, **changes: object) -> SpecT:
+    """A copy of ``spec`` with some fields changed and everything validated, which `model_copy` does not do.
+
+    Raises:
+        ValidationError: there is no such field, or the copy would not be valid.
+    """
+    fields = {name: getattr(spec, name) for name in spec.model_fields_set}
+    return type(spec).model_validate({**fields, **changes})

@@ -1,26 +1,30 @@
 """Every error Volley raises on purpose.
 
 VolleyError
-├── JobError (ValueError)              the job, or a file it names, can not be used as written
-│   └── DataError                      a dataset row is malformed; names file and line
-├── HostError (RuntimeError)           this machine lacks something: a port, memory, a package, a server
-│   └── DiskFull                       no room for a file; what was there before is untouched
-├── WorkerDied (RuntimeError)          an actor, a reward worker or a learner rank ended; carries its last log lines
-├── DeadlineExceeded (TimeoutError)    a bounded wait ran out; names who waited for what
-├── Diverged (ArithmeticError)         a gradient is not finite; the weights are as they were before it
-├── AccountingError (RuntimeError)     a group was lost or counted twice: a bug in Volley, never a user's fault
-└── NoSignal (RuntimeError)            too many batches in a row gave no gradient; carries advice
+├── JobError (ValueError)               the job, or a file it names, cannot be used as written
+│   └── DataError                       a dataset row is malformed; names the file and the line
+├── HostError (RuntimeError)            this machine lacks something: a port, memory, a package, a server
+│   ├── DiskFull                        the disk has no space for a file; existing files are untouched
+│   ├── WeightsGone                     published weights were lost with their node, or never arrived
+│   └── GroupGone                       a group waiting for its next turn was lost with its node
+├── WorkerDied (RuntimeError)           an actor, reward worker or learner rank died; carries its last log lines
+├── DeadlineExceeded (TimeoutError)     a bounded wait ran out; names who waited for what
+├── Diverged (ArithmeticError)          a gradient is not finite; the weights are those before the step
+├── ServedWeightsDiffer (RuntimeError)  the actors' log-probs are not the learner's: they serve other weights
+├── AccountingError (RuntimeError)      a group was lost or counted twice: a bug in Volley, never the user's fault
+└── NoSignal (RuntimeError)             too many batches in a row gave no gradient; carries advice
+RunStopped                              the user asked the run to end; no failure, so no VolleyError
 """
 
 from pathlib import Path
 
 
 class VolleyError(Exception):
-    """Root of the tree; the command line prints these as one line and exits non-zero."""
+    """Root of the tree. The command line prints the message and exits with a non-zero status."""
 
 
 class JobError(VolleyError, ValueError):
-    """The job, or a file it names, can not be used as written. The message says what to write instead."""
+    """The job, or a file it names, cannot be used as written. The message says what to write instead."""
 
 
 class DataError(JobError):
@@ -39,15 +43,15 @@ class HostError(VolleyError, RuntimeError):
 
 
 class DiskFull(HostError):
-    """No room for a file. What was there before is untouched."""
+    """The disk has no space for a file. Existing files are untouched."""
 
 
 class WeightsGone(HostError):
-    """Published weights can not be had any more: they went with the node that held them, or never came."""
+    """Published weights are no longer available: they were lost with their node, or never arrived."""
 
 
 class GroupGone(HostError):
-    """A group that was to go on went with the node that held it."""
+    """A group waiting for its next turn was lost with the node that held it."""
 
 
 class WorkerDied(VolleyError, RuntimeError):
@@ -55,8 +59,8 @@ class WorkerDied(VolleyError, RuntimeError):
 
     Args:
         worker: its name, such as ``actor-0`` or ``learner-1``.
-        cause: what is known of the death, one line.
-        log_tail: its last log lines, may be empty.
+        cause: why it died, one line.
+        log_tail: its last log lines; may be empty.
     """
 
     def __init__(self, worker: str, cause: str, log_tail: str = "") -> None:
@@ -73,8 +77,8 @@ class DeadlineExceeded(VolleyError, TimeoutError):
 
     Args:
         waiter: who waited, such as ``coordinator``.
-        awaited: for what, such as ``learner-0: step 12``.
-        seconds: the bound.
+        awaited: what it waited for, such as ``learner-0: step 12``.
+        seconds: the limit.
     """
 
     def __init__(self, waiter: str, awaited: str, seconds: float) -> None:
@@ -86,7 +90,11 @@ class DeadlineExceeded(VolleyError, TimeoutError):
 
 
 class Diverged(VolleyError, ArithmeticError):
-    """A gradient is not finite. The weights are as they were before it."""
+    """A gradient is not finite. The weights are those before the step."""
+
+
+class ServedWeightsDiffer(VolleyError, RuntimeError):
+    """After an update the actors' log-probs are not the learner's, so they generate with other weights."""
 
 
 class AccountingError(VolleyError, RuntimeError):
@@ -94,4 +102,8 @@ class AccountingError(VolleyError, RuntimeError):
 
 
 class NoSignal(VolleyError, RuntimeError):
-    """Too many batches in a row in which no group had two different rewards."""
+    """In too many batches in a row, no group had two different rewards."""
+
+
+class RunStopped(Exception):
+    """The user asked the run to end. This is no failure, so it is no `VolleyError`."""

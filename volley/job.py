@@ -1,13 +1,13 @@
-"""JobSpec: the one configuration tree. ``volley schema`` prints it as JSON Schema.
+"""JobSpec, the configuration of a job. ``volley schema`` prints it as JSON Schema.
 
-RLJob     reinforcement learning of a k-sample objective
-SFTJob    supervised fine-tuning on prompt/answer rows, on the same learner
-RFTJob    rejection sampling: n samples per prompt, supervised fine-tuning on the correct ones
+RLJob     reinforcement learning with a k-sample objective
+SFTJob    supervised fine-tuning on prompt/answer rows
+RFTJob    rejection sampling: n samples per prompt, then supervised fine-tuning on the correct ones
 EvalJob   n samples per prompt, unbiased pass@k for a list of k
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
@@ -19,13 +19,13 @@ from volley.runtime_env import RuntimeEnvSpec
 from volley.scoring import ScorerSpec
 from volley.sinks import SinkSpec
 from volley.turns import TurnsSpec
-from volley.update import LearnerSpec, Optimizer, PolicyUpdate, check_update
+from volley.update import LearnerSpec, Optimizer, PolicyOptimizer, PolicyUpdate, check_update
 
-# Far beyond any run; past them counters overflow or a typing error fills the memory.
+# Limits far beyond any run. Above them, counters overflow or a typing error fills the memory.
 MOST_STEPS = 10**9
-MOST_ROWS = 10**6  # of one batch
-MOST_SAMPLES = 10**5  # of one prompt
-MOST_TOKENS = 10**7  # of one sample
+MOST_ROWS = 10**6  # per batch
+MOST_SAMPLES = 10**5  # per prompt
+MOST_TOKENS = 10**7  # per sample
 
 
 class ModelSpec(Spec):
@@ -33,90 +33,102 @@ class ModelSpec(Spec):
 
     path: Path = Field(description="folder with config.json, safetensors weights and a tokenizer")
     dtype: Literal["float32", "bfloat16"] = "float32"
-    lora: LoraSpec | None = Field(None, description="train adapters in place of the whole model; null: the whole model")
+    lora: LoraSpec | None = Field(None, description="train adapters; null trains the whole model")
 
 
 class Sampling(Spec):
-    """How samples are drawn. Training has no top_p or top_k: the log-probs are those of the distribution."""
+    """How samples are drawn. Training allows no top_p or top_k: log-probs must be those of the whole distribution."""
 
     n: int = Field(16, ge=1, le=MOST_SAMPLES, description="samples per prompt")
     temperature: float = Field(1.0, gt=0)
     max_tokens: int = Field(1024, ge=1, le=MOST_TOKENS, description="length limit of one sample")
-    seeded: bool = Field(False, description="one seed per group: same weights, same samples; slower sampling")
+    seeded: bool = Field(False, description="seed each group: equal weights give equal samples; slower")
 
 
 class EvalSampling(Sampling):
-    """Sampling for evaluation, where nucleus sampling is allowed."""
+    """Sampling for evaluation, which allows nucleus sampling."""
 
     top_p: float = Field(1.0, gt=0, le=1)
 
 
 class ActorsSpec(Spec):
-    """The actors that generate, each owning one vLLM engine."""
+    """The actors that generate samples, each with its own vLLM engine."""
+
+    renamed_keys: ClassVar[dict[str, str]] = {"most": "max_count"}
 
     count: int = Field(1, ge=1)
-    most: int | None = Field(None, ge=1, description="the run may grow to so many while the learner starves; null: no")
-    cpus: float = Field(1, ge=0, description="Ray CPUs an actor reserves")
-    gpus: float = Field(0, ge=0, description="Ray GPUs an actor reserves")
-    resources: Resources = Field(
-        default_factory=dict, description="custom Ray resources an actor reserves: {volley_actor: 1} names its nodes"
+    max_count: int | None = Field(
+        None, ge=1, description="autoscaling limit while the learner waits for groups; null disables it"
     )
-    threads: int = Field(1, ge=1, description="OpenMP threads of an engine on CPU")
+    cpus: float = Field(1, ge=0, description="Ray CPUs per actor")
+    gpus: float = Field(0, ge=0, description="Ray GPUs per actor")
+    resources: Resources = Field(
+        default_factory=dict, description="custom Ray resources per actor: {volley_actor: 1} selects its nodes"
+    )
+    threads: int = Field(1, ge=1, description="OpenMP threads per engine on CPU")
     max_num_seqs: int = Field(256, ge=1, description="samples an engine runs at once")
-    kv_cache_gb: float = Field(1.0, gt=0, description="key-value cache of an engine on CPU")
-    engine: dict[str, Any] = Field(default_factory=dict, description="passed through to vLLM's AsyncEngineArgs")
+    kv_cache_gb: float = Field(
+        1.0,
+        gt=0,
+        description="key-value cache per engine on CPU or part of a GPU; whole GPUs use engine.gpu_memory_utilization",
+    )
+    engine: dict[str, Any] = Field(default_factory=dict, description="passed on to vLLM's AsyncEngineArgs")
     max_replacements: int = Field(
-        3, ge=0, description="actors that may die within an hour and be replaced, their groups made again elsewhere"
+        3, ge=0, description="limit on actors replaced within an hour; their groups are generated again"
     )
     start_deadline_s: float = Field(300, gt=0)
     group_deadline_s: float = Field(600, gt=0, description="longest wait for one group")
     hang_deadline_s: float = Field(
-        120, gt=0, description="an actor without a sign of life for so long is replaced; an engine's step takes less"
+        120, gt=0, description="an actor silent for this long is replaced; must exceed an engine's longest step"
     )
 
     @model_validator(mode="after")
     def _engine_has_its_gpus(self) -> Self:
-        """All GPUs of an engine are its actor's, on one node: Ray has to reserve as many as vLLM will take."""
+        """All GPUs of an engine belong to its actor, so Ray must reserve as many as vLLM will use."""
         sizes = [self.engine.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
         if not all(isinstance(size, int) and size >= 1 for size in sizes):
-            raise ValueError("engine: tensor_parallel_size and pipeline_parallel_size are numbers of GPUs, 1 or more")
-        wanted = sizes[0] * sizes[1]
-        if wanted > 1 and self.gpus != wanted:
+            raise ValueError("engine: tensor_parallel_size and pipeline_parallel_size must be integers of at least 1")
+        needed = sizes[0] * sizes[1]
+        if needed > 1 and self.gpus != needed:
             raise ValueError(
-                f"engine: an engine of {sizes[0]} x {sizes[1]} GPUs in an actor that reserves {self.gpus:g}: write "
-                f"gpus: {wanted}"
+                f"engine: the engine uses {sizes[0]} x {sizes[1]} GPUs but its actor reserves {self.gpus:g}: write "
+                f"gpus: {needed}"
             )
         return self
 
 
 class RewardWorkersSpec(Spec):
-    """The workers that score."""
+    """The workers that score samples."""
+
+    renamed_keys: ClassVar[dict[str, str]] = {"most": "max_count"}
 
     count: int = Field(1, ge=1)
-    most: int | None = Field(None, ge=1, description="the run may grow to so many while groups wait; null: no")
+    max_count: int | None = Field(
+        None, ge=1, description="autoscaling limit while groups wait for a worker; null disables it"
+    )
     cpus: float = Field(0.1, ge=0)
-    resources: Resources = Field(default_factory=dict, description="custom Ray resources a worker reserves")
-    max_replacements: int = Field(20, ge=0, description="workers that may die within an hour and be replaced")
+    resources: Resources = Field(default_factory=dict, description="custom Ray resources per worker")
+    max_replacements: int = Field(20, ge=0, description="limit on workers replaced within an hour")
     start_deadline_s: float = Field(60, gt=0)
     group_deadline_s: float = Field(120, gt=0, description="longest wait for the scores of one group")
 
 
 class InfraErrorsSpec(Spec):
-    """What a run does when scoring itself fails: the samples leave their groups, and too many of them pause it."""
+    """What a run does when scoring itself fails. Too many unscored samples pause the run."""
 
     max_share: float = Field(0.25, gt=0, le=1, description="share of unscored samples above which the run pauses")
-    window: int = Field(16, ge=1, description="newest groups the share is taken over")
-    probe_every_s: float = Field(30, gt=0, description="longest wait between groups tried while paused")
-    give_up_s: float = Field(1800, ge=0, description="a pause that lasts longer ends the run")
+    window: int = Field(16, ge=1, description="number of latest groups that share is computed over")
+    probe_every_s: float = Field(30, gt=0, description="longest wait between scoring attempts while paused")
+    give_up_s: float = Field(1800, ge=0, description="a longer pause ends the run")
 
 
 class InRunEvaluation(Spec):
-    """Evaluation on held-out prompts while training."""
+    """Evaluation on held-out prompts during training."""
 
     data: DataSpec
     sampling: EvalSampling = EvalSampling(n=16)
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16), min_length=1)
-    every: int | None = Field(None, ge=1, description="steps between evaluations; null: only at start and end")
+    every: int | None = Field(None, ge=1, description="steps between evaluations; null: only start and end")
     at_start: bool = True
 
     @model_validator(mode="after")
@@ -130,23 +142,21 @@ class Broadcast(Spec):
 
     transport: Literal["object_store", "collective"] = Field(
         "object_store",
-        description="collective: the learner sends to all engines at once, over NCCL where both have GPUs, over gloo "
-        "elsewhere; the object store has each version too, for actors that join or were lost on the way",
+        description="collective: the learner sends to all engines at once, by NCCL if both have GPUs, else gloo; late "
+        "or failed actors fetch from the object store",
     )
-    deadline_s: float = Field(30, gt=0, description="bound of each collective; then the object store takes its place")
+    deadline_s: float = Field(30, gt=0, description="limit of a collective, after which the object store is used")
 
 
 class CheckpointSpec(Spec):
-    """When to write resumable checkpoints."""
+    """When to write checkpoints."""
 
     every: int | None = Field(None, ge=1, description="steps between checkpoints; null: only at the end")
     grace_s: float = Field(
-        30, ge=0, le=900, description="Ctrl-C, SIGTERM and `volley down` wait so long for a checkpoint; 0: not at all"
+        30, ge=0, le=900, description="how long Ctrl-C, SIGTERM and `volley down` wait for a checkpoint; 0 disables it"
     )
-    keep: int = Field(2, ge=1, description="newest checkpoints kept")
-    keep_every: int | None = Field(
-        None, ge=1, description="checkpoints at multiples of so many steps are kept for good"
-    )
+    keep: int = Field(2, ge=1, description="number of latest checkpoints to keep")
+    keep_every: int | None = Field(None, ge=1, description="also keep checkpoints at multiples of this step count")
 
 
 class _Job(Spec):
@@ -155,13 +165,13 @@ class _Job(Spec):
     model: ModelSpec
     data: DataSpec
     sinks: tuple[SinkSpec, ...] = Field((), description="where metrics go besides metrics.jsonl")
-    runtime_env: RuntimeEnvSpec | None = Field(None, description="what Ray brings to the processes of the run")
+    runtime_env: RuntimeEnvSpec | None = Field(None, description="code and settings Ray ships to the run's processes")
 
     @model_validator(mode="after")
-    def _flash_attention_is_narrow(self) -> Self:
-        learner = getattr(self, "learner", None)  # of the kinds that train
+    def _flash_attention_has_its_dtype(self) -> Self:
+        learner = getattr(self, "learner", None)  # only some kinds of job train
         if learner is not None and learner.attention == "flash_attention_2" and self.model.dtype == "float32":
-            raise ValueError("learner.attention: flash_attention_2 takes no float32: write model.dtype: bfloat16")
+            raise ValueError("learner.attention: flash_attention_2 has no float32: write model.dtype: bfloat16")
         return self
 
 
@@ -172,27 +182,27 @@ class _Sampled(_Job):
 
 
 class RLJob(_Sampled):
-    """Reinforcement learning of a k-sample objective."""
+    """Reinforcement learning with a k-sample objective."""
 
     kind: Literal["rl"] = "rl"
     steps: int = Field(ge=1, le=MOST_STEPS)
-    prompts_per_step: int = Field(32, ge=1, le=MOST_ROWS, description="P, groups in one batch")
+    prompts_per_step: int = Field(32, ge=1, le=MOST_ROWS, description="P, groups per batch")
     max_lag: int = Field(
-        1, ge=0, le=10_000, description="L, versions a token may be old when trained on; 0 is synchronous"
+        1, ge=0, le=10_000, description="L, how many versions old a trained token may be; 0 is synchronous"
     )
     sampling: Sampling = Sampling()
-    turns: TurnsSpec | None = Field(None, description="samples that fail are shown why and go on; null: one turn")
+    turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
     objective: Objective
-    schedule: Schedule = Field(Schedule(), description="how the objective changes over the run")
+    schedule: Schedule = Field(Schedule(), description="how the objective changes during the run")
     update: PolicyUpdate = PolicyUpdate()
-    optimizer: Optimizer = Optimizer()
+    optimizer: PolicyOptimizer = PolicyOptimizer()
     learner: LearnerSpec = LearnerSpec()
     broadcast: Broadcast = Broadcast()
     evaluation: InRunEvaluation | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
-    max_dead_batches: int = Field(20, ge=1, description="batches in a row without signal that end the run with advice")
+    max_dead_batches: int = Field(20, ge=1, description="consecutive batches without signal after which the run ends")
     infra_errors: InfraErrorsSpec = InfraErrorsSpec()
-    samples_kept: int = Field(64, ge=0, description="samples written to the excerpt every tenth step")
+    samples_kept: int = Field(64, ge=0, description="samples logged every tenth step")
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
@@ -202,11 +212,11 @@ class RLJob(_Sampled):
         return self
 
     @model_validator(mode="after")
-    def _adapters_travel_alone(self) -> Self:
+    def _adapters_use_the_object_store(self) -> Self:
         if self.model.lora is not None and self.broadcast.transport == "collective":
             raise ValueError(
-                "broadcast.transport collective is for whole models, and adapters are merged on the way: write "
-                "broadcast: {transport: object_store}, which they are small enough for"
+                "broadcast.transport: collective cannot carry adapters, which actors merge on arrival: write "
+                "broadcast: {transport: object_store}"
             )
         return self
 
@@ -221,12 +231,12 @@ class RLJob(_Sampled):
 
     @property
     def slots(self) -> int:
-        """Groups that may be admitted and not yet trained: this alone bounds the lag."""
+        """Groups that may be admitted but not yet trained on. This alone bounds the lag."""
         return (self.max_lag + 1) * self.prompts_per_step
 
 
 class SFTJob(_Job):
-    """Supervised fine-tuning: loss on the answer's tokens only."""
+    """Supervised fine-tuning, with loss on the answer's tokens only."""
 
     kind: Literal["sft"] = "sft"
     steps: int = Field(ge=1, le=MOST_STEPS)
@@ -238,16 +248,16 @@ class SFTJob(_Job):
 
 
 class RFTJob(_Sampled):
-    """Rejection sampling fine-tuning: sample every prompt, then train on its correct samples as on supervised rows."""
+    """Rejection sampling: sample every prompt, then fine-tune on the correct samples."""
 
     kind: Literal["rft"] = "rft"
     sampling: EvalSampling = EvalSampling()
-    keep: int = Field(4, ge=1, description="M, samples kept of a prompt at most: correct ones with different texts")
-    correct_from: float = Field(1.0, description="reward from which a sample is correct", allow_inf_nan=False)
-    steps: int | None = Field(None, ge=1, le=MOST_STEPS, description="steps on the kept samples; or give passes")
-    passes: int | None = Field(None, ge=1, le=MOST_ROWS, description="passes over the kept samples; or give steps")
+    keep: int = Field(4, ge=1, description="M, limit on correct samples kept per prompt; equal texts count once")
+    correct_from: float = Field(1.0, description="lowest reward of a correct sample", allow_inf_nan=False)
+    steps: int | None = Field(None, ge=1, le=MOST_STEPS, description="steps on the kept samples, unless passes is set")
+    passes: int | None = Field(None, ge=1, le=MOST_ROWS, description="passes over them, unless steps is set")
     rows_per_step: int = Field(
-        128, ge=1, le=MOST_ROWS, description="kept samples in one batch; all of them where fewer were kept"
+        128, ge=1, le=MOST_ROWS, description="kept samples per batch; if fewer were kept, all of them"
     )
     optimizer: Optimizer = Optimizer(lr=1e-5)
     learner: LearnerSpec = LearnerSpec()
@@ -256,7 +266,7 @@ class RFTJob(_Sampled):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.passes is None):
-            raise ValueError("give one of steps and passes: it says how long to train on the kept samples")
+            raise ValueError("set exactly one of steps and passes: how long to train on the kept samples")
         return self
 
 
@@ -265,14 +275,14 @@ class EvalJob(_Sampled):
 
     kind: Literal["eval"] = "eval"
     sampling: EvalSampling = EvalSampling(n=64)
-    turns: TurnsSpec | None = Field(None, description="samples that fail are shown why and go on; null: one turn")
+    turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=1)
-    prompts: int | None = Field(None, ge=1, description="take only the first so many prompts")
+    prompts: int | None = Field(None, ge=1, description="limit on prompts; the first are used")
 
     @model_validator(mode="after")
     def _trains_nothing(self) -> Self:
         if self.model.lora is not None:
-            raise ValueError("an eval job trains no adapter: drop model.lora, and give model.path the merged model")
+            raise ValueError("an eval job trains no adapters: remove model.lora and set model.path to a merged model")
         return self
 
     @model_validator(mode="after")
@@ -284,8 +294,8 @@ class EvalJob(_Sampled):
 def _check_ks(ks: tuple[int, ...], n: int, where: str) -> None:
     bad = [k for k in ks if not 1 <= k <= n]
     if bad:
-        way_out = f"raise sampling.n to {max(ks)} or drop them" if max(ks) > n else "drop them"
-        raise ValueError(f"ks {bad} of {where} are not in 1..n={n}: {way_out}")
+        advice = f"raise sampling.n to {max(ks)} or remove them" if max(ks) > n else "remove them"
+        raise ValueError(f"ks {bad} of {where} are not in 1..n={n}: {advice}")
 
 
 JobSpec = Annotated[RLJob | SFTJob | RFTJob | EvalJob, Field(discriminator="kind")]

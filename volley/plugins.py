@@ -1,10 +1,10 @@
-"""Plug-ins: scorers, objectives and data readers of installed packages, found by entry points.
+"""Plug-ins: scorers, objectives and data readers from installed packages, found through entry points.
 
     [project.entry-points."volley.scorers"]
-    palindrome = "my_package:PALINDROME"        # a `ScorerPlugin`; the name is the kind that jobs write
+    palindrome = "my_package:PALINDROME"        # a `ScorerPlugin`; jobs write kind: palindrome
 
-Nothing is looked up until a job names a kind that Volley does not have, so a plug-in that is broken stands in nobody
-else's way. docs/extending.md has a whole example.
+Entry points are only looked up when a job names a kind that Volley does not have, so a broken plug-in affects only the
+jobs that use it. docs/extending.md has a full example.
 """
 
 import importlib
@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo, SerializerFunctionWrapHandler
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    BaseModel,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -28,10 +36,10 @@ class ScorerPlugin:
     """A kind of scorer.
 
     Attributes:
-        spec: what a job says of it; its field ``kind`` is a Literal of the entry point's name.
-        scorer: ``package.module:Class``, imported where samples are scored. The class is made with the spec and has
-            ``score`` and ``close`` of `reward_servers.scorers.Scorer`; its static methods ``check(spec)`` and
-            ``check_row(spec, prompt)``, if there, are called before a run starts and raise `JobError`.
+        spec: the scorer's keys in a job; its field ``kind`` is a Literal of the entry point's name.
+        scorer: ``package.module:Class``, imported by the reward workers. The class is constructed with the spec and
+            implements `reward_servers.scorers.Scorer`. Its static methods ``check(spec)`` and
+            ``check_row(spec, prompt)`` are optional; they are called before a run starts and may raise `JobError`.
     """
 
     spec: type[Spec]
@@ -44,14 +52,14 @@ class ObjectivePlugin:
 
     Attributes:
         spec: a subclass of `volley.objectives.ObjectiveBase`; its ``kind`` is a Literal of the entry point's name.
-        advantages: called with rewards, float64 [groups, n], the answers' ids, int64 of that shape or None, and the
-            spec; returns advantages of that shape for a sum over the n samples of a group. All samples it sees are
-            valid and n is at least 2: masked samples are gone. A group's advantages may depend on that group only. It
-            may raise ValueError for rewards it is not defined for.
+        advantages: called with rewards, float64 [groups, n]; answer ids, int64 [groups, n], or None; and the spec.
+            Returns advantages [groups, n] for a sum over the n samples of a group, which may depend on no other
+            group. Masked samples are removed beforehand: all samples are valid, and n is at least 2. It may raise
+            ValueError for rewards it is not defined for.
     """
 
     spec: type[Spec]
-    advantages: Callable[[Any, Any, Any], Any]
+    advantages: Callable[[NDArray[np.float64], NDArray[np.int64] | None, Any], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class RecipePlugin:
     """A published layout: ``data: {recipe: <name>}``.
 
     Attributes:
-        module: import path of a module with the names of `services.data.recipes.base.Recipe`.
+        module: import path of a module that implements `services.data.recipes.base.Recipe`.
     """
 
     module: str
@@ -67,11 +75,11 @@ class RecipePlugin:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlugin:
-    """A kind of file: ``data: {format: <name>}``.
+    """A file format: ``data: {format: <name>}``.
 
     Attributes:
-        read: ``package.module:function``. It takes the file's path and yields rows, each a mapping from field to JSON
-            value; OSError and ValueError become the job's error.
+        read: ``package.module:function``. The function takes the file's path and yields rows as mappings from field
+            to JSON value; its OSError and ValueError are reported as errors of the job.
     """
 
     read: str
@@ -88,72 +96,72 @@ _loaded: dict[tuple[str, str], Plugin] = {}
 
 
 def installed(group: str) -> tuple[str, ...]:
-    """The names under which packages offer plug-ins of ``group``, sorted. Imports none of them."""
+    """Names of the installed plug-ins of ``group``, sorted. Imports none of them."""
     return tuple(sorted({point.name for point in importlib.metadata.entry_points(group=group)}))
 
 
 def load(group: str, name: str) -> Plugin:
-    """The plug-in called ``name``.
+    """Import the plug-in called ``name``.
 
     Raises:
-        JobError: there is none, there are two, or it does not load; names its package.
+        JobError: no package or more than one offers it, or it does not load; names the package.
     """
     if (group, name) not in _loaded:
         points = list(importlib.metadata.entry_points(group=group, name=name))
         sources = {(point.value, _source(point)) for point in points}
         if not points:
-            raise JobError(f"no plug-in {name!r} is installed; installed: {', '.join(installed(group)) or 'none'}")
+            raise JobError(f"plug-in {name!r} is not installed; installed: {', '.join(installed(group)) or 'none'}")
         if len(sources) > 1:
-            offered = " and ".join(sorted(source for _, source in sources))
-            raise JobError(f"plug-in {name!r} is offered by {offered}: uninstall one of them")
+            packages = " and ".join(sorted(source for _, source in sources))
+            raise JobError(f"plug-in {name!r} is offered by {packages}: uninstall one of them")
         _loaded[group, name] = _imported(points[0])
     return _loaded[group, name]
 
 
 def plugin_of(group: str, name: str, kind: type[AnyPlugin]) -> AnyPlugin:
-    """As `load`, and a plug-in of another kind is none."""
+    """`load`, but a plug-in that is not of type ``kind`` is a `JobError` too."""
     plugin = load(group, name)
     if not isinstance(plugin, kind):
-        raise JobError(f"plug-in {name!r} is a {type(plugin).__name__}, and a {kind.__name__} is wanted here")
+        raise JobError(f"plug-in {name!r} is a {type(plugin).__name__}, but this key needs a {kind.__name__}")
     return plugin
 
 
 def resolved(path: str) -> Any:
-    """What ``package.module:name`` or ``package.module`` names; raises `JobError` where there is nothing."""
+    """Import ``package.module:name`` or ``package.module``; raises `JobError` if that fails."""
     module, _, name = path.partition(":")
     try:
         found = importlib.import_module(module)
         return getattr(found, name) if name else found
-    except (Exception, SystemExit) as error:  # a fault-tolerance point: whatever the user's module raises
+    except (Exception, SystemExit) as error:  # the plug-in's module may raise anything
         raise JobError(f"{path} of a plug-in does not load ({type(error).__name__}: {error})") from error
 
 
 def _imported(point: importlib.metadata.EntryPoint) -> Plugin:
     try:
         plugin = point.load()
-    except (Exception, SystemExit) as error:  # a fault-tolerance point: whatever the plug-in's module raises
+    except (Exception, SystemExit) as error:  # the plug-in's module may raise anything
         raise JobError(
             f"plug-in {point.name!r} of {_source(point)} does not load ({type(error).__name__}: {error}): "
-            "mend or uninstall that package"
+            "fix or uninstall that package"
         ) from error
     if problem := _problem(point.group, point.name, plugin):
         raise JobError(f"plug-in {point.name!r} of {_source(point)}: {point.value} {problem}")
     return plugin  # type: ignore[no-any-return]
 
 
-def _problem(group: str, name: str, plugin: Any) -> str:
-    """What is wrong with a plug-in, or nothing."""
+def _problem(group: str, name: str, plugin: object) -> str:
+    """What is wrong with a plug-in, or ""."""
     if not isinstance(plugin, TYPES[group]):
         return f"is a {type(plugin).__name__}, not a {' or '.join(each.__name__ for each in TYPES[group])}"
     if not isinstance(plugin, ScorerPlugin | ObjectivePlugin):
         return ""
-    spec: Any = plugin.spec
+    spec: object = plugin.spec
     if not (isinstance(spec, type) and issubclass(spec, Spec)):
-        return "has a spec that is no subclass of volley.base.Spec"
+        return "has a spec that is not a subclass of volley.base.Spec"
     if kinds_of(spec) != {name}:
         return f"has a spec without the field kind: Literal[{name!r}]"
     if isinstance(plugin, ObjectivePlugin) and not {"center", "normalize"} <= spec.model_fields.keys():
-        return "has a spec that is no subclass of volley.objectives.ObjectiveBase"
+        return "has a spec that is not a subclass of volley.objectives.ObjectiveBase"
     return ""
 
 
@@ -161,8 +169,8 @@ def _source(point: importlib.metadata.EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
-def kinds_of(*specs: Any) -> frozenset[str]:
-    """The kinds of spec classes: what their Literal ``kind`` may be."""
+def kinds_of(*specs: type[BaseModel]) -> frozenset[str]:
+    """The values that the Literal fields ``kind`` of these classes allow."""
     return frozenset(
         kind for spec in specs if "kind" in spec.model_fields for kind in get_args(spec.model_fields["kind"].annotation)
     )
@@ -170,25 +178,25 @@ def kinds_of(*specs: Any) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class OpenUnion:
-    """After ``Field(discriminator="kind")`` of a union: the kinds of installed plug-ins belong to it, too.
+    """Annotates a union, after ``Field(discriminator="kind")``: installed plug-ins extend it.
 
     Attributes:
-        beside: what the list of known kinds ends with, such as where other kinds belong.
+        beside: appended to the list of known kinds in errors, such as where other kinds may be used.
     """
 
     group: str
     beside: str = ""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         closed, own = handler(source), kinds_of(*get_args(source))
 
-        def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
+        def validate(value: object, inner: Callable[[object], object]) -> object:
             kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
             if not isinstance(kind, str) or kind in own:
                 return inner(value)
             return _open(self.group, kind, own, self.beside).model_validate(value)
 
-        def serialize(value: Any, inner: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+        def serialize(value: object, inner: SerializerFunctionWrapHandler, info: SerializationInfo) -> object:
             if getattr(value, "kind", None) in own or not isinstance(value, Spec):
                 return inner(value)
             return value.model_dump(
@@ -215,14 +223,14 @@ class OpenUnion:
 
 @dataclass(frozen=True, slots=True)
 class OpenName:
-    """After a Literal of names: the names of installed plug-ins of one kind belong to it, too."""
+    """Annotates a Literal of names: installed plug-ins of one type extend it."""
 
     kind: type[RecipePlugin] | type[ReaderPlugin]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         own = frozenset(get_args(source))
 
-        def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
+        def validate(value: object, inner: Callable[[object], object]) -> object:
             if not isinstance(value, str) or value in own:
                 return inner(value)
             _known(DATA, value, own, self.kind)
@@ -248,17 +256,17 @@ def _open(group: str, name: str, own: frozenset[str], beside: str) -> type[Spec]
 
 
 def _known(group: str, name: str, own: frozenset[str], kind: type[Any], beside: str = "") -> Plugin:
-    """The plug-in; where there is none the error lists all that is known."""
+    """`plugin_of`, but if no such plug-in is installed, the error lists all known names."""
     if (group, name) not in _loaded and name not in installed(group):
         more = ", ".join(installed(group)) or "none"
         known = ", ".join(sorted(own)) + beside
-        raise JobError(f"{name!r} is not known. Built in: {known}. Plug-ins installed: {more}")
+        raise JobError(f"{name!r} is not known. Built in: {known}. Installed plug-ins: {more}")
     found: Plugin = plugin_of(group, name, kind)
     return found
 
 
 def _working(group: str) -> dict[str, Plugin]:
-    """The plug-ins that load, by name; `volley doctor` tells of the others."""
+    """The plug-ins that load, by name; `volley doctor` reports the others."""
     found: dict[str, Plugin] = {}
     for name in installed(group):
         try:

@@ -1,7 +1,6 @@
-"""What crosses a process border: frozen, columnar, and small.
+"""Records that pass between processes: frozen, columnar and small.
 
-Shape suffixes: ``_n`` samples of one group; ``_T`` tokens of all samples of one group, laid end to end;
-``_p`` tokens of the prompt.
+Shape suffixes: ``_n`` samples of a group; ``_T`` tokens of all samples of a group, end to end; ``_p`` prompt tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,27 +11,29 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from volley.refs import Ref
+
 NO_ANSWER = -1
 
 
 class VerdictStatus(StrEnum):
-    """What scoring said of one sample."""
+    """The outcome of scoring one sample."""
 
-    PASSED = "passed"  # correct in full
-    WRONG_ANSWER = "wrong_answer"  # ran and answered, but not correct in full
-    NO_ANSWER = "no_answer"  # nothing that could be scored was found in the sample
+    PASSED = "passed"  # entirely correct
+    WRONG_ANSWER = "wrong_answer"  # ran and answered, but not entirely correctly
+    NO_ANSWER = "no_answer"  # nothing in the sample could be scored
     COMPILE_ERROR = "compile_error"  # the sample's program does not parse
     RUNTIME_ERROR = "runtime_error"  # the sample's program failed
-    TIMEOUT = "timeout"  # the sample's own program used up its time
-    MEMORY_LIMIT = "memory_limit"  # ... its memory
-    OUTPUT_LIMIT = "output_limit"  # ... its output allowance
+    TIMEOUT = "timeout"  # the sample's program exceeded its time limit
+    MEMORY_LIMIT = "memory_limit"  # ... its memory limit
+    OUTPUT_LIMIT = "output_limit"  # ... its output limit
     SECURITY_VIOLATION = "security_violation"  # the sample's program tried something the sandbox forbids
-    INFRA_ERROR = "infra_error"  # the scorer itself failed: carries no reward
-    REFUSED = "refused"  # nothing was run, the sandbox not being what it was proved to be: carries no reward
+    INFRA_ERROR = "infra_error"  # the scorer itself failed; no reward
+    REFUSED = "refused"  # nothing ran, because the sandbox no longer passes its own checks; no reward
 
     @property
     def bears_reward(self) -> bool:
-        """False for the two statuses that say nothing about the sample: it leaves its group."""
+        """False for the two statuses that say nothing about the sample, which is then dropped from its group."""
         return self not in (VerdictStatus.INFRA_ERROR, VerdictStatus.REFUSED)
 
 
@@ -45,10 +46,10 @@ class Prompt:
     """One row of a dataset.
 
     Attributes:
-        id: unique within its dataset; ``<file stem>:<line>`` where the row names none.
-        text: what the model sees.
-        reference: the row's other fields, for the scorer (numbers and target, tests, expected answer ...).
-        tags: what evaluations are broken down by, such as ``{"level": "5"}``.
+        id: unique within its dataset; ``<file stem>:<line>`` if the row has no id.
+        text: the prompt as the model gets it.
+        reference: the row's other fields, for the scorer: tests, expected answer, numbers and target ...
+        tags: values to break evaluations down by, such as ``{"level": "5"}``.
     """
 
     id: str
@@ -59,12 +60,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What scoring said of one sample. ``reward`` is None exactly when the status bears none."""
+    """The verdict on one sample. ``reward`` is None exactly when the status bears no reward."""
 
     status: VerdictStatus
     reward: float | None
     answer: str | None = None  # the extracted answer; equal answers vote together in maj@k
-    detail: str = ""  # one line for people
+    detail: str = ""  # one line of explanation
     failing_test: int | None = None
     cpu_ms: float | None = None
     wall_ms: float | None = None
@@ -72,7 +73,7 @@ class Verdict:
     stdout: str = ""  # truncated and escaped
     stderr: str = ""
     unsafe: bool = False  # scored without isolation
-    weak_oracle: bool = False  # the check ran where the sample's own code could have influenced it
+    weak_oracle: bool = False  # the sample's own code could have influenced the check
 
     def __post_init__(self) -> None:
         if self.status.bears_reward != (self.reward is not None):
@@ -85,7 +86,7 @@ def _no_tokens() -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The n samples of one prompt as an actor made them.
+    """The n samples of one prompt, as an actor generated them.
 
     Attributes:
         group_id: admission number within the run, from 0.
@@ -93,17 +94,17 @@ class Group:
         prompt_p: int32 [p], prompt token ids.
         tokens_T: int32 [T], token ids of all samples end to end; a sample that stopped ends with its stop token.
         logprobs_T: float32 [T], log-probability of each token under the weights and sampling it was drawn with.
-        versions_T: int32 [T], the weight version each token was sampled under.
+        versions_T: int32 [T], version of the weights each token was sampled with.
         lengths_n: int32 [n], tokens per sample; sums to T.
-        stopped_n: bool [n], False where the sample was cut at its length limit.
-        texts: n decoded samples, stop token left out; of several turns the last one, which is what is judged.
-        actor: name of the actor that made it.
+        stopped_n: bool [n], False for samples cut at the length limit.
+        texts: n decoded samples without stop tokens; with several turns the last turn, which is what is scored.
+        actor: name of the actor that generated it.
         seconds: wall time from request to last token.
-        shown_S: int32 [S], tokens that samples were shown between their turns, in the order of the samples. They are
-            context: no log-prob, no version, no part of any length.
-        shown_at_S: int32 [S], before which of ``tokens_T`` each of them stands; never falling.
-        earlier: what was said in the turns before the last and shown after them, one text a sample; empty where no
-            sample had a second turn.
+        observation_S: int32 [S], tokens that samples observed between turns, in the order of the samples. They are
+            context: without log-prob or version, and not counted in any length.
+        observation_at_S: int32 [S], non-decreasing: the index in ``tokens_T`` each of them is placed before.
+        earlier: per sample the text of all turns before the last with their observations; () if no sample has more
+            than one turn.
     """
 
     group_id: int
@@ -117,8 +118,8 @@ class Group:
     texts: tuple[str, ...]
     actor: str
     seconds: float
-    shown_S: NDArray[np.int32] = field(default_factory=_no_tokens)
-    shown_at_S: NDArray[np.int32] = field(default_factory=_no_tokens)
+    observation_S: NDArray[np.int32] = field(default_factory=_no_tokens)
+    observation_at_S: NDArray[np.int32] = field(default_factory=_no_tokens)
     earlier: tuple[str, ...] = ()
 
     @property
@@ -127,8 +128,8 @@ class Group:
 
     @property
     def turns(self) -> int:
-        """Of all samples together: what is shown at one place parts two turns."""
-        return self.n + len(np.unique(self.shown_at_S))
+        """Turns of all samples together; each place with an observation separates two turns."""
+        return self.n + len(np.unique(self.observation_at_S))
 
     def meta(self) -> "GroupMeta":
         """The part of the group the coordinator sees."""
@@ -150,7 +151,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupMeta:
-    """A group without its arrays: what travels by value while the arrays stay in the object store."""
+    """A group without its arrays. It is passed by value, while the arrays stay in the object store."""
 
     group_id: int
     prompt_id: str
@@ -168,13 +169,13 @@ class GroupMeta:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The verdicts of one group, column by column.
+    """The verdicts of one group as columns.
 
     Attributes:
         rewards_n: float64 [n]; NaN where the verdict bears no reward.
         status_n: uint8 [n], index into ``STATUSES``.
-        answers_n: int32 [n], equal for samples with equal extracted answers; ``NO_ANSWER`` where there is none.
-        verdicts: the n verdicts themselves, for pages and sample excerpts.
+        answers_n: int32 [n], equal for samples with equal extracted answers; ``NO_ANSWER`` without an answer.
+        verdicts: the n verdicts themselves, for the sample log and the dashboard.
         seconds: wall time of scoring the group.
         worker: name of the reward worker.
     """
@@ -188,12 +189,12 @@ class Scores:
 
     @property
     def valid_n(self) -> NDArray[np.bool_]:
-        """bool [n]: False where the sample must leave its group."""
+        """bool [n], False for samples to drop from the group."""
         return ~np.isnan(self.rewards_n)
 
     @classmethod
     def pack(cls, verdicts: Sequence[Verdict], *, seconds: float = 0.0, worker: str = "") -> "Scores":
-        """Columns of ``verdicts``, in order."""
+        """The columns of ``verdicts``, in order."""
         ids: dict[str, int] = {}
         answers = [NO_ANSWER if v.answer is None else ids.setdefault(v.answer, len(ids)) for v in verdicts]
         return cls(
@@ -208,14 +209,14 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """One process of a role, as its pool knows it.
+    """One process of a role, as reported by its pool.
 
     Attributes:
         name: such as ``actor-0``.
         state: ``starting``, ``serving`` or ``draining``.
-        pid: 0 while it is not known.
-        version: of the weights an actor serves.
-        busy: samples in flight on an actor, groups on a reward worker.
+        pid: process id; 0 while unknown.
+        version: version of the weights an actor serves.
+        busy: samples in flight on an actor, or groups on a reward worker.
     """
 
     name: str
@@ -227,26 +228,28 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class WeightBucket:
-    """One piece of a set of weights: ``ref`` refers to a tuple of uint8 arrays in the object store.
+    """One piece of a set of weights.
 
-    Laid end to end they are a safetensors file of ``nbytes``.
+    Attributes:
+        ref: uint8 arrays in the object store that form one safetensors file when laid end to end.
+        nbytes: size of that file.
     """
 
-    ref: Any
+    ref: Ref[tuple[NDArray[np.uint8], ...]]
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """A whole set of weights as the learner publishes it.
+    """One version of the weights, as published by the learner.
 
     Attributes:
-        version: the weights' version.
-        buckets: in the order they must be loaded.
-        checksum: hex digest over all tensors by name, or None when checking is off.
-        gather_seconds: how long the learner took to gather and store it.
-        received: the actors that have all of it already, from the weight group.
-        lost_group: the weight group that ended with it, as it had lost a member.
+        version: the version.
+        buckets: the weights, in the order they must be loaded.
+        checksum: `volley.checksum.weights_checksum`; None if verification is off.
+        gather_seconds: time the learner took to gather and store the weights.
+        received: actors that already have all of it through the weight group.
+        lost_group: the weight group that ended with this version because it lost a member.
     """
 
     version: int

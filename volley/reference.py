@@ -1,36 +1,51 @@
-"""The configuration reference, made from the job's own models: ``python -m volley.reference``."""
+"""Generates docs/configuration.md from the job models: ``python -m volley.reference``."""
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from volley import job as jobs
+from volley.base import Spec
 
 HEAD = """# Configuration
 
-Every key of a job file. Unknown keys are refused; relative paths are taken from the job file's own folder. Numbers have
-the bounds given. `volley schema` prints the same as JSON Schema, and `volley check job.yaml` says what is wrong with a
-file, and what to write instead. This page is made by `python -m volley.reference`.
+All keys of a job file. Unknown keys are rejected; relative paths start from the job file's folder. `volley schema`
+prints the same as JSON Schema, and `volley check job.yaml` reports what is wrong with a file and what to write instead.
+`python -m volley.reference` generates this page.
 """
-PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path", type(None): "null"}
+PLAIN: dict[object, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    Path: "path",
+    type(None): "null",
+}
+WORTH_A_REFERENCE = 3  # inherited keys; fewer are listed again
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def page() -> str:
     """The whole page."""
-    models = list(_models())
-    return "\n".join([HEAD, *(_section(model) for model in models)])
+    sections = [HEAD]
+    listed: dict[type[BaseModel], type[BaseModel]] = {}
+    for model in _models():
+        sections.append(_section(model, listed))
+        for base in model.__mro__:
+            if issubclass(base, BaseModel) and base not in (BaseModel, Spec) and not base.__name__.startswith("_"):
+                listed.setdefault(base, model)
+    return "\n".join(sections)
 
 
 def _models() -> Iterator[type[BaseModel]]:
-    """Each kind of job, then everything that lies in one, in the order met."""
+    """Each kind of job, then the models nested in them, breadth first."""
     kinds = get_args(get_args(jobs.JobSpec)[0])
     waiting, seen = list(kinds), set(kinds)
     while waiting:
@@ -43,22 +58,32 @@ def _models() -> Iterator[type[BaseModel]]:
                     waiting.append(found)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
         yield from _models_in(part)
 
 
-def _section(model: type[BaseModel]) -> str:
+def _section(model: type[BaseModel], listed: Mapping[type[BaseModel], type[BaseModel]]) -> str:
+    """A heading, the docstring's first paragraph, and a table of keys.
+
+    Args:
+        listed: base classes whose keys an earlier section lists, and the model of that section, to refer to.
+    """
     about = " ".join((model.__doc__ or "").split("\n\n")[0].split())
-    rows = [_row(name, field) for name, field in model.model_fields.items()]
-    table = ["| key | value | default | |", "|---|---|---|---|", *rows] if rows else ["Nothing more to set."]
+    base = next((each for each in listed if each in model.__mro__[1:]), None)
+    rows = {name: _row(name, field) for name, field in model.model_fields.items()}
+    if base is not None and len(base.model_fields) >= WORTH_A_REFERENCE:
+        inherited = [name for name, field in base.model_fields.items() if rows[name] == _row(name, field)]
+        about += f" It also has {', '.join(f'`{name}`' for name in inherited)} of {_link(listed[base])}."
+        rows = {name: row for name, row in rows.items() if name not in inherited}
+    table = ["| key | value | default | |", "|---|---|---|---|", *rows.values()] if rows else ["No keys."]
     return "\n".join([f"## {_title(model)}", "", about, "", *table, ""])
 
 
 def _title(model: type[BaseModel]) -> str:
-    """``kind: rl`` where a kind says which of several it is; else the model's name."""
+    """``kind: rl (job)`` for members of a union, else the model's name."""
     kind = model.model_fields.get("kind")
     if kind is not None and get_origin(kind.annotation) is Literal:
         group = "job" if model in get_args(get_args(jobs.JobSpec)[0]) else model.__name__
@@ -75,7 +100,7 @@ def _row(name: str, field: FieldInfo) -> str:
     return f"| `{name}` | {value} | {_default(field)} | {about} |"
 
 
-def _words(annotation: Any) -> str:
+def _words(annotation: object) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation in PLAIN:
         return PLAIN[annotation]
@@ -86,7 +111,7 @@ def _words(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return " \\| ".join(_words(part) for part in parts)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"[{_title(annotation)}](#{_anchor(_title(annotation))})"
+        return _link(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " \\| ".join(f"`{each.value}`" for each in annotation)
     if origin in (list, tuple, frozenset, set):
@@ -111,8 +136,12 @@ def _default(field: FieldInfo) -> str:
     return f"`{default}`" if default not in ({}, "") else "empty"
 
 
+def _link(model: type[BaseModel]) -> str:
+    return f"[{_title(model)}](#{_anchor(_title(model))})"
+
+
 def _anchor(title: str) -> str:
-    """As Markdown renderers make it."""
+    """The anchor that Markdown renderers give a heading."""
     kept = "".join(each for each in title.lower() if each.isalnum() or each in " -_")
     return kept.replace(" ", "-")
 

@@ -1,4 +1,4 @@
-"""How often something that died may be replaced before its dying is the fault to report."""
+"""Limits how often dead processes are replaced before their deaths are reported as the failure."""
 
 import time
 from collections import deque
@@ -7,18 +7,14 @@ HOUR = 3600.0
 
 
 class Restarts:
-    """At most ``most`` replacements within any ``seconds``: a long run outlives rare deaths, a crash loop ends.
-
-    Args:
-        most: 0 allows none.
-    """
+    """At most ``most`` replacements within any ``seconds``: a long run survives rare deaths, a crash loop ends it."""
 
     def __init__(self, most: int, seconds: float = HOUR) -> None:
         self.most, self.seconds = most, seconds
         self._times: deque[float] = deque()
 
     def allow(self) -> bool:
-        """Count one death; may what died be replaced?"""
+        """Count one death; returns True if the dead process may be replaced."""
         now = time.monotonic()
         self._times.append(now)
         while now - self._times[0] > self.seconds:

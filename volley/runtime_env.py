@@ -1,4 +1,4 @@
-"""What a job asks Ray to bring to the processes of its run, besides what is installed there."""
+"""Code and settings that Ray ships to a run's processes."""
 
 import re
 from typing import Self
@@ -11,28 +11,28 @@ _SECRET = re.compile(r"(^|_)(key|token|secret|passw(or)?d|pwd|auth|credentials?)
 
 
 class RuntimeEnvSpec(Spec):
-    """Code and settings for actors, reward workers and learner ranks, by Ray's runtime environment.
+    """Ray's runtime environment for actors, reward workers and learner ranks.
 
-    Folders are read where the run's driver is, and Ray ships them; a URI such as ``https://host/code.zip`` or
-    ``s3://bucket/code.zip`` is fetched by each node.
+    Ray ships folders from the driver's machine; each node fetches URIs such as ``https://host/code.zip`` or
+    ``s3://bucket/code.zip``.
     """
 
-    working_dir: str | None = Field(None, description="folder or zip URI; the processes' current folder")
+    working_dir: str | None = Field(None, description="folder or zip URI; the processes' working directory")
     py_modules: tuple[str, ...] = Field((), description="package folders or zip URIs, importable by name")
-    pip: tuple[str, ...] = Field((), description="requirements installed on each node, beside what is there")
-    env_vars: dict[str, str] = Field(default_factory=dict, description="no secrets: run records are read by many")
+    pip: tuple[str, ...] = Field((), description="requirements to install on each node")
+    env_vars: dict[str, str] = Field(default_factory=dict, description="no secrets: run records are not private")
 
     @model_validator(mode="after")
     def _holds_no_secret(self) -> Self:
         for name in self.env_vars:
             if _SECRET.search(name):
                 raise ValueError(
-                    f"env_vars.{name} looks like a secret, and run records are read by many: set it in the environment "
+                    f"env_vars.{name} looks like a secret, but run records are not private: set it in the environment "
                     "of the cluster's nodes"
                 )
         for text in (*self.places, *self.pip):
             if re.search(r"://[^/\s]*@", text):
-                raise ValueError("a URI here holds a user's name or password: give one without, or install it instead")
+                raise ValueError("a URI contains a user name or password: use one without, or install the code instead")
         return self
 
     @property
@@ -42,5 +42,5 @@ class RuntimeEnvSpec(Spec):
 
     @property
     def comes_later(self) -> bool:
-        """Is there code that only the run's processes will have, so that it can not be checked before?"""
+        """True if some code only reaches the run's processes, so that it cannot be checked beforehand."""
         return bool(self.pip) or any("://" in place for place in self.places)

@@ -1,4 +1,4 @@
-"""How a job says which scorer judges its samples: one union, discriminated on ``kind``."""
+"""Configuration of the scorers: one union, discriminated on ``kind``."""
 
 from typing import Annotated, Literal
 
@@ -9,18 +9,18 @@ from volley.plugins import SCORERS, OpenUnion
 
 
 class RewardValues(Spec):
-    """The two rewards of a scorer that only tells right from wrong."""
+    """The rewards of a scorer that only distinguishes right from wrong."""
 
     passed: float = 1.0
     failed: float = 0.0
 
 
 class SandboxLimits(Spec):
-    """What one test of one program may use."""
+    """Resource limits of one test of one program."""
 
-    cpu_s: float = Field(4.0, gt=0, le=300, description="processor seconds of one test")
-    wall_limit_s: float | None = Field(None, gt=0, description="wall seconds of one test; null: 3x cpu_s plus 1")
-    program_s: float = Field(30.0, gt=0, le=3600, description="wall seconds of all tests of one program")
+    cpu_s: float = Field(4.0, gt=0, le=300, description="CPU seconds per test")
+    wall_limit_s: float | None = Field(None, gt=0, description="wall seconds per test; null: 3 x cpu_s + 1")
+    program_s: float = Field(30.0, gt=0, le=3600, description="wall seconds per program, all tests together")
     memory_mb: int = Field(512, ge=16, le=65536)
     processes: int = Field(64, ge=1, le=1024)
     open_files: int = Field(64, ge=8, le=1024)
@@ -31,102 +31,100 @@ class SandboxLimits(Spec):
 
     @property
     def wall_s(self) -> float:
-        """Load must not flip a verdict: processor time decides, wall time only ends what sleeps."""
+        """Wall seconds per test: generous, so that load flips no verdict; it only ends programs that sleep."""
         return self.wall_limit_s or 3 * self.cpu_s + 1
 
 
 class SandboxSpec(Spec):
-    """How model-written code is isolated. docs/sandbox.md says what each tier needs and covers."""
+    """How model-written code is isolated. docs/sandbox.md describes the tiers."""
 
     min_tier: Literal["auto", "A", "B", "C", "none"] = Field(
-        "auto", description="auto: A where cgroups exist, else B; a worker that can not reach it refuses to start"
+        "auto", description="workers refuse to start below this tier; auto: A if the host has cgroups, else B"
     )
-    mechanism: Literal["pooled", "fresh"] = Field(
-        "pooled", description="one sandbox for many programs, or one for each"
-    )
-    packages: tuple[str, ...] = Field((), description="importable inside beside the standard library, such as numpy")
+    mechanism: Literal["pooled", "fresh"] = Field("pooled", description="reuse a sandbox, or use a new one per program")
+    packages: tuple[str, ...] = Field((), description="packages that programs may import, such as numpy")
     limits: SandboxLimits = SandboxLimits()
 
 
 class CountdownScorer(Spec):
-    """Is the sample an expression in ``+ - *`` that uses each of the row's ``numbers`` once and equals ``target``?"""
+    """Passes an expression in ``+ - *`` that uses each of the row's ``numbers`` once and equals ``target``."""
 
     kind: Literal["countdown"] = "countdown"
     values: RewardValues = RewardValues()
 
 
 class ExactScorer(Spec):
-    """Does the sample, white space trimmed, equal the row's ``answer``?"""
+    """Passes a sample that equals the row's ``answer``, ignoring surrounding white space."""
 
     kind: Literal["exact"] = "exact"
     values: RewardValues = RewardValues()
-    field: str = Field("answer", description="the row's field that holds the expected text")
+    field: str = Field("answer", description="the row's field with the expected text")
 
 
 class PythonScorer(Spec):
-    """A trusted function of the user's own: ``package.module:function(sample, row) -> float``."""
+    """Calls your own trusted function, ``package.module:function(sample, row) -> float``."""
 
     kind: Literal["python"] = "python"
     target: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:function")
-    timeout_s: float = Field(10.0, gt=0, description="seconds one sample may take")
+    timeout_s: float = Field(10.0, gt=0, description="seconds per sample")
 
 
 class CodeScorer(Spec):
-    """Does the sample's program pass the row's ``tests``? docs/scorers.md shows the three kinds of tests."""
+    """Runs the sample's program on the row's ``tests``. docs/scorers.md shows the three kinds of tests."""
 
     kind: Literal["code"] = "code"
     values: RewardValues = RewardValues(passed=1.0, failed=-1.0)
     mode: Literal["all", "fraction"] = Field(
-        "all", description="all: one of the two values, stops at the first failure; fraction: share of tests passed"
+        "all", description="reward: all: one of values, stopping at the first failure; fraction: share of tests passed"
     )
-    extract: Literal["last_fence", "raw"] = Field("last_fence", description="where in the sample the program is")
-    tolerance: float | None = Field(None, gt=0, description="numbers in the output may differ by this much")
+    extract: Literal["last_fence", "raw"] = Field("last_fence", description="where the program is in the sample")
+    tolerance: float | None = Field(None, gt=0, description="allowed difference of numbers in the output")
     sandbox: SandboxSpec = SandboxSpec()
 
 
 class MathScorer(Spec):
-    """Does the sample's final answer equal the row's ``answer``, as mathematics?"""
+    """Passes a sample whose final answer is mathematically equal to the row's ``answer``."""
 
     kind: Literal["math"] = "math"
     values: RewardValues = RewardValues()
-    field: str = Field("answer", description="the row's field that holds the expected answer, LaTeX or plain")
+    field: str = Field("answer", description="the row's field with the expected answer, LaTeX or plain")
     extract: Literal["boxed", "final_answer", "either"] = "either"
-    timeout_s: float = Field(1.0, gt=0, description="seconds one symbolic comparison may take")
+    timeout_s: float = Field(1.0, gt=0, description="seconds per symbolic comparison")
     sandbox: SandboxSpec = SandboxSpec(limits=SandboxLimits(memory_mb=1024))
 
 
 class RegexScorer(Spec):
-    """Does the pattern match? It runs on a bounded text in a killable process: patterns may backtrack."""
+    """Matches a pattern, in a process that is killed after ``timeout_s`` because patterns may backtrack."""
 
     kind: Literal["regex"] = "regex"
     values: RewardValues = RewardValues()
-    pattern: str | None = Field(None, description="one pattern for all rows; null: the row's field holds it")
+    pattern: str | None = Field(None, description="one pattern for all rows; null: read it from the row's field")
     field: str = "pattern"
-    whole: bool = Field(True, description="the whole trimmed sample must match; false: a match anywhere")
+    whole: bool = Field(True, description="match the whole trimmed sample; false: match anywhere")
     timeout_s: float = Field(1.0, gt=0)
 
 
 class ArcScorer(Spec):
-    """Is the last grid of digits in the sample the row's grid?"""
+    """Passes a sample whose last grid of digits is the row's grid."""
 
     kind: Literal["arc"] = "arc"
     values: RewardValues = RewardValues()
     field: str = Field("grid", description="the row's field with the expected grid, rows of integers 0-9")
-    partial: bool = Field(False, description="share of right cells as reward where the shapes agree")
+    partial: bool = Field(False, description="reward the share of correct cells if the shape is right")
 
 
 class HttpScorer(Spec):
-    """Somebody else's server: POST of prompt, row and samples; ``{"rewards": [...]}`` comes back."""
+    """Posts prompt, row and samples to your own server, which answers ``{"rewards": [...]}``."""
 
     kind: Literal["http"] = "http"
     url: str = Field(pattern=r"^https?://")
-    timeout_s: float = Field(30.0, gt=0, description="seconds all attempts together may take")
+    timeout_s: float = Field(30.0, gt=0, description="seconds for all attempts together")
     attempts: int = Field(3, ge=1, le=10)
-    token_env: str | None = Field(None, description="environment variable that holds a bearer token")
+    token_env: str | None = Field(None, description="environment variable with a bearer token")
 
 
 class LengthTerm(Spec):
-    """1 up to ``start`` characters, falling in a line to 0 at ``end``."""
+    """1 up to ``start`` characters, then falling linearly to 0 at ``end``."""
 
     kind: Literal["length"] = "length"
     start: int = Field(ge=0)
@@ -134,7 +132,7 @@ class LengthTerm(Spec):
 
 
 class FormatTerm(Spec):
-    """1 where the sample holds every one of these texts, in this order, else 0."""
+    """1 if the sample contains all of these texts in this order, else 0."""
 
     kind: Literal["format"] = "format"
     contains: tuple[str, ...] = Field(min_length=1)
@@ -157,14 +155,14 @@ Term = Annotated[
 
 
 class WeightedTerm(Spec):
-    """One summand of a composed reward."""
+    """One term of a sum of rewards."""
 
     scorer: Term
     weight: float = 1.0
 
 
 class SumScorer(Spec):
-    """A weighted sum of other scorers and terms. The first one gives the verdict its status and its answer."""
+    """A weighted sum of scorers and terms. The first term sets the verdict's status and answer."""
 
     kind: Literal["sum"] = "sum"
     terms: tuple[WeightedTerm, ...] = Field(min_length=1)
@@ -183,5 +181,5 @@ ScorerSpec = Annotated[
     | HttpScorer
     | SumScorer,
     Field(discriminator="kind"),
-    OpenUnion(SCORERS, beside="; format and length as terms of a sum"),
+    OpenUnion(SCORERS, beside="; format and length only as terms of kind: sum"),
 ]

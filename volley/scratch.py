@@ -1,7 +1,7 @@
-"""Folders for sockets and the like, that end with the process they belong to: what a killed one left, the next removes.
+"""Temporary folders, for sockets and the like, that do not outlive their process for long.
 
-A folder is in use as long as a process holds the lock on its file `OWNER`; the kernel gives the lock up when the
-process ends, however it ends.
+A process that is killed leaves its folder behind, and the next process to call `own` removes it. A folder is in use
+while a process holds the lock on its file `OWNER`; the kernel releases the lock however that process ends.
 """
 
 import contextlib
@@ -19,24 +19,24 @@ OWNER = ".owner"
 
 @contextlib.contextmanager
 def scratch_folder(what: str) -> Iterator[Path]:
-    """A folder with a short name, as sockets need, that nobody else can enter; removed at the end of the block."""
+    """A private folder with a short name, as sockets need; it is removed at the end of the block."""
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
     lock = own(path)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)  # another process may write its last line there
+        shutil.rmtree(path, ignore_errors=True)  # another process may still be writing there
         os.close(lock)
 
 
 def own(folder: Path) -> int:
-    """Make ``folder`` this process's own, and remove those in the same place that nobody owns any more.
+    """Make this process the owner of ``folder``, and remove abandoned folders beside it.
 
     Returns:
-        A descriptor: the folder is owned until it is closed, here and in what this process forked.
+        A file descriptor. The process owns the folder until it closes this, and its forked children close theirs.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = folder / f"{OWNER}.partial"  # nobody may find the file before it is locked
+    aside = folder / f"{OWNER}.partial"  # so that no other process finds the file before it is locked
     lock = os.open(aside, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     aside.rename(folder / OWNER)
@@ -45,12 +45,12 @@ def own(folder: Path) -> int:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the folders of `own` in ``parent`` whose owner has ended, of this account; returns them."""
+    """Remove this user's folders in ``parent`` whose owner has ended; returns them."""
     return [folder for folder in sorted(parent.glob(f"{PREFIX}*")) if _abandoned(folder)]
 
 
 def _abandoned(folder: Path) -> bool:
-    """Remove the folder unless it is in use, or none of ours."""
+    """Remove the folder unless it is in use or belongs to somebody else; returns True if it was removed."""
     try:
         about = folder.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():

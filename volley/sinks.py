@@ -1,6 +1,6 @@
-"""How a job says where else its metrics go: one union, discriminated on ``kind``.
+"""Configuration of metric sinks: one union, discriminated on ``kind``.
 
-``metrics.jsonl`` is always written, and the service's ``/metrics`` is for Prometheus; neither is a sink.
+``metrics.jsonl`` is always written, and the service serves ``/metrics`` to Prometheus; neither is a sink.
 """
 
 from pathlib import Path
@@ -13,29 +13,29 @@ from volley.base import Spec
 
 
 class TensorBoardSink(Spec):
-    """Event files that TensorBoard shows."""
+    """Event files for TensorBoard."""
 
     kind: Literal["tensorboard"] = "tensorboard"
     path: Path | None = Field(
-        None, description="folder that holds one folder a run; null: tensorboard/ in the run folder"
+        None, description="folder with one subfolder per run; null: tensorboard/ in the run folder"
     )
 
 
 class WandbSink(Spec):
-    """A run of Weights & Biases. The key of ``mode: online`` is the driver's environment variable WANDB_API_KEY."""
+    """A Weights & Biases run. ``mode: online`` reads WANDB_API_KEY from the driver's environment."""
 
     kind: Literal["wandb"] = "wandb"
     project: str = Field("volley", min_length=1, max_length=128)
-    entity: str | None = Field(None, description="user or team; null: the key's own")
+    entity: str | None = Field(None, description="user or team; null: the key's owner")
     mode: Literal["offline", "online"] = Field(
         "offline", description="offline: files in the run folder, for `wandb sync`"
     )
-    group: str | None = Field(None, description="runs of one name are shown together")
+    group: str | None = Field(None, description="runs with equal groups are shown together")
     tags: tuple[str, ...] = ()
 
 
 class MLflowSink(Spec):
-    """A run of MLflow. A user's name and password are MLFLOW_TRACKING_USERNAME and _PASSWORD of the driver."""
+    """An MLflow run. Reads MLFLOW_TRACKING_USERNAME and _PASSWORD from the driver's environment."""
 
     kind: Literal["mlflow"] = "mlflow"
     tracking_uri: str | None = Field(
@@ -49,10 +49,10 @@ class MLflowSink(Spec):
         if uri is None:
             return None
         if urlsplit(uri).scheme not in ("http", "https", "file", "databricks", "sqlite", "postgresql", "mysql"):
-            raise ValueError("write http://host:port, https://host, or file:///whole/path of a folder")
+            raise ValueError("write http://host:port, https://host, or file:///absolute/path of a folder")
         if "@" in urlsplit(uri).netloc:
             raise ValueError(
-                "holds a secret, and records are read by many: set MLFLOW_TRACKING_USERNAME and "
+                "contains a secret, but run records are not private: set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD in the driver's environment"
             )
         return uri

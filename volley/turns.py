@@ -1,4 +1,6 @@
-"""Further turns: a sample that did not pass is shown why, and goes on."""
+"""Further turns: a sample that did not pass observes why, and continues."""
+
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -6,16 +8,19 @@ from volley.base import Spec
 
 
 class TurnsSpec(Spec):
-    """Turns of one sample. Scoring sees the last one; the objective's n and k count samples, not turns."""
+    """Turns of a sample. Only the last one is scored; the objective's n and k count samples, not turns."""
 
-    most: int = Field(2, ge=2, le=64, description="turns of a sample at most; one that passed has no other")
-    show: str = Field(
+    renamed_keys: ClassVar[dict[str, str]] = {"most": "max_count", "most_shown": "max_observation_tokens"}
+    deprecated_keys: ClassVar[dict[str, str]] = {"show": "observation"}
+
+    max_count: int = Field(2, ge=2, le=64, description="limit on turns per sample; a sample that passes has ended")
+    observation: str = Field(
         min_length=1,
-        description="Jinja text put behind a turn that did not pass: the row's fields, `verdict` (status, detail, "
-        "failing_test, stdout, stderr, answer) and `turn`; for chat models with the template's own tokens",
+        description="Jinja appended to a turn that did not pass, over the row's fields, `verdict` (status, detail, "
+        "failing_test, stdout, stderr, answer) and `turn`; chat models need their template's tokens in it",
     )
-    most_shown: int = Field(512, ge=1, description="tokens of a shown text; what is over is cut from its middle")
+    max_observation_tokens: int = Field(512, ge=1, description="longer observations lose their middle")
 
     def room(self, max_tokens: int) -> int:
-        """Tokens that may follow a prompt, over all turns of at most ``max_tokens``."""
-        return self.most * max_tokens + (self.most - 1) * self.most_shown
+        """Most tokens that may follow a prompt, if each turn has at most ``max_tokens``."""
+        return self.max_count * max_tokens + (self.max_count - 1) * self.max_observation_tokens

@@ -1,15 +1,15 @@
-"""How a job says what one step does to the policy: the loss, the optimiser, the schedule."""
+"""Configuration of the policy update: the loss, the optimiser, the learner's ranks."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from volley.base import Resources, Spec
-from volley.objectives import MajAtK, MaxAtK, MaxRL, Mean, Objective, PassAtKAnalytic
+from volley.objectives import MajAtK, MaxAtK, Mean, Objective
 
 
 class NoCorrection(Spec):
-    """Treat every sample as if the current policy had made it."""
+    """Treat every sample as if the current policy had drawn it."""
 
     kind: Literal["none"] = "none"
 
@@ -18,45 +18,45 @@ class TokenCorrection(Spec):
     """Multiply each token's term by ``min(exp(prox - mu), cap)``: truncated importance sampling."""
 
     kind: Literal["token"] = "token"
-    cap: float = Field(2.0, gt=0, description="largest weight a token may have")
-    mask: bool = Field(False, description="drop tokens over the cap instead of truncating their weight")
+    cap: float = Field(2.0, gt=0, description="largest weight of a token")
+    mask: bool = Field(False, description="drop tokens above the cap instead of truncating their weight")
 
 
 class SequenceCorrection(Spec):
     """Multiply each sample's term by ``min(exp(sum_t prox - mu), cap)``."""
 
     kind: Literal["sequence"] = "sequence"
-    cap: float = Field(2.0, gt=0, description="largest weight a sample may have")
-    mask: bool = Field(False, description="drop samples over the cap instead of truncating their weight")
+    cap: float = Field(2.0, gt=0, description="largest weight of a sample")
+    mask: bool = Field(False, description="drop samples above the cap instead of truncating their weight")
 
 
 Correction = Annotated[NoCorrection | TokenCorrection | SequenceCorrection, Field(discriminator="kind")]
 
 
 class KLPenalty(Spec):
-    """Pull toward the starting policy. ``coefficient`` 0 only logs the divergence."""
+    """Penalty on the divergence from the starting policy. With ``coefficient`` 0 it is only logged."""
 
     coefficient: float = Field(0.0, ge=0)
     estimator: Literal["k1", "k2", "k3"] = "k3"
     where: Literal["loss", "reward"] = "loss"
-    logged: bool = Field(True, description="measure it where it is no penalty; false spares a copy of the model")
+    logged: bool = Field(True, description="log it even with coefficient 0; false saves a copy of the model")
 
     @property
     def wanted(self) -> bool:
-        """Is the starting policy needed at all?"""
+        """True if the starting policy is needed at all."""
         return self.coefficient > 0 or self.logged
 
     @property
     def shapes_reward(self) -> bool:
-        """Is the divergence subtracted from the rewards?"""
+        """True if the divergence is subtracted from the rewards."""
         return self.coefficient > 0 and self.where == "reward"
 
 
 class ValueModel(Spec):
-    """V(x), one scalar per prompt, learned beside the policy: the baseline of ``objective: {kind: mean}``.
+    """V(x), one scalar per prompt learned beside the policy: the baseline of ``objective: {kind: mean}``.
 
-    It takes the place of the leave-one-out mean, ``a_i = (R_i - V(x)) / n`` (arXiv 2503.19595, appendix A.4). Rewards
-    less V(x) would say nothing to the other objectives: they compare samples of one prompt, all shifted alike.
+    It replaces the leave-one-out mean: ``a_i = (R_i - V(x)) / n`` (arXiv 2503.19595, appendix A.4). Other objectives
+    compare the samples of one prompt, so subtracting V(x) from all of them would change nothing.
     """
 
     lr: float = Field(1e-6, gt=0)
@@ -64,122 +64,154 @@ class ValueModel(Spec):
 
 
 class PolicyUpdate(Spec):
-    """The loss of one step. Source of the terms: docs/objectives.md."""
+    """The loss of one step. docs/objectives.md has the sources of its terms."""
 
-    clip_low: float = Field(0.2, ge=0, lt=1, description="the ratio is clipped from below at 1 - clip_low")
-    clip_high: float = Field(0.2, ge=0, description="the ratio is clipped from above at 1 + clip_high")
+    renamed_keys: ClassVar[dict[str, str]] = {"measured_share": "kl_sample_fraction"}
+
+    clip_low: float = Field(0.2, ge=0, lt=1, description="the ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(0.2, ge=0, description="the ratio is clipped above 1 + clip_high")
     ratio: Literal["token", "sequence"] = Field(
-        "token",
-        description="one ratio per token, or a single ratio pi/pi_old per sample (arXiv 2503.19595, App. A.4)",
+        "token", description="one ratio per token, or one ratio pi/pi_old per sample (arXiv 2503.19595, App. A.4)"
     )
-    updates_per_batch: int = Field(1, ge=1, description="optimiser updates made from one batch")
+    updates_per_batch: int = Field(1, ge=1, description="optimiser updates per batch")
     behaviour_correction: Correction = TokenCorrection()
     aggregation: Literal["sequence_sum", "sequence_mean", "token_mean"] = Field(
-        "sequence_sum", description="sequence_sum is the estimators' own form"
+        "sequence_sum", description="sequence_sum matches the estimators' derivation"
     )
     kl: KLPenalty = KLPenalty()
     entropy_bonus: float = Field(0.0, ge=0)
-    measured_share: float = Field(
+    kl_sample_fraction: float = Field(
         0.25,
         gt=0,
         le=1,
-        description="share of the groups that are measured whole: entropy, ratio, divergence. Of the others only "
-        "samples that give a gradient are computed",
+        description="share of groups of which every sample is computed, for the entropy, ratio and divergence metrics; "
+        "the other groups skip samples without a gradient",
     )
     mask_truncated: bool = Field(
-        False, description="samples cut at their length limit leave their group: no gradient, and not part of its n"
+        False, description="drop samples cut at the length limit: no gradient, not counted in the group's n"
     )
     value_model: ValueModel | None = None
 
     @property
     def acts_on_all(self) -> bool:
-        """Has the loss a term for samples whose advantage is 0?"""
+        """True if the loss has a term for samples with advantage 0."""
         return self.entropy_bonus > 0 or (self.kl.coefficient > 0 and self.kl.where == "loss")
 
 
 def check_update(update: PolicyUpdate, objective: Objective) -> None:
-    """Refuse an update that makes no sense with the objective.
+    """Reject an update that makes no sense with the objective.
 
     Raises:
-        ValueError: with the change to make.
+        ValueError: names the change to make.
     """
     if update.value_model is not None and not isinstance(objective, Mean):
         raise ValueError(
-            f"update.value_model is the baseline of kind: mean, and {objective.kind} has a baseline of its own: write "
+            f"update.value_model is the baseline of kind: mean, but {objective.kind} has its own: write "
             "value_model: null, or objective: {kind: mean}"
         )
     if update.value_model is not None and (objective.center or objective.normalize != "none"):
         raise ValueError(
-            "center and normalize would take the value model's baseline out again: write center: false and "
+            "center and normalize would remove the value model's baseline again: write center: false and "
             "normalize: none, or value_model: null"
         )
     weighs_companions = isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none"
     if weighs_companions and not isinstance(update.behaviour_correction, SequenceCorrection):
-        # The objective divides a sample's own weight out of its advantage; only this correction puts it back whole.
+        # The objective divides a sample's own weight out of its advantage; only this correction restores it fully.
         raise ValueError(
-            "companion_weights correct the other samples of a set and leave a sample's own weight to the update: write "
-            "update.behaviour_correction: {kind: sequence}"
+            "companion_weights correct for the other samples of a set and leave a sample's own weight to the update: "
+            "write update.behaviour_correction: {kind: sequence}"
         )
-    if update.kl.coefficient and update.kl.where == "loss" and update.kl.estimator == "k1":
+    _check_kl(update.kl, objective)
+
+
+def _check_kl(kl: KLPenalty, objective: Objective) -> None:
+    if kl.coefficient and kl.where == "loss" and kl.estimator == "k1":
         raise ValueError(
-            "the gradient of kl.estimator: k1 in the loss is zero on average, noise without a pull: write k2 or k3, or "
+            "kl.estimator: k1 in the loss has a gradient of zero on average, which is only noise: write k2 or k3, or "
             "kl.where: reward"
         )
-    if update.kl.shapes_reward and isinstance(objective, PassAtKAnalytic | MaxRL | MajAtK):
+    if kl.shapes_reward and kl.estimator != "k1":
         raise ValueError(
-            f"a KL penalty in the reward makes rewards that {objective.kind} is not defined for: write kl.where: loss"
+            f"kl.estimator: {kl.estimator} in the reward does not follow the gradient of the divergence, and can push "
+            "the policy away from the starting policy: write kl.estimator: k1, or kl.where: loss"
+        )
+    if kl.shapes_reward and not isinstance(objective, Mean):
+        # The divergence depends on the policy itself. Only where every sample counts alike is the mean of that part 0.
+        raise ValueError(
+            f"a KL penalty in the reward is exact for kind: mean only, and biased for {objective.kind}: write "
+            "kl.where: loss with kl.estimator: k2 or k3"
         )
 
 
 class Optimizer(Spec):
-    """AdamW and its schedule."""
+    """AdamW and its schedule, as for supervised steps, whose gradient is a mean over tokens."""
 
     lr: float = Field(1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(1.0, gt=0, description="global gradient norm; null for no clipping")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decay of matrices; norms and biases do not decay")
+    clip_norm: float | None = Field(1.0, gt=0, description="largest global gradient norm; null disables clipping")
     warmup_steps: int = Field(0, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
 
+    def clips(self, grad_norm: float) -> bool:
+        """Whether a gradient of this norm is clipped."""
+        return self.clip_norm is not None and grad_norm > self.clip_norm
 
-# What the learner sets itself, and what to write instead.
+
+class PolicyOptimizer(Optimizer):
+    """AdamW and its schedule for reinforcement, without clipping by default.
+
+    The gradient is a sum over the tokens of a sample, so its norm grows with their length and a fixed limit would cut
+    every step to one size, whatever signal its batch carries. Adam's step does not depend on the scale of the gradient.
+    """
+
+    clip_norm: float | None = Field(
+        None,
+        gt=0,
+        description="largest global gradient norm, such as 4 times the usual grad_norm; null for no clipping",
+    )
+
+
+# DeepSpeed options that the learner sets, and what to write instead.
 _OWNED = {
-    "train_batch_size": "prompts_per_step, or rows_per_step where the job has that",
+    "train_batch_size": "prompts_per_step, or rows_per_step in supervised jobs",
     "train_micro_batch_size_per_gpu": "learner.tokens_per_micro_batch",
     "gradient_accumulation_steps": "learner.tokens_per_micro_batch",
-    "optimizer": "the job's own optimizer: {lr: ...}",
+    "optimizer": "the job's optimizer: {lr: ...}",
+    "gradient_clipping": "optimizer.clip_norm",
     "scheduler": "optimizer.schedule and optimizer.warmup_steps",
 }
 
 
 class LearnerSpec(Spec):
-    """The ranks that update the policy."""
+    """The learner ranks, which update the policy."""
 
     ranks: int = Field(1, ge=1)
     cpus_per_rank: float = Field(1, gt=0)
     gpus_per_rank: float = Field(0, ge=0)
-    resources_per_rank: Resources = Field(default_factory=dict, description="custom Ray resources a rank reserves")
-    threads_per_rank: int = Field(1, ge=1, description="torch threads of a rank on CPU")
-    tokens_per_micro_batch: int = Field(16384, ge=1, description="padded tokens a rank takes through the model at once")
+    resources_per_rank: Resources = Field(default_factory=dict, description="custom Ray resources per rank")
+    threads_per_rank: int = Field(1, ge=1, description="torch threads per rank on CPU")
+    tokens_per_micro_batch: int = Field(16384, ge=1, description="padded tokens per forward pass of a rank")
     gradient_checkpointing: bool = Field(
-        False, description="layers are computed again for the backward pass, not kept: less memory, a third more work"
+        False, description="recompute layers in the backward pass: less memory, a third more compute"
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
-        None, description="how attention is computed; null: as transformers finds fit, sdpa for most models"
+        None, description="attention implementation; null: transformers' choice, sdpa for most models"
     )
     bucket_mb: float = Field(64, gt=0, description="weights are gathered and sent in pieces of this size")
     verify_weights: bool = Field(False, description="send a checksum that every actor verifies")
-    step_deadline_s: float = Field(600, gt=0)
-    max_restarts: int = Field(
-        3, ge=0, description="restarts from a checkpoint within an hour, after a rank died or hung"
+    start_deadline_s: float = Field(
+        300, gt=0, description="longest wait for the ranks to load the model; raise it for models that load slowly"
     )
-    deepspeed: dict[str, Any] = Field(default_factory=dict, description="passed through to deepspeed.initialize")
+    step_deadline_s: float = Field(600, gt=0)
+    max_restarts: int = Field(3, ge=0, description="limit on restarts from a checkpoint within an hour")
+    deepspeed: dict[str, Any] = Field(default_factory=dict, description="passed on to deepspeed.initialize")
 
     @model_validator(mode="after")
     def _attention_has_its_device(self) -> Self:
         if self.attention == "flash_attention_2" and not self.gpus_per_rank:
-            raise ValueError("attention: flash_attention_2 runs on GPUs alone: write gpus_per_rank: 1, or sdpa")
+            raise ValueError("attention: flash_attention_2 needs a GPU: write gpus_per_rank: 1, or attention: sdpa")
         return self
 
     @field_validator("deepspeed")
@@ -187,10 +219,10 @@ class LearnerSpec(Spec):
     def _not_the_learners_own(cls, options: dict[str, Any]) -> dict[str, Any]:
         for key, instead in _OWNED.items():
             if key in options:
-                raise ValueError(f"{key} is the learner's to set: drop it and write {instead}")
+                raise ValueError(f"{key} is set by the learner: remove it and write {instead}")
         zero = options.get("zero_optimization", {})
         if not isinstance(zero, dict):
-            raise ValueError("zero_optimization is to be a mapping: write zero_optimization: {overlap_comm: true}")
+            raise ValueError("zero_optimization must be a mapping: write zero_optimization: {overlap_comm: true}")
         if zero.get("stage", 3) != 3:
-            raise ValueError(f"zero_optimization.stage {zero['stage']}: the learner shards as stage 3; drop it")
+            raise ValueError(f"zero_optimization.stage {zero['stage']}: the learner always uses stage 3; remove it")
         return options

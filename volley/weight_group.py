@@ -1,8 +1,8 @@
-"""A process group for weights alone: the learner's first rank sends, the processes that hold an engine's model receive.
+"""A process group that carries weights: learner rank 0 sends, the engine processes that hold a model receive.
 
-Its backend is NCCL where both sides have GPUs and gloo elsewhere; nothing else differs. Members are fixed: when the
-actors change, another group is formed and the old one told to end. Whatever goes wrong in here is an error within a
-bound, and the object store has the same weights.
+Its backend is NCCL if both sides have GPUs, otherwise gloo; nothing else differs. Its members are fixed: when the
+actors change, a new group forms and the old one ends. Every failure becomes an error within a deadline, and the object
+store has the same weights.
 
     learner rank 0   announce(v) ── size, file ── size, file ── 0 ── received(v)?
     receivers        awaited()    ──────── next_file() until None ── confirm(v)
@@ -13,16 +13,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from volley.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup, Store, Work  # type: ignore[attr-defined]
 
 SENDER = 0
 POLL_SECONDS = 0.0005
-END = "end"  # announced in place of a version
+END = "end"  # announced instead of a version
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class WeightGroupTerms:
     """What every member must agree on.
 
     Attributes:
-        host: where the learner's first rank listens, with ``port``.
-        name: of this group among the learner's.
-        members: actors by name, with the number of processes that hold its model.
-        cuda: both sides have GPUs.
-        digests: receivers say the checksum of what they got.
-        deadline_s: bound of joining, of each broadcast, and of the receivers' answers to a version.
+        host: where learner rank 0 listens, with ``port``.
+        name: unique among the learner's groups.
+        members: actors by name, each with the number of engine processes that hold its model.
+        cuda: True if both sides have GPUs.
+        digests: receivers confirm a version with a checksum of what they received.
+        deadline_s: limit on joining, on each broadcast, and on the receivers' confirmations.
     """
 
     host: str
@@ -51,21 +52,21 @@ class WeightGroupTerms:
         return 1 + sum(count for _, count in self.members)
 
     def ranks(self, actor: str) -> range:
-        """The ranks of an actor's processes."""
+        """The ranks of an actor's engine processes."""
         first = 1
         for name, count in self.members:
             if name == actor:
                 return range(first, first + count)
             first += count
-        raise ValueError(f"{actor} is no member of weight group {self.name}")
+        raise ValueError(f"{actor} is not a member of weight group {self.name}")
 
 
 class WeightGroup:
-    """One member's end. Its calls block; each gives up after the group's deadline. Used by one thread at a time.
+    """One member's end. Calls block, each at most until the group's deadline. Use it from one thread at a time.
 
     Raises:
         DeadlineExceeded: not all members joined in time.
-        RuntimeError: of torch, when another member is gone.
+        RuntimeError: raised by torch when another member is gone.
     """
 
     def __init__(self, terms: WeightGroupTerms, rank: int) -> None:
@@ -81,39 +82,39 @@ class WeightGroup:
         if not self._has([f"here/{each}" for each in range(terms.size)], terms.deadline_s):
             awaited = f"all {terms.size} members of weight group {terms.name}"
             raise DeadlineExceeded(f"rank {rank}", awaited, terms.deadline_s)
-        self._group: Any = _backend(self._store, rank, terms)
+        self._group = _backend(self._store, rank, terms)
         self._broadcast(torch.zeros(1, dtype=torch.uint8, device=self._device))  # connects
 
     # ---- the sender ------------------------------------------------------------------------------------------------
 
     def announce(self, version: int) -> None:
-        """Have the receivers ready for files of ``version``."""
+        """Tell the receivers that files of ``version`` follow."""
         self._store.set(f"next/{self._sequence}", str(version))
         self._sequence += 1
 
     def send(self, file: "Tensor") -> None:
-        """A file to every receiver: uint8 [bytes], on any device; returns when it may be changed."""
+        """Send a file, uint8 [bytes] on any device, to every receiver; returns when ``file`` may be changed."""
         self._size(file.numel())
         self._broadcast(file.to(self._device))
 
     def send_end(self) -> None:
-        """There are no more files of this version."""
+        """Tell the receivers that this version has no more files."""
         self._size(0)
 
     def received(self, version: int, checksum: str | None) -> tuple[frozenset[str], str]:
-        """The actors that have all of ``version``, and why not all of them have.
+        """Wait for the receivers' confirmations; returns the actors that have all of ``version``, and what went wrong.
 
         Args:
-            checksum: an actor whose own differs has not got it; None where digests are off.
+            checksum: actors that confirm another one do not count; None if digests are off.
         """
         problem = ""
         try:
-            self._meet()  # a member that is gone shows at once, one that hangs at the deadline
+            self._meet()  # fails at once if a member is gone, at the deadline if one hangs
         except (DeadlineExceeded, RuntimeError) as error:
             problem = str(error)
         names = frozenset(name for name, _ in self.terms.members if self._got(name, version, checksum))
         if len(names) < len(self.terms.members):
-            problem = problem or "what an actor got is not what was sent"
+            problem = problem or "an actor received other weights than were sent"
         return names, problem
 
     def _got(self, actor: str, version: int, checksum: str | None) -> bool:
@@ -125,22 +126,22 @@ class WeightGroup:
     # ---- a receiver ------------------------------------------------------------------------------------------------
 
     def awaited(self, seconds: float) -> int | None:
-        """The next version announced; None if there was none within ``seconds``. Raises `EOFError` at the end."""
+        """The next announced version; None after ``seconds`` without one. Raises `EOFError` when the group ends."""
         key = f"next/{self._sequence}"
         if not self._has([key], seconds):
             return None
         self._sequence += 1
-        said = self._store.get(key).decode()
-        if said == END:
+        announced = self._store.get(key).decode()
+        if announced == END:
             raise EOFError(f"weight group {self.terms.name} has ended")
-        return int(said)
+        return int(announced)
 
     def next_size(self) -> int:
         """Bytes of the next file; 0 after the last one."""
         return self._size(0)
 
     def receive(self, into: "Tensor") -> None:
-        """Fill ``into``, uint8 [bytes] on the CPU, with the next file."""
+        """Receive the next file into ``into``, uint8 [bytes] on the CPU."""
         import torch
 
         if self._device.type == "cpu":
@@ -151,18 +152,18 @@ class WeightGroup:
             into.copy_(staged)
 
     def confirm(self, version: int, checksum: str) -> None:
-        """Tell the sender that all of ``version`` is here; ``checksum`` is empty where digests are off."""
+        """Confirm to the sender that all of ``version`` has arrived; ``checksum`` is "" if digests are off."""
         self._store.set(f"got/{version}/{self.rank}", checksum)
         self._meet()
 
     # ---- both ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave. The sender's leaving ends the group for all."""
+        """Leave the group; when the sender leaves, it ends for all. Nothing else may be called afterwards."""
         if self.rank == SENDER:
             self._store.set(f"next/{self._sequence}", END)
         self._group.abort()
-        self._group = None  # gloo leaves its peers with this
+        del self._group  # gloo only disconnects when the group is destroyed
 
     def _size(self, nbytes: int) -> int:
         import torch
@@ -186,30 +187,32 @@ class WeightGroup:
         options.timeout = self._bound
         self._wait(self._group.allreduce([torch.zeros(1, dtype=torch.uint8, device=self._device)], options))
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: "Work") -> None:
         ends = time.monotonic() + self.terms.deadline_s
-        while not work.is_completed():  # NCCL has no wait with a bound
+        while not work.is_completed():  # NCCL cannot wait with a timeout
             if time.monotonic() > ends:
                 raise DeadlineExceeded(f"rank {self.rank}", f"weight group {self.terms.name}", self.terms.deadline_s)
             time.sleep(POLL_SECONDS)
-        work.wait()  # raises what went wrong
+        work.wait()  # raises the error, if any
 
     def _has(self, keys: Sequence[str], seconds: float) -> bool:
         from torch.distributed import DistStoreError
 
         try:
             self._store.wait(list(keys), timedelta(milliseconds=math.ceil(1000 * seconds)))
-        except DistStoreError:  # not in time; a lost store is another error
+        except DistStoreError:  # timed out; a lost store raises another error
             return False
         return True
 
 
-def _backend(store: Any, rank: int, terms: WeightGroupTerms) -> Any:
+def _backend(store: "Store", rank: int, terms: WeightGroupTerms) -> "ProcessGroup":
+    """Create a backend; it has the collectives of a `ProcessGroup`, though torch's stubs do not list them."""
     from torch import distributed
 
     if not terms.cuda:
-        return distributed.ProcessGroupGloo(store, rank, terms.size, timedelta(seconds=terms.deadline_s))
+        gloo = distributed.ProcessGroupGloo(store, rank, terms.size, timedelta(seconds=terms.deadline_s))
+        return cast("ProcessGroup", gloo)
     options = distributed.ProcessGroupNCCL.Options()
-    # NCCL's watchdog would end the whole process: it must never come before our own deadline.
+    # NCCL's watchdog would end the whole process, so it must act later than our own deadline.
     options._timeout = timedelta(seconds=2 * terms.deadline_s + 60)
-    return distributed.ProcessGroupNCCL(store, rank, terms.size, options)
+    return cast("ProcessGroup", distributed.ProcessGroupNCCL(store, rank, terms.size, options))

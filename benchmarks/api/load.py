@@ -1,10 +1,10 @@
-"""Load on the API: live clients and mixed reads, with the server's process pinned to one core.
+"""Load test of the API: live clients and mixed reads, with the server's process pinned to one core.
 
     python -m benchmarks.api.load [--seconds 20] [--clients 200] [--readers 16]
 
-A run goes on meanwhile: ten steps a second are written to it. The server's processor time, read from /proc, says what
-one core would answer if the server had it alone: on a machine whose cores are shared with the load itself, requests
-a second alone say little.
+Meanwhile ten steps per second are written to a run. The load generator shares the machine's cores with the server, so
+requests per second alone say little; the server's CPU time, read from /proc, tells how many requests one dedicated
+core would answer.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from typing import Any
 import httptools
 import numpy as np
 
-from services.local_redis import embedded_redis
-from services.outbox import Outbox
-from services.state import Observed, RunRecord
-from services.store import Store
+from services.stack.redis import embedded_redis
+from services.store.outbox import Outbox
+from services.store.redis import Store
+from services.store.state import Observed, RunRecord
 
 RUN, STEPS, RUNS = "load-0", 5000, 20
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -61,7 +61,7 @@ async def main() -> None:
 
 
 async def fill(redis_url: str) -> None:
-    """Twenty runs; one with 5,000 steps of 60 metrics."""
+    """Create twenty runs, one of them with 5,000 steps of 60 metrics."""
     async with Store(redis_url) as store:
         for i in range(RUNS):
             job = {"steps": STEPS, "objective": {"kind": "max_at_k", "k": 8}, "learner": {}, "actors": {}}
@@ -79,7 +79,7 @@ def row(step: int) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def served(redis_url: str, core: int) -> Any:
-    """The server as a process pinned to one core."""
+    """Start the server in a process pinned to ``core``; yields the process and its port."""
     settings = {"redis_url": redis_url, "port": 0, "rate": 1e6, "burst": 1_000_000}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SERVER, str(core)), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -110,22 +110,22 @@ async def until_it_answers(port: int) -> None:
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time a process has had."""
+    """User and system CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
 async def measure(options: argparse.Namespace, redis_url: str, process: Any, port: int) -> None:
-    over, events = asyncio.Event(), Counter[str]()
+    stopping, events = asyncio.Event(), Counter[str]()
     times: dict[str, list[float]] = {}
     viewers = [asyncio.create_task(view(port, events)) for _ in range(options.clients)]
-    writer = asyncio.create_task(write(redis_url, over))
+    writer = asyncio.create_task(write(redis_url, stopping))
     await asyncio.sleep(3)  # caches warm up
     events.clear()
     begun, spent = time.perf_counter(), processor_seconds(process.pid)
-    readers = [asyncio.create_task(read(port, over, times, i)) for i in range(options.readers)]
+    readers = [asyncio.create_task(read(port, stopping, times, i)) for i in range(options.readers)]
     await asyncio.sleep(options.seconds)
-    over.set()
+    stopping.set()
     await asyncio.gather(*readers)
     wall, core = time.perf_counter() - begun, processor_seconds(process.pid) - spent
     lost = sum(task.done() for task in viewers)
@@ -137,9 +137,9 @@ async def measure(options: argparse.Namespace, redis_url: str, process: Any, por
 
 def report(times: dict[str, list[float]], wall: float, core: float, events: int, lost: int, clients: int) -> None:
     everything = np.concatenate([np.array(each) for each in times.values()])
-    print(f"{clients} live clients ({lost} lost), {events / wall:.0f} events/s to them together")
+    print(f"{clients} live clients ({lost} lost), {events / wall:.0f} events/s to all of them together")
     print(f"{len(everything) / wall:.0f} requests/s at {core / wall:.0%} of one core")
-    print(f"  that is {len(everything) / core:.0f} requests/s for each core-second of the server, live views included")
+    print(f"  that is {len(everything) / core:.0f} requests per CPU second of the server, live views included")
     print(f"{'':28}{'count':>8}{'p50 ms':>9}{'p99 ms':>9}")
     for name, each in [*sorted(times.items()), ("all", everything.tolist())]:
         p50, p99 = np.percentile(np.array(each) * 1000, [50, 99])
@@ -147,7 +147,7 @@ def report(times: dict[str, list[float]], wall: float, core: float, events: int,
 
 
 async def view(port: int, events: Counter[str]) -> None:
-    """One live client: counts the events it is sent."""
+    """One live client: counts the events it receives."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     try:
         writer.write(f"GET /v1/runs/{RUN}/live HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -158,11 +158,11 @@ async def view(port: int, events: Counter[str]) -> None:
         writer.close()
 
 
-async def write(redis_url: str, over: asyncio.Event) -> None:
-    """The run goes on: ten steps a second."""
+async def write(redis_url: str, stopping: asyncio.Event) -> None:
+    """Write ten steps per second to the run."""
     async with Outbox(redis_url, RUN) as outbox:
         step = STEPS
-        while not over.is_set():
+        while not stopping.is_set():
             outbox.step(row(step), {"admitted": step})
             outbox.add("events", {"kind": "tick", "time": time.time()})
             step += 1
@@ -180,23 +180,23 @@ MIX = {
 WEIGHTS = (30, 30, 10, 10, 10, 10)
 
 
-async def read(port: int, over: asyncio.Event, times: dict[str, list[float]], seed: int) -> None:
-    """Requests one after the other on one connection, as quick as they are answered."""
+async def read(port: int, stopping: asyncio.Event, times: dict[str, list[float]], seed: int) -> None:
+    """Send requests over one connection, each as soon as the previous one is answered."""
     chosen = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        while not over.is_set():
+        while not stopping.is_set():
             (name,) = chosen.choices(list(MIX), WEIGHTS)
             begun = time.perf_counter()
             writer.write(f"GET {MIX[name]} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            await answered(reader)
+            await read_response(reader)
             times.setdefault(name, []).append(time.perf_counter() - begun)
     finally:
         writer.close()
 
 
-class _Answer:
-    """What `httptools` tells of one answer."""
+class _Response:
+    """Callbacks for `httptools`: notes when one response is complete."""
 
     complete = False
 
@@ -204,14 +204,14 @@ class _Answer:
         self.complete = True
 
 
-async def answered(reader: asyncio.StreamReader) -> None:
-    """Read one answer, which is to be a 200."""
-    answer = _Answer()
-    parser = httptools.HttpResponseParser(answer)
-    while not answer.complete:
+async def read_response(reader: asyncio.StreamReader) -> None:
+    """Read one response; raises RuntimeError unless its status is 200."""
+    response = _Response()
+    parser = httptools.HttpResponseParser(response)
+    while not response.complete:
         parser.feed_data(await asyncio.wait_for(reader.read(1 << 16), 30))
     if parser.get_status_code() != 200:
-        raise RuntimeError(f"answered {parser.get_status_code()}")
+        raise RuntimeError(f"the server answered with status {parser.get_status_code()}")
 
 
 if __name__ == "__main__":

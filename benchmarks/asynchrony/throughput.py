@@ -1,12 +1,12 @@
-"""Samples per second of one job with allowed lag 0, 1 and 2: what overlapping the stages gives.
+"""Samples per second of one job with ``max_lag`` 0, 1 and 2: how much overlapping the stages gains.
 
     python -m benchmarks.asynchrony.throughput [--rounds 3] [--steps 60] [--updates 1] [--folder demo/quick]
 
-Lag 0 is the synchronous mode: generate, score, learn, send, one after the other. The modes take turns on one stack,
-so that what else the machine does falls on all. The first ten steps of a run are not counted. The job is the
-countdown example's, where generation takes twice as long as learning; with ``--updates 2`` from each batch the two are
-about as long. The model is that of a short warm-up, made once under ``--folder``. With lag a run can be as fast as the
-longer stage: "limit" is what that gives, from the stages' seconds at lag 0.
+Lag 0 is the synchronous mode: generate, score, learn and broadcast, one after the other. The modes take turns on one
+stack, so that other load on the machine affects all of them. The first ten steps of a run are not counted. The job is
+the countdown example's, in which generation takes twice as long as learning; with ``--updates 2`` per batch they take
+about equally long. The model comes from a short warm-up run, done once under ``--folder``. With lag, a run can be as
+fast as its longer stage: "limit" is the speed-up this would give, from the seconds per stage at lag 0.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from examples.countdown.demo import QUICK, job_of, make_inputs, run_one
-from services.display import Display
-from services.foreground import run_in_foreground
-from services.needs import needs_of
-from services.stack import Stack, local_stack
+from services.jobs.needs import needs_of
+from services.recording.display import Display
+from services.signals import run_in_foreground
+from services.stack.ephemeral import Stack, local_stack
 from volley.job import RLJob
 
 LAGS = (0, 1, 2)
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--updates", type=int, default=1, help="optimiser updates from each batch")
+    parser.add_argument("--updates", type=int, default=1, help="optimiser updates per batch")
     parser.add_argument("--folder", type=Path, default=Path("demo/quick"))
     args = parser.parse_args()
     display = Display()
@@ -45,20 +45,20 @@ def main() -> None:
 async def measure(
     folder: Path, rounds: int, steps: int, display: Display, lags: Sequence[int] = LAGS, updates: int = 1
 ) -> dict[int, list[dict[str, float]]]:
-    """For each lag, one row of means a round."""
+    """For each lag, one row of means per round."""
     results: dict[int, list[dict[str, float]]] = {lag: [] for lag in lags}
     async with local_stack(needs_of(job_of(folder, "mean", {})), folder / "stack") as stack:
         if not (folder / "warm-up" / "model").exists():
             await run_one(stack, folder, "warm-up", job_of(folder, "warm-up", QUICK["warm-up"]), display)
         for _ in range(rounds):
             for lag in lags:
-                results[lag].append(await one(stack, folder, lag, steps, updates))
+                results[lag].append(await run_with_lag(stack, folder, lag, steps, updates))
                 display.say(f"lag {lag}: {results[lag][-1]['samples_per_second']:.0f} samples/s")
     return results
 
 
-async def one(stack: Stack, folder: Path, lag: int, steps: int, updates: int) -> dict[str, float]:
-    """Means over the counted steps of one run."""
+async def run_with_lag(stack: Stack, folder: Path, lag: int, steps: int, updates: int) -> dict[str, float]:
+    """Run the job once; return the means over the counted steps."""
     changes: dict[str, Any] = {"max_lag": lag, "steps": steps, "evaluation": None, "samples_kept": 0}
     job = RLJob.model_validate(
         {**job_of(folder, "mean", {"update.updates_per_batch": updates}).model_dump(), **changes}
@@ -73,7 +73,7 @@ async def one(stack: Stack, folder: Path, lag: int, steps: int, updates: int) ->
 
 
 def report(results: dict[int, list[dict[str, float]]]) -> None:
-    """Medians, and the ratios to lag 0 round by round."""
+    """Print the medians, and each lag's ratio to lag 0 of the same round."""
     print(f"{'lag':>4} {'samples/s':>10} {'ratio to lag 0':>24}   wait   learn  publish  broadcast (s)")
     base = [row["samples_per_second"] for row in results[0]]
     for lag, rows in results.items():
@@ -87,7 +87,7 @@ def report(results: dict[int, list[dict[str, float]]]) -> None:
 
 
 def longer_stage(row: dict[str, float]) -> float:
-    """Seconds of a step's generation and scoring, or of its learning and publishing."""
+    """The longer of two durations in a step: generation with scoring, or learning with publishing; seconds."""
     return max(row["seconds_wait"], row["seconds_learn"] + row["seconds_publish"])
 
 

@@ -1,10 +1,11 @@
-"""What a new version weighs and how long it takes to the actor: of a whole model, and of its adapters.
+"""Size of a new version, and seconds until the actor has it: for a whole model, and for its adapters alone.
 
     python -m benchmarks.broadcast.lora [--sizes 3M 100M] [--rank 16] [--rounds 5]
 
-One learner rank under ZeRO-3 and one actor with a vLLM engine, random Llama-shaped models, float32, adapters on every
-linear layer of the blocks. ``fetch`` is what an actor does beside generation: receiving, and adding adapters to the
-model's own matrices. Generation stands still for ``stall``. Medians; a first round is not counted.
+One learner rank under ZeRO-3 and one actor with a vLLM engine; random Llama-shaped models in float32, with adapters on
+every linear layer of the blocks. ``fetch`` is the time in which the actor receives the version and adds adapters to
+the model's matrices while it keeps generating; generation stops for ``stall``. All figures are medians; the first
+round is not counted.
 """
 
 import argparse
@@ -14,14 +15,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray
-
 from actors.config import ActorConfig
 from actors.pool import ActorPool
 from benchmarks.broadcast.parts import SHAPES, shape_of
+from benchmarks.local_ray import local_ray
 from benchmarks.objectives.report import print_table
 from learner.config import LearnerConfig
-from learner.group import LearnerGroup
+from learner.pool import LearnerPool
 from tests.models import tiny_llama
 from volley.job import ActorsSpec, ModelSpec
 from volley.lora import LoraSpec
@@ -62,23 +62,16 @@ def main() -> None:
 
 
 async def measure(size: str, rank: int, rounds: int) -> list[Row]:
-    """The whole model's row, and that of its adapters."""
-    ray.init(
-        address="local", num_cpus=8, object_store_memory=2 << 30, include_dashboard=False, log_to_driver=False,
-        logging_level="ERROR", _node_ip_address="127.0.0.1",
-    )  # fmt: skip
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            path = tiny_llama(Path(scratch) / "model", **shape_of(size))
-            return [await row(size, path, lora, rounds) for lora in (None, LoraSpec(rank=rank, alpha=2 * rank))]
-    finally:
-        ray.shutdown()
+    """One row for the whole model, and one for its adapters."""
+    with local_ray(cpus=8, store_bytes=2 << 30), tempfile.TemporaryDirectory() as scratch:
+        path = tiny_llama(Path(scratch) / "model", **shape_of(size))
+        return [await row(size, path, lora, rounds) for lora in (None, LoraSpec(rank=rank, alpha=2 * rank))]
 
 
 async def row(size: str, path: Path, lora: LoraSpec | None, rounds: int) -> Row:
-    """Versions from one learner rank to one actor."""
+    """Publish versions from one learner rank to one actor; return the medians."""
     model, logs = ModelSpec(path=path, lora=lora), path.parent / "logs"
-    learner = await LearnerGroup.start(LearnerConfig(model, LearnerSpec(), Optimizer(), 1, 0, logs))
+    learner = await LearnerPool.start(LearnerConfig(model, LearnerSpec(), Optimizer(), 1, 0, logs))
     actors = await ActorPool.start(
         ActorConfig(model, ActorsSpec(kv_cache_gb=0.25, max_num_seqs=64, start_deadline_s=600), 256, 0, logs)
     )

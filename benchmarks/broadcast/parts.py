@@ -1,4 +1,4 @@
-"""What takes part in a broadcast: random models, a publishing rank, receivers with and without an engine."""
+"""The parties of a broadcast: random models, a publishing rank, receivers with and without an engine."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ SHAPES = {
 
 
 def shape_of(size: str) -> dict[str, int]:
-    """Fields of ``LlamaConfig``."""
+    """The fields of ``LlamaConfig`` for a model of this size."""
     width, inner, layers, heads, kv_heads, vocabulary = SHAPES[size]
     return {
         "vocab_size": vocabulary,
@@ -43,15 +43,15 @@ def shape_of(size: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One version published.
+    """What publishing one version took.
 
     Attributes:
-        update: what the actors are given.
-        gather: seconds of gathering alone.
-        blocked: seconds until the learner could go on.
-        serial: the same with each bucket stored before the next.
-        stored: seconds until the actors could have it.
-        private: the most private memory it took at any time, bytes.
+        update: the update that the actors receive.
+        gather: seconds for gathering the shards alone.
+        blocked: seconds until the learner could continue.
+        serial: seconds if each bucket is stored before the next one is gathered.
+        stored: seconds until the actors could fetch the whole version.
+        private: peak growth of the publisher's private memory, bytes.
     """
 
     update: WeightUpdate
@@ -66,66 +66,71 @@ class Publisher(Rank):
     """A learner rank without an optimiser: the model in ZeRO-3 shards, and the real ``publish``."""
 
     def start_sharded(self, size: str) -> int:
-        """Make a random model in bfloat16 under ZeRO-3; returns its bytes."""
-        import torch
-
+        """Make a random bfloat16 model under ZeRO-3; returns its size in bytes."""
         self.process = self.open()
-        from learner.engine import join_ranks
-
-        join_ranks(self.rank, self.world, self.store, cuda=False, deadline_s=600)
         import deepspeed
+        import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        with deepspeed.zero.Init(dtype=torch.bfloat16):  # shards each parameter as it is made
+        from learner.engine import join_ranks
+        from learner.publishing import Publisher
+        from learner.rank_worker import RankWorker
+
+        join_ranks(0, 1, self._store, cuda=False, deadline_s=600)
+        with deepspeed.zero.Init(dtype=torch.bfloat16):  # shards each parameter as it is created
             model = LlamaForCausalLM(LlamaConfig(**shape_of(size), tie_word_embeddings=False))
-        self.engine: Any = SimpleNamespace(module=SimpleNamespace(lm=model))
+        engine: Any = SimpleNamespace(module=SimpleNamespace(lm=model))
+        pack: Any = None  # takes no steps
+        publisher = Publisher(ray, verify=False, deadline_s=600)
+        self._worker = RankWorker(self._config, 0, engine, pack, publisher=publisher)
         return sum(parameter.ds_numel * parameter.element_size() for parameter in model.parameters())
 
     def rendezvous(self) -> tuple[str, int]:
-        """Where weight groups meet."""
+        """Host and port at which weight groups rendezvous."""
         return self.process.host, self.process.port
 
     def timed_publish(self, version: int) -> Published:
-        """``publish`` and all that follows it in the storing thread.
+        """Time ``publish`` until its storing thread has stored every bucket.
 
-        Afterwards, for comparison: gathering alone, and each bucket packed and stored before the next is gathered.
+        For comparison, it then times gathering alone, and storing each bucket before the next one is gathered.
         """
         import deepspeed
         import torch
 
         from learner.weights import buckets, file_parts, gathered_views
 
+        worker = self._started
         with private_peak() as peak:
             begun = time.perf_counter()
             self.publish(version)
             blocked = time.perf_counter() - begun
-            update = self._first.update(version)
+            update = worker.publisher.update(version)
             stored = time.perf_counter() - begun
         begun = time.perf_counter()
-        for bucket in buckets(self._lm.named_parameters(), self._bucket_bytes):
+        for bucket in buckets(worker._lm.named_parameters(), worker._bucket_bytes):
             with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
                 pass
         gather = time.perf_counter() - begun
         begun = time.perf_counter()
-        for bucket in buckets(self._lm.named_parameters(), self._bucket_bytes):
+        for bucket in buckets(worker._lm.named_parameters(), worker._bucket_bytes):
             ray.put(torch.cat(file_parts(gathered_views(bucket))).numpy())
         serial = time.perf_counter() - begun
         return Published(update, gather, blocked, serial, stored, peak[0])
 
     def save_to_disk(self, source: Path, folder: Path) -> float:
-        """Write a checkpoint in Hugging Face format as the learner exports one; seconds. Nothing is forced to disk."""
+        """Seconds to export a checkpoint in Hugging Face format, as the learner does; files are not fsynced."""
         from learner.weights import export
 
         begun = time.perf_counter()
-        export(self._lm, ModelSpec(path=source), folder, self._bucket_bytes, write=True)
+        export(self._started._lm, ModelSpec(path=source), folder, self._started._bucket_bytes, write=True)
         return time.perf_counter() - begun
 
 
 class Receiver:
-    """An actor without an engine: takes weights to where an engine would open them."""
+    """An actor without an engine: it fetches weights to the point where an engine would load them."""
 
     def receive(self, update: WeightUpdate) -> float:
-        """From the object store; seconds."""
+        """Fetch an update from the object store; seconds."""
         begun = time.perf_counter()
         with closing_all() as files:
             for bucket in update.buckets:
@@ -133,7 +138,7 @@ class Receiver:
         return time.perf_counter() - begun
 
     def read(self, folder: Path) -> float:
-        """From a checkpoint on disk; seconds."""
+        """Read a checkpoint from disk; seconds."""
         begun = time.perf_counter()
         with closing_all() as files:
             for file in folder.glob("*.safetensors"):
@@ -142,10 +147,10 @@ class Receiver:
 
 
 class DiskActor(Actor):
-    """An actor that can also be told to reload its engine from disk, generation paused meanwhile."""
+    """An actor that can also reload its engine's weights from disk."""
 
     async def reload(self, folder: Path) -> float:
-        """Seconds generation stood still."""
+        """Reload the weights with generation paused; returns the seconds it was paused."""
         llm: Any = self._running._llm
         begun = time.perf_counter()
         await llm.pause_generation(mode="keep", clear_cache=False)
@@ -156,7 +161,7 @@ class DiskActor(Actor):
 
 @contextmanager
 def private_peak(every: float = 0.001) -> Iterator[list[float]]:
-    """The most memory that is this process's own (not the object store's) beyond what it had before, bytes."""
+    """Track the peak growth of this process's private memory (without the object store), bytes; yields it in a list."""
     before, peak, ended = _private(), [0.0], threading.Event()
 
     def look() -> None:
@@ -179,12 +184,12 @@ def _private() -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process's first thread so far: an engine's, which steps and loads."""
+    """CPU time used so far by a process's main thread, which in an engine generates and loads weights."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def copy_seconds(nbytes: int) -> float:
-    """Copying as many bytes from memory to memory, the better of three; memory that was touched before."""
+    """Seconds to copy ``nbytes`` within memory that is already mapped; the best of three."""
     source, target = np.ones(nbytes, dtype=np.uint8), np.zeros(nbytes, dtype=np.uint8)
     times = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What the benchmark of the broadcast finds, printed and kept."""
+"""The results of the broadcast benchmark: how they are printed and saved."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.objectives.report import print_table
 
-UPDATE_EVERY = 2.0  # seconds, of the stall share
+UPDATE_EVERY = 2.0  # seconds between updates while the stall share is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +14,18 @@ class Row:
     """Medians over the rounds; seconds.
 
     Attributes:
-        way: ``object store`` or ``weight group`` to engines that serve them at the end, ``to the door`` to no engine.
-        gather: of gathering alone; ``blocked``: until the learner can go on; ``serial``: with each bucket packed and
-            stored before the next is gathered.
-        total: from the first gather until the last receiver has them.
-        stall: the longest an engine stood still, generating nothing; ``stall_cpu``: the CPU time it took for it, which
-            other work on the machine does not stretch.
-        reload: save, then reload in place; ``restart`` is save, then a new engine.
-        copy: of the same bytes in memory, for each receiver one after the other.
-        private_mb: most memory of its own the publisher took beyond what it had.
+        way: ``object store`` or ``weight group`` if engines received and loaded the weights; ``fetch only`` if the
+            receivers had no engine.
+        gather: gathering the shards alone.
+        blocked: until the learner can continue.
+        serial: publishing if each bucket is stored before the next one is gathered.
+        total: from the first gather until the last receiver has the weights.
+        stall: the longest time for which an engine generated nothing.
+        stall_cpu: the CPU time that engine used meanwhile, which other load on the machine does not inflate.
+        reload: save, then reload in place.
+        restart: save, then start a new engine.
+        copy: copying the same bytes in memory, for one receiver after the other.
+        private_mb: peak growth of the publisher's private memory.
     """
 
     size: str
@@ -43,12 +46,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How long an engine stood still while it generated.
+    """How much weight updates stall an engine that generates.
 
     Attributes:
-        share: of the time.
-        median: of the single stalls, seconds.
-        load: processes that wanted a CPU, the machine's average over the last minute.
+        share: share of the time in which the engine was stalled.
+        median: length of a stall, seconds.
+        load: the machine's load average over the last minute.
     """
 
     share: float
@@ -57,23 +60,23 @@ class Share:
 
 
 def report(rows: list[Row], shares: dict[str, Share]) -> None:
-    """The table and the targets."""
+    """Print the table and the stall shares with their target."""
     print_table(
         [
-            "size", "receivers", "way", "MB", "gather ms", "blocked ms", "one by one ms", "total ms", "stall ms",
-            "CPU ms", "reload s", "new engine s", "reload / ours", "new engine / ours", "ours / copy", "private MB",
+            "size", "receivers", "transport", "MB", "gather ms", "blocked ms", "serial ms", "total ms", "stall ms",
+            "CPU ms", "reload s", "new engine s", "reload / total", "new engine / total", "total / copy", "private MB",
         ],
         [cells(row) for row in rows],
     )  # fmt: skip
     for way, share in shares.items():
         print(
             f"an update every {UPDATE_EVERY:g} s, {way}: generation stalled {share.share:.2%} of the time (target 2%), "
-            f"{1e3 * share.median:.1f} ms in the median; load average {share.load:.1f}"
+            f"median stall {1e3 * share.median:.1f} ms; load average {share.load:.1f}"
         )
 
 
 def cells(row: Row) -> list[str | int]:
-    """A line of the table."""
+    """The cells of one table row."""
     times = (f"{1e3 * seconds:.1f}" for seconds in (row.gather, row.blocked, row.serial, row.total))
     engines = bool(row.stall)
     return [
@@ -94,7 +97,7 @@ def cells(row: Row) -> list[str | int]:
 
 
 def keep(path: Path, size: str, rows: list[Row], shares: dict[str, Share]) -> None:
-    """Write them to ``path`` in place of what it has of ``size``."""
+    """Save the results of ``size`` in the JSON file ``path``; those of other sizes are kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text()) if path.exists() else {}
     kept[size] = {

@@ -1,12 +1,13 @@
-"""New weights on their way to the actors, against a checkpoint on disk and against a plain copy in memory.
+"""Time to broadcast new weights to the actors, compared with a checkpoint on disk and with a plain copy in memory.
 
     python -m benchmarks.broadcast.run [--sizes 3M 100M 1B] [--receivers 1 2 4] [--rounds 5] [--out docs/figures]
 
-The publisher is a learner rank with a random Llama-shaped model in ZeRO-3 shards. Up to two receivers of 3M and 100M
-are real actors with vLLM engines, over the object store and over the weight group (gloo on CPU); beyond that, and at
-1B, receivers take the weights from the object store to the engine's door only, as the table says. Weights are sent in
-bfloat16 and engines compute in float32. On disk, the learner saves a Hugging Face folder and each engine reloads it in
-place, or a new engine starts from it; the files never leave the page cache, which is the best case of those ways.
+The publisher is a learner rank with a random Llama-shaped model in ZeRO-3 shards. At 3M and 100M, up to two receivers
+are real actors with vLLM engines, over the object store and over the weight group (gloo on CPU). More receivers than
+that, and all receivers at 1B, have no engine: they only fetch the weights from the object store (``fetch only`` in the
+table). Weights are sent in bfloat16; engines compute in float32. For the comparison with a disk, the learner saves a
+Hugging Face folder and each engine reloads it in place, or a new engine starts from it; the files stay in the page
+cache, which is the best case for a checkpoint.
 """
 
 import argparse
@@ -22,20 +23,21 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors import member as member_module
+from actors import handle as member_module
 from actors.config import ActorConfig, GenerateRequest
 from actors.pool import ActorPool
-from actors.weight_files import available_memory
 from benchmarks.broadcast.parts import DiskActor, Published, Publisher, Receiver, copy_seconds, cpu_seconds, shape_of
 from benchmarks.broadcast.rows import UPDATE_EVERY, Row, Share, keep, report
+from benchmarks.local_ray import local_ray
 from learner.config import LearnerConfig
-from learner.ranks import CONCURRENCY
+from learner.rank_actors import CONCURRENCY
 from tests.models import tiny_llama
 from volley.job import ActorsSpec, ModelSpec
+from volley.memory import available_memory
 from volley.update import LearnerSpec, Optimizer
 from volley.weight_group import WeightGroupTerms
 
-ENGINES = {"3M": 2, "100M": 2, "1B": 0}  # receivers up to so many are real actors
+ENGINES = {"3M": 2, "100M": 2, "1B": 0}  # the most receivers that are real actors
 BUCKET_MB = 64
 
 
@@ -55,19 +57,14 @@ def main() -> None:
 
 
 async def measure(size: str, options: argparse.Namespace) -> tuple[list[Row], dict[str, Share]]:
-    """All rows of one size, and at 3M the stall share by way."""
+    """All rows of one size; at 3M also the stall share of each way to send."""
     nbytes = 2.3e9 if size == "1B" else 4.5e8
-    ray.init(
-        address="local", num_cpus=16, object_store_memory=int(3.2 * nbytes), include_dashboard=False,
-        log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1",
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, local_ray(cpus=16, store_bytes=int(3.2 * nbytes)):
         bench = Bench(size, Path(scratch), options.rounds)
         try:
             return await bench.rows(options.receivers, options.stall_seconds)
         finally:
             await bench.stop()
-            ray.shutdown()
 
 
 class Bench:
@@ -105,11 +102,11 @@ class Bench:
             self.pool = None
         for count in counts:
             if count not in real and self._room(count, count + 2.5):
-                rows.append(await self._row(count, "to the door"))
+                rows.append(await self._row(count, "fetch only"))
         return sorted(rows, key=lambda row: row.receivers), shares
 
     def _room(self, count: int, copies: float) -> bool:
-        """Is there memory for so many more copies of the weights? Says so if not."""
+        """Whether memory suffices for ``copies`` more copies of the weights; prints a line if it does not."""
         free, needed = available_memory() or 0, copies * self.nbytes
         if free < needed:
             needed_gb, free_gb = needed / 1e9, free / 1e9
@@ -121,7 +118,7 @@ class Bench:
             await self.pool.stop()
 
     async def _engines(self, count: int) -> None:
-        """Serve with ``count`` actors."""
+        """Start ``count`` actors, or scale the pool to ``count``."""
         if self.pool is not None:
             return await self.pool.scale(count)
         member_module._RemoteActor = ray.remote(max_restarts=0, max_task_retries=0)(DiskActor)
@@ -131,9 +128,9 @@ class Bench:
         return None
 
     async def _form(self) -> None:
-        """A weight group of the publisher and all actors."""
+        """Form a weight group of the publisher and all actors."""
         if self.pool is None:
-            raise RuntimeError("the engines are started first")
+            raise RuntimeError("the engines must be started first")
         self.formed += 1
         name, members = str(self.formed), self.pool.weight_group_members
         host, port = await self.publisher.rendezvous.remote()
@@ -145,12 +142,12 @@ class Bench:
             raise RuntimeError(f"weight group {name} was not formed")
 
     async def _row(self, count: int, way: str) -> Row:
-        engines = way != "to the door"
+        engines = way != "fetch only"
         receivers = [] if engines else [ray.remote(Receiver).options(num_cpus=0.1).remote() for _ in range(count)]
         samples = []
         for number in range(self.rounds + 1):
             sample = await (self._engine_round(way, number) if engines else self._plain_round(receivers))
-            if number:  # the first one touches everything for the first time
+            if number:  # the first round is a warm-up
                 samples.append(sample)
         for receiver in receivers:
             ray.kill(receiver)
@@ -187,14 +184,14 @@ class Bench:
 
     async def _engine_round(self, way: str, number: int) -> tuple[float, ...]:
         if self.pool is None:
-            raise RuntimeError("the engines are started first")
+            raise RuntimeError("the engines must be started first")
         made = await self._publish()
         engines = [info.engine_pids[0] for info in self.pool.infos]
         before = [cpu_seconds(pid) for pid in engines]
         report = await self.pool.broadcast(made.update)
         cpu = max(cpu_seconds(pid) - was for pid, was in zip(engines, before, strict=True))
         if number and any(done.grouped != (way == "weight group") for done in report.actors):
-            raise RuntimeError(f"not all actors took version {self.version} the {way}'s way")
+            raise RuntimeError(f"not all actors received version {self.version} over the {way}")
         folder, save = await self._save()
         begun = time.perf_counter()
         await asyncio.gather(*(member._handle.reload.remote(folder) for member in self.pool._serving))
@@ -215,9 +212,9 @@ class Bench:
         return *times, save, time.perf_counter() - begun
 
     async def _stall_share(self, seconds: float) -> Share:
-        """At one update every two seconds while it generates."""
+        """Generate for ``seconds`` with an update every `UPDATE_EVERY` seconds; return how long the engine stalled."""
         if self.pool is None:
-            raise RuntimeError("the engines are started first")
+            raise RuntimeError("the engines must be started first")
         pool, ends = self.pool, time.perf_counter() + seconds
         prompt_p = np.arange(3, 15, dtype=np.int32)
 

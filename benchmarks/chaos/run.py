@@ -1,13 +1,13 @@
-"""A run on the whole service while its processes are killed and stopped at random; it must end as if nothing had been.
+"""Run a job on the whole service while its processes are killed and stopped at random; no step or group may be lost.
 
     python -m benchmarks.chaos.run [--minutes 30] [--steps N] [--seed 0] [--every 5 20] [--folder demo/chaos]
 
-Starts a service of its own (`volley up`) and a second Ray node that holds the actors, submits a job with sandboxed
-code as its reward, and until the run is done every few seconds picks a component (now and then two) and sends one of
-its processes SIGKILL or SIGSTOP, or SIGTERM where that means something; of the node, all processes at once. When the
-minutes are over it stops the run in order, or with ``--steps`` waits until all of them are done. At the end it checks
-that every step was trained once, that the ledger is exact, and that no process is left, and prints the faults survived
-by kind, with the time until the run trained again.
+It starts its own service (`volley up`) and a second Ray node for the actors, and submits a job whose reward is
+sandboxed code. Every few seconds it picks a component (sometimes two) and sends one of its processes SIGKILL or
+SIGSTOP, or SIGTERM if the process handles it; a node loses all its processes at once. After ``--minutes`` it stops the
+run; with ``--steps`` it then waits until all steps are done. Finally it checks that every step was trained once, that
+the ledger is exact and that no process is left, and prints the faults survived by kind, with the time until the run
+trained again.
 """
 
 import argparse
@@ -29,36 +29,37 @@ import httpx
 import psutil
 
 from benchmarks.versus_trl.workloads import WORKLOADS, write_inputs
-from services.stack_up import free_port
+from services.stack.keeper import free_port
 
 VOLLEY = str(Path(sys.executable).with_name("volley"))
 KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
-# Component -> what its process is called, and what it is sent. Ray's head is not hurt: its end is that of every driver.
+# Component -> part of its process's command line, and the signals it gets. Ray's head is spared: without it no driver
+# survives.
 COMPONENTS: dict[str, tuple[str, tuple[signal.Signals, ...]]] = {
     "actor": ("ray::Actor", (KILL, STOP)),
     "engine in an actor": ("VLLM::EngineCore", (KILL, STOP)),
     "reward worker": ("ray::RewardWorker", (KILL, STOP)),
     "sandbox child": ("bwrap", (KILL, STOP)),
     "learner rank": ("ray::Rank", (KILL, STOP)),
-    "driver": ("services.driver", (KILL, STOP, TERM)),
+    "driver": ("services.runs.driver", (KILL, STOP, TERM)),
     "Redis": ("redis-server", (KILL, STOP)),
     "API and supervisor": ("services.api.serve", (KILL, STOP)),
     "node of the actors": ("", (KILL,)),
 }
 PAIRS = 0.2  # share of the faults that hit two components at once
-# The head listens on the loopback interface alone, for which `ray start` would take an address others can reach.
+# The head listens on the loopback interface only; `ray start` would replace 127.0.0.1 by an address others can reach.
 JOIN = (
     "import ray._private.services as services; services.resolve_ip_for_localhost = lambda host: host; "
     "from ray.scripts.scripts import main; main()"
 )
-MARK = "VOLLEY_CHAOS"  # in the environment of all that is started, even of what lost its parent
+MARK = "VOLLEY_CHAOS"  # environment variable that identifies every process started here, orphans included
 PROMPTS = 8
 FINISH_SECONDS = 300.0
 FAILED_SECONDS = 60.0
 
 
 def job_of(folder: Path, steps: int) -> dict[str, Any]:
-    """Two of everything, and deadlines that make a hang short."""
+    """A job with two of each role, and short deadlines so that hangs are noticed soon."""
     return {
         "kind": "rl",
         "name": "chaos",
@@ -88,7 +89,7 @@ def job_of(folder: Path, steps: int) -> dict[str, Any]:
 
 
 class Service:
-    """`volley up` in a folder of its own, and a second node of its Ray cluster."""
+    """A service started by `volley up` in its own folder, with a second node in its Ray cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +102,7 @@ class Service:
             timeout=180,
         )
         if done.returncode:
-            sys.exit(f"the service does not start: {done.stderr}")
+            sys.exit(f"the service did not start: {done.stderr}")
         state = json.loads((folder / "stack.json").read_text())
         self.url, self.keeper = state["server"], psutil.Process(state["keeper"])
         self._head = Path(state["private"]) / "ray" / "ray_current_cluster"
@@ -111,7 +112,7 @@ class Service:
         return {"env": self.environment, "start_new_session": True}
 
     def join(self) -> None:
-        """One more node, with room for the actors."""
+        """Add a node that reserves the resources for the actors."""
         for _ in range(60):
             if self._head.exists():
                 break
@@ -137,7 +138,7 @@ class Service:
             )
 
     def lose_the_node(self) -> None:
-        """As a machine is lost: all at once. Another one comes in its place."""
+        """Kill all processes of the node at once, as when a machine fails, and start another node."""
         for process in self._tree(self.node):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -146,7 +147,7 @@ class Service:
         self.join()
 
     def ask(self, method: str, path: str, **arguments: Any) -> Any:
-        """The API's answer; asked again while it is away."""
+        """Send a request to the API, retrying for a minute while it is unavailable; returns the decoded answer."""
         for _ in range(60):
             try:
                 answer = httpx.request(method, f"{self.url}{path}", timeout=30, **arguments)
@@ -156,10 +157,10 @@ class Service:
             except httpx.TransportError:
                 pass
             time.sleep(1)
-        sys.exit(f"the API does not come back: {method} {path}")
+        sys.exit(f"the API did not come back within 60 attempts: {method} {path}")
 
     def processes(self, title: str) -> list[psutil.Process]:
-        """Those of the service whose command names ``title``."""
+        """Running processes of the service whose command line contains ``title``."""
         found = []
         for process in [*self._tree(self.keeper), *self._tree(self.node)]:
             try:
@@ -171,7 +172,7 @@ class Service:
         return found
 
     def down(self) -> list[str]:
-        """End it; the names of processes that stayed."""
+        """Stop the service and its node; returns the names of processes that were still alive, which it kills."""
         subprocess.run([VOLLEY, "down", "--dir", str(self.folder)], check=True, timeout=300, capture_output=True)
         if self.node is not None:
             self.node.terminate()
@@ -182,7 +183,7 @@ class Service:
         return [process.name() for process in alive]
 
     def _marked(self) -> list[psutil.Process]:
-        """Every process that was started here, whoever its parent is by now."""
+        """Every process that descends from this service, whatever its parent is."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -201,7 +202,7 @@ class Service:
 
 def main() -> None:
     args = _arguments()
-    signal.signal(TERM, lambda *_: sys.exit("told to end"))  # and the service with it
+    signal.signal(TERM, lambda *_: sys.exit("stopped by SIGTERM"))  # the `finally` below then stops the service
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_inputs(WORKLOADS["code"], folder / "inputs", layers=2, width=128)
@@ -211,7 +212,7 @@ def main() -> None:
         job, key = {"job": job_of(folder / "inputs", args.steps or 10**6)}, {"Idempotency-Key": service.folder.name}
         run = service.ask("POST", "/v1/runs", json=job, headers=key)["record"]
         print(f"run {run['id']}; logs of the service: {service.folder / 'logs'}", flush=True)
-        faults = list(torment(service, run["id"], args))
+        faults = list(inject_faults(service, run["id"], args))
         steps = finish(service, run["id"], args.steps)
     finally:
         left = service.down()
@@ -219,8 +220,11 @@ def main() -> None:
     check(Path(run["folder"]), steps, left)
 
 
-def torment(service: Service, run_id: str, args: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    """Faults until the run has ended: what was hit, and seconds until the run trained again."""
+def inject_faults(service: Service, run_id: str, args: argparse.Namespace) -> Iterator[tuple[str, float]]:
+    """Inject faults until the time is over or the run is done.
+
+    Yields what was hit, and the seconds until the run trained again.
+    """
     rng, begun = random.Random(args.seed), time.monotonic()
     wait_for_step(service, run_id, 1)
     while time.monotonic() - begun < args.minutes * 60:
@@ -229,19 +233,19 @@ def torment(service: Service, run_id: str, args: argparse.Namespace) -> Iterator
         time.sleep(rng.uniform(*args.every))
         components = rng.sample(list(COMPONENTS), k=2 if rng.random() < PAIRS else 1)
         hit = time.monotonic()
-        hurt = [name for name in (hit_one(service, component, rng) for component in components) if name]
-        if not hurt:
-            continue  # it is dead already, and on its way back
+        faults = [fault for fault in (hit_one(service, component, rng) for component in components) if fault]
+        if not faults:
+            continue  # the component is dead already and being restarted
         done = newest_step(service, run_id)
-        recovered = wait_for_step(service, run_id, done + 2) - hit  # one step may have been on its way
-        kind = hurt[0] if len(hurt) == 1 else "two at once"
+        recovered = wait_for_step(service, run_id, done + 2) - hit  # the first step may have been almost finished
+        kind = faults[0] if len(faults) == 1 else "two at once"
         yield kind, recovered
         minutes = (time.monotonic() - begun) / 60
-        print(f"{minutes:5.1f} min  step {done:5}  {' and '.join(hurt):60} {recovered:6.1f} s", flush=True)
+        print(f"{minutes:5.1f} min  step {done:5}  {' and '.join(faults):60} {recovered:6.1f} s", flush=True)
 
 
 def hit_one(service: Service, component: str, rng: random.Random) -> str:
-    """Hurt a process of ``component``; says how, or nothing where there is none at the moment."""
+    """Send a signal to a process of ``component``; returns a description, or "" if no such process is running."""
     title, signals = COMPONENTS[component]
     number = rng.choice(signals)
     if not title:
@@ -258,24 +262,24 @@ def hit_one(service: Service, component: str, rng: random.Random) -> str:
 
 
 def finish(service: Service, run_id: str, steps: int | None) -> int:
-    """Bring the run to its end, all ``steps`` of it or, with None, where it stands; returns the steps done."""
+    """Wait until all ``steps`` are done or, if None, stop the run where it stands; returns the steps done."""
     if steps is None:
         service.ask("POST", f"/v1/runs/{run_id}/stop")
     ends = time.monotonic() + (FINISH_SECONDS if steps is None else float("inf"))
     while (observed := service.ask("GET", f"/v1/runs/{run_id}")["observed"])["state"] not in ("done", "stopped"):
         if observed["state"] == "failed" or time.monotonic() > ends:
-            sys.exit(f"the run did not end in order: {observed}")
+            sys.exit(f"the run failed or did not stop in time: {observed}")
         time.sleep(1)
     return int(observed["step"])
 
 
 def wait_for_step(service: Service, run_id: str, step: int, seconds: float = 600) -> float:
-    """When the run had done ``step`` steps, or had ended."""
+    """Wait until the run has done ``step`` steps or is done; returns the monotonic time."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         observed = service.ask("GET", f"/v1/runs/{run_id}")["observed"]
         failed = observed["ended"] if observed["state"] == "failed" else None
-        if failed is not None and time.time() - failed > FAILED_SECONDS:  # its driver may only be at fault
+        if failed is not None and time.time() - failed > FAILED_SECONDS:  # the supervisor may still resubmit it
             sys.exit(f"the run failed: {observed['problem']}")
         if observed["state"] == "done" or newest_step(service, run_id) >= step:
             return time.monotonic()
@@ -284,13 +288,13 @@ def wait_for_step(service: Service, run_id: str, step: int, seconds: float = 600
 
 
 def newest_step(service: Service, run_id: str) -> int:
-    """Steps done by the newest row of metrics; fewer than before while a run goes on from a checkpoint."""
+    """Steps done according to the newest row of metrics; the number falls when a run resumes from a checkpoint."""
     rows = service.ask("GET", f"/v1/runs/{run_id}/metrics?names=reward_mean&points=2")
     return int(rows["steps"][-1]) + 1 if rows["steps"] else 0
 
 
 def report(faults: list[tuple[str, float]]) -> None:
-    """Faults survived by kind."""
+    """Print the faults survived by kind."""
     kinds: dict[str, list[float]] = collections.defaultdict(list)
     for kind, seconds in faults:
         kinds[kind].append(seconds)
@@ -301,7 +305,7 @@ def report(faults: list[tuple[str, float]]) -> None:
 
 
 def check(folder: Path, steps: int, left: list[str]) -> None:
-    """Exit with an error unless every step and every group is where it belongs."""
+    """Exit with an error unless every step was done once, every group has one end and no process is left."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     groups = [row["group"] for row in ledger]
@@ -310,7 +314,7 @@ def check(folder: Path, steps: int, left: list[str]) -> None:
     trained = [row for row in ledger if row["end"] == "trained"]
     dropped = collections.Counter(row["end"] for row in ledger if row["end"] != "trained")
     problems = [
-        *([] if [row["step"] for row in metrics] == list(range(steps)) else ["a step is missing, or there twice"]),
+        *([] if [row["step"] for row in metrics] == list(range(steps)) else ["a step is missing or recorded twice"]),
         *([] if len(groups) == len(set(groups)) else ["a group ended twice"]),
         *([] if len(trained) == steps * PROMPTS else [f"{len(trained)} groups were trained on"]),
         *([f"groups {sorted(lost)} were lost"] if lost else []),
@@ -323,7 +327,7 @@ def check(folder: Path, steps: int, left: list[str]) -> None:
 
 
 def in_flight(folder: Path) -> set[int]:
-    """Groups that the newest checkpoint holds for the time after: none where the run was not stopped before its end."""
+    """Groups that the newest checkpoint keeps for a resumed run; empty if the run finished all its steps."""
     if (folder / "model").exists():
         return set()
     newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step-")))
@@ -333,7 +337,7 @@ def in_flight(folder: Path) -> set[int]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--steps", type=int, help="of the run, which is then waited for; default: until it is time")
+    parser.add_argument("--steps", type=int, help="steps of the run; default: stop it after --minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, nargs=2, default=(5.0, 20.0), metavar=("FROM", "TO"))
     parser.add_argument("--folder", type=Path, default=Path("demo/chaos"))

@@ -1,7 +1,7 @@
-"""A cluster that only takes its time: what stands in for Ray's handles, seen from the coordinator's process.
+"""A simulated cluster: stand-ins for Ray's handles, as the coordinator's process uses them.
 
-`ActorPool`, `Member`, `RewardPool` and `LearnerGroup` are the real ones. Below them each remote call is a coroutine
-that sleeps as long as the real one would take, divided by the time scale.
+`ActorPool`, `ActorHandle`, `RewardPool` and `LearnerPool` are the real ones. Below them, each remote call is a
+coroutine that sleeps as long as the real call would take, divided by the time scale.
 """
 
 import asyncio
@@ -13,27 +13,32 @@ from typing import Any
 
 import numpy as np
 
-from actors import member as member_module
+from actors import handle as member_module
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
-from learner import group as group_module
+from learner import pool as pool_module
 from learner.config import LearnerConfig
 from learner.records import ScoredGroup, StepReport
 from reward_servers.pool import RewardConfig, RewardPool, _Worker
 from volley.records import Group, GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightBucket, WeightUpdate
 
-TOKENS_PER_SECOND = 25.0  # of one sample among many in a batch
+TOKENS_PER_SECOND = 25.0  # per sample, when many are generated at once
 VOCABULARY = 32_000
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Seconds of simulated time. Log-normal, as lengths of samples are: the slowest group takes many times the median.
+    """How long each call takes, in seconds of simulated time.
+
+    Generating and scoring are log-normal, as sample lengths are: the slowest group takes many times the median.
 
     Attributes:
-        generate: median; one group in a hundred takes five times as long, none more than eight times.
-        score: median, alike.
-        learn, publish, fetch, stall: of every step, step, actor and actor.
-        scale: simulated seconds in one real second.
+        scale: simulated seconds per real second.
+        generate: median per group; one group in a hundred takes five times as long, none more than ``longest`` times.
+        score: median per group, with the same distribution.
+        learn, publish: per step.
+        fetch, stall: per actor and update.
+        sigma: standard deviation of the logarithm.
+        longest: the longest time, as a multiple of the median.
     """
 
     scale: float
@@ -47,7 +52,7 @@ class Latencies:
     longest: float = 8.0
 
     def draws(self, median: float, seed: int) -> Iterator[float]:
-        """Simulated seconds, one after the other."""
+        """An endless series of random durations, simulated seconds."""
         rng = np.random.default_rng(seed)
         while True:
             yield from (median * np.minimum(rng.lognormal(0.0, self.sigma, 16), self.longest)).tolist()
@@ -57,7 +62,7 @@ class Latencies:
 
 
 class Call:
-    """A remote method: ``.remote(...)``, and ``.options(...)`` that changes nothing here."""
+    """A remote method with ``.remote(...)``; ``.options(...)`` is accepted and ignored."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.remote = method
@@ -67,7 +72,7 @@ class Call:
 
 
 class StoredGroup:
-    """A reference to a group's arrays, made when somebody takes them."""
+    """A reference to a group's arrays, which are created when it is awaited."""
 
     __slots__ = ("meta",)
 
@@ -80,7 +85,7 @@ class StoredGroup:
 
 
 def group_of(meta: GroupMeta) -> Group:
-    """Arrays that fit ``meta``."""
+    """A group of random tokens that matches ``meta``."""
     rng, tokens = np.random.default_rng(meta.group_id), meta.sample_tokens
     lengths_n = np.full(meta.n, tokens // meta.n, dtype=np.int32)
     lengths_n[0] += tokens - int(lengths_n.sum())
@@ -100,7 +105,7 @@ def group_of(meta: GroupMeta) -> Group:
 
 
 class SimulatedActor:
-    """In place of a handle on `actors.actor.Actor`: takes new weights in the middle of samples, as the real one."""
+    """Replaces a handle on `actors.actor.Actor`; like the real one, it accepts new weights in the middle of samples."""
 
     def __init__(self, latencies: Latencies, index: int) -> None:
         self._latencies, self._name, self._version = latencies, f"actor-{index}", 0
@@ -145,7 +150,7 @@ class SimulatedActor:
 
 
 class SimulatedRewards(RewardPool):
-    """The real pool over workers that take their time."""
+    """The real pool over simulated workers."""
 
     def __init__(self, config: RewardConfig, latencies: Latencies) -> None:
         super().__init__(config)
@@ -156,7 +161,7 @@ class SimulatedRewards(RewardPool):
 
 
 class SimulatedWorker:
-    """In place of a handle on `reward_servers.worker.RewardWorker`."""
+    """Replaces a handle on `reward_servers.worker.RewardWorker`."""
 
     def __init__(self, latencies: Latencies, index: int) -> None:
         self._latencies, self._name = latencies, f"reward-{index}"
@@ -178,14 +183,14 @@ class SimulatedWorker:
 
 @functools.cache
 def verdicts(n: int, seed: int) -> Scores:
-    """About a third of the samples pass."""
+    """Random verdicts for ``n`` samples, of which about 30% pass."""
     rng = np.random.default_rng(seed)
     passed, failed = Verdict(VerdictStatus.PASSED, 1.0, answer="7"), Verdict(VerdictStatus.WRONG_ANSWER, 0.0)
     return Scores.pack([passed if draw < 0.3 else failed for draw in rng.random(n)])
 
 
 class SimulatedRanks:
-    """In place of `learner.ranks.Ranks`: one rank that learns from nothing and publishes names of weights."""
+    """Replaces `learner.rank_actors.RankActors`: one rank that learns nothing and publishes no actual weights."""
 
     failure = None
     processes = ()
@@ -208,7 +213,8 @@ class SimulatedRanks:
     async def call_first(self, awaited: str, method: str, *arguments: Any, seconds: float) -> WeightUpdate:
         if method != "published":
             raise NotImplementedError(method)
-        return WeightUpdate(arguments[0], (WeightBucket(None, 64 << 20),) * 32, None, self._latencies.publish)
+        nothing: Any = None  # no simulated actor fetches it
+        return WeightUpdate(arguments[0], (WeightBucket(nothing, 64 << 20),) * 32, None, self._latencies.publish)
 
     async def _step(
         self, columns: Sequence[ScoredGroup], version: int, _objective: Any, _rate: float | None, *_groups: Any
@@ -219,14 +225,14 @@ class SimulatedRanks:
             lag = version - scored.meta.oldest_version
             lags[lag] = lags.get(lag, 0) + scored.meta.sample_tokens
         advantages: Mapping[int, Any] = {each.meta.group_id: each.rewards_n - each.rewards_n.mean() for each in columns}
-        return StepReport({"live_group_fraction": 1.0}, lags, advantages)
+        return StepReport({"live_group_fraction": 1.0, "clipped_share": 0.0, "grad_norm": 1.0}, lags, advantages)
 
 
 def stand_in(latencies: Latencies) -> None:
-    """From here on, in this process, pools and learner groups are made over this cluster."""
+    """Make this process create its actor and learner pools on the simulated cluster from here on."""
 
     class Handles:
-        """In place of the remote class of actors."""
+        """Replaces the remote actor class."""
 
         def options(self, **_: Any) -> "Handles":
             return self
@@ -235,4 +241,4 @@ def stand_in(latencies: Latencies) -> None:
             return SimulatedActor(latencies, index)
 
     member_module._RemoteActor = Handles()
-    group_module.Ranks = functools.partial(SimulatedRanks, latencies)  # type: ignore[misc,assignment,attr-defined,unused-ignore]
+    pool_module.RankActors = functools.partial(SimulatedRanks, latencies)  # type: ignore[misc,assignment,attr-defined,unused-ignore]

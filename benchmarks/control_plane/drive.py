@@ -1,4 +1,4 @@
-"""One simulated run in a process of its own, measured from inside."""
+"""Runs one simulated job in the current process and measures what it costs."""
 
 import asyncio
 import contextlib
@@ -20,27 +20,28 @@ import redis
 from actors.config import GenerateRequest
 from actors.pool import ActorPool
 from benchmarks.control_plane.cluster import Latencies, SimulatedActor, SimulatedRewards, SimulatedWorker, stand_in
-from learner.group import LearnerGroup
-from services import coordinator as coordinator_module
-from services.context import beating
-from services.coordinator import Coordinator
-from services.display import Display
-from services.local_redis import embedded_redis
-from services.outbox import Outbox
-from services.recorder import RunRecorder
-from services.run_folder import RunFolder
-from services.state import Desired, Observed
-from services.status import Status
-from services.steering import Steering
-from services.steps import FinishedStep, ReadyGroup
-from services.store import Store
-from services.tokens import EncodedPrompt
-from services.wiring import actor_config, reward_config, rl_learner_config
+from learner.pool import LearnerPool
+from services.control.heartbeat import Status
+from services.control.steering import Steering
+from services.coordinator import loop as coordinator_module
+from services.coordinator.loop import Coordinator
+from services.coordinator.records import FinishedStep, Hooks, ReadyGroup
+from services.coordinator.roles import Roles
+from services.data.tokens import EncodedPrompt
+from services.recording.display import Display
+from services.recording.recorder import RunRecorder
+from services.runs.context import heartbeats
+from services.runs.role_configs import actor_config, reward_config, rl_learner_config
+from services.stack.redis import embedded_redis
+from services.store.folder import RunFolder
+from services.store.outbox import Outbox
+from services.store.redis import Store
+from services.store.state import Desired, Observed
 from tests.plain_buffer import PlainSlotBuffer
 from volley.job import RLJob
 from volley.records import Prompt
 
-GROUPS_PER_ACTOR = 6  # in flight when all slots are open
+GROUPS_PER_ACTOR = 6  # groups in flight per actor when all slots are in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class Setting:
     """What to simulate.
 
     Attributes:
-        groups_per_second: real ones, aimed at by the time scale.
-        groups: trained on at least.
-        plain: with the plain slot buffer in place of the real one.
+        groups_per_second: target rate in real time, from which the time scale is derived.
+        groups: the run trains on at least this many groups.
+        plain: use the plain slot buffer of the tests instead of the real one.
+        profile: print a profile of the run.
     """
 
     actors: int
@@ -72,16 +74,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run cost; per trained group unless named otherwise.
+    """What one run cost.
 
     Attributes:
-        cpu_ms: CPU of the coordinator's process, all its threads.
-        simulation_ms: the part of it that the simulated cluster itself takes, measured by itself.
-        busy: share of one core.
-        redis_calls: by command.
-        rss_mb: highest resident set of the process, and what it was before the run.
-        redis_mb: highest memory of the Redis server.
-        folder_bytes: written to the run folder.
+        cpu_ms: CPU time of the coordinator's process per trained group, all threads.
+        simulation_ms: the part of ``cpu_ms`` that the simulated cluster itself takes, measured separately.
+        busy: share of one core that the process used.
+        redis_calls: calls per trained group, by command.
+        rss_mb: peak resident memory of the process; ``rss_before_mb`` is its value before the run.
+        redis_mb: peak memory of the Redis server.
+        folder_bytes: bytes written to the run folder per trained group.
         lags: share of trained tokens by lag.
     """
 
@@ -103,7 +105,7 @@ class Measured:
 
 
 class Recorder(RunRecorder):
-    """The real recorder, and a count of what the steps said of lag."""
+    """The real recorder, which also adds up the lag histograms of the steps."""
 
     lags: Counter[int]
 
@@ -113,10 +115,10 @@ class Recorder(RunRecorder):
 
 
 def measure(setting: Setting) -> Measured:
-    """Simulate one run."""
+    """Simulate one run and return what it cost."""
     if setting.plain:
         coordinator_module.SlotBuffer = PlainSlotBuffer  # type: ignore[misc,assignment,attr-defined,unused-ignore]
-    # A group is under way for about this long; with all slots open that gives the simulated rate.
+    # Groups in flight divided by the time that a group takes is the rate in simulated time.
     simulated = Latencies(1.0)
     rate = setting.actors * GROUPS_PER_ACTOR / (simulated.generate * 1.28 + simulated.learn)
     latencies = replace(simulated, scale=setting.groups_per_second / rate)
@@ -139,22 +141,18 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
         actors = await ActorPool.start(actor_config(job, 4096, folder))
         rewards = SimulatedRewards(reward_config(job, folder), latencies)
         await rewards.scale(job.reward_workers.count)
-        learner = LearnerGroup(rl_learner_config(job, folder))
+        learner = LearnerPool(rl_learner_config(job, folder))
         coordinator = Coordinator(
             job,
             _prompts(),
-            actors=actors,
-            rewards=rewards,
-            learner=learner,
-            recorder=recorder,
-            evaluate=_never,
-            checkpoint=_no_checkpoint,
+            Roles(actors, rewards, learner),
+            Hooks(recorder, _never, _no_checkpoint, _nothing),
         )
         steering = Steering(job, folder, store, recorder, actors=actors, rewards=rewards, desired=Desired())
         steering.steer(coordinator, learner)
         status = Status(outbox, Observed())
         status.source = steering.view
-        await stack.enter_async_context(beating(status))
+        await stack.enter_async_context(heartbeats(status))
         await stack.enter_async_context(steering.running())
         return await _run(setting, latencies, coordinator, recorder, folder, redis.Redis.from_url(url), simulation_ms)
 
@@ -176,11 +174,11 @@ async def _run(
         await coordinator.run()
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     if isinstance(profile, cProfile.Profile):
-        _tell(profile)
-    await asyncio.sleep(1.0)  # what the outbox still has
+        _print_profile(profile)
+    await asyncio.sleep(1.0)  # lets the outbox send what it still holds
     groups = coordinator.ledger.trained
     if groups != setting.steps * setting.prompts_per_step:
-        raise RuntimeError(f"{groups} groups were trained, planned were {setting.steps * setting.prompts_per_step}")
+        raise RuntimeError(f"{groups} groups were trained instead of {setting.steps * setting.prompts_per_step}")
     tokens = recorder.lags.total()
     written = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
     return Measured(
@@ -203,7 +201,7 @@ async def _run(
 
 
 async def _simulation_ms(latencies: Latencies, n: int) -> float:
-    """CPU of the simulated cluster's part in one group, without coordinator and pools."""
+    """CPU milliseconds per group of the simulated cluster alone, without coordinator and pools."""
     actor, worker = SimulatedActor(latencies, 0), SimulatedWorker(latencies, 0)
     prompt = _prompts(1)[0]
     request = GenerateRequest(0, "p", prompt.tokens_p, n, 1.0, 1.0, 1)
@@ -213,10 +211,10 @@ async def _simulation_ms(latencies: Latencies, n: int) -> float:
         await meta
         await worker.score.remote(group, prompt.prompt)
 
-    await asyncio.gather(*(one() for _ in range(100)))  # the verdicts are made once
+    await asyncio.gather(*(one() for _ in range(100)))  # fills the cache of verdicts
     cpu = time.process_time()
     await asyncio.gather(*(one() for _ in range(1000)))
-    return time.process_time() - cpu  # of 1000 groups in seconds: of one in milliseconds
+    return time.process_time() - cpu  # seconds per 1000 groups are milliseconds per group
 
 
 def _job(setting: Setting) -> RLJob:
@@ -243,11 +241,15 @@ def _prompts(count: int = 1000) -> list[EncodedPrompt]:
 
 
 async def _never(_version: int) -> None:
-    raise RuntimeError("no evaluation is planned")
+    raise RuntimeError("the job has no evaluation")
 
 
 async def _no_checkpoint(_step: int, _state: dict[str, Any], _ready: list[ReadyGroup]) -> None:
-    """Its cost is the learner's."""
+    """Do nothing: checkpoints cost the learner time, not the coordinator."""
+
+
+async def _nothing() -> None:
+    """Do nothing: simulated actors serve names of weights."""
 
 
 def _calls(server: "redis.Redis") -> Counter[str]:
@@ -257,11 +259,11 @@ def _calls(server: "redis.Redis") -> Counter[str]:
 
 
 def _rss_mb() -> float:
-    """The highest so far."""
+    """Peak resident memory of this process so far, MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _tell(profile: cProfile.Profile) -> None:
+def _print_profile(profile: cProfile.Profile) -> None:
     out = io.StringIO()
     pstats.Stats(profile, stream=out).strip_dirs().sort_stats("tottime").print_stats(28)
     print(out.getvalue())

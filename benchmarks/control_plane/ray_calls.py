@@ -1,9 +1,10 @@
-"""What Ray itself costs the coordinator's process: the real pools over trivial Ray actors.
+"""What Ray's own calls cost the coordinator's process: the real pools over trivial Ray actors.
 
     python -m benchmarks.control_plane.ray_calls [--actors 2] [--groups 2000] [--in-flight 64] [--n 16]
 
-`simulate.py` leaves Ray's handles out; this is what they add to a group: one call that generates, whose arrays stay in
-the object store, and one that scores, whose verdicts come back. CPU is that of the whole process with all of Ray in it.
+`simulate.py` replaces Ray's handles; this measures what they add per group: one call that generates, whose arrays stay
+in the object store, and one that scores, whose verdicts are returned. CPU time is that of the whole process, including
+Ray's threads.
 """
 
 import argparse
@@ -16,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import ray
 
-from actors import member as member_module
+from actors import handle as member_module
 from actors.config import ActorConfig, ActorInfo, GenerateRequest
 from actors.pool import ActorPool
 from benchmarks.control_plane.cluster import group_of, verdicts
+from benchmarks.local_ray import local_ray
 from benchmarks.objectives.report import print_table
 from reward_servers import pool as reward_pool_module
 from reward_servers.pool import RewardConfig, RewardPool
@@ -27,11 +29,11 @@ from volley.job import ActorsSpec, ModelSpec, RewardWorkersSpec
 from volley.records import Group, GroupMeta, Prompt, Scores
 from volley.scoring import ExactScorer
 
-TOKENS = 4096  # of one group
+TOKENS = 4096  # in one group
 
 
 class TrivialActor:
-    """Answers at once with a group of random tokens."""
+    """Returns a group of random tokens immediately."""
 
     def __init__(self, *_: object) -> None:
         self._group: Group | None = None
@@ -40,10 +42,10 @@ class TrivialActor:
         return ActorInfo("actor", 1, (2,), 4096, 32_000, 0.0)
 
     async def ping(self) -> None:
-        """It lives."""
+        """Return, which shows that the actor is alive."""
 
     async def stop(self) -> None:
-        """It has nothing to end."""
+        """Nothing to stop."""
 
     async def generate(self, request: GenerateRequest) -> tuple[Group, GroupMeta]:
         if self._group is None:
@@ -53,16 +55,16 @@ class TrivialActor:
 
 
 class TrivialWorker:
-    """Answers at once with verdicts."""
+    """Returns verdicts immediately."""
 
     def __init__(self, *_: object) -> None:
-        """It needs nothing."""
+        """Ignore the real worker's arguments."""
 
     def ready(self) -> tuple[int, str]:
         return 1, ""
 
     def close(self) -> None:
-        """It has nothing to end."""
+        """Nothing to close."""
 
     def score(self, group: Group, _prompt: Prompt) -> Scores:
         return verdicts(group.n, 0)
@@ -77,22 +79,12 @@ def main() -> None:
     options = parser.parse_args()
     member_module._RemoteActor = ray.remote(max_restarts=0, max_task_retries=0)(TrivialActor)
     reward_pool_module.RewardWorker = TrivialWorker  # type: ignore[misc,assignment,attr-defined,unused-ignore]
-    ray.init(
-        address="local",
-        num_cpus=16,
-        object_store_memory=512 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        _node_ip_address="127.0.0.1",
-    )
-    with tempfile.TemporaryDirectory() as logs:
+    with local_ray(cpus=16, store_bytes=512 << 20), tempfile.TemporaryDirectory() as logs:
         asyncio.run(measure(options, Path(logs)))
-    ray.shutdown()
 
 
 async def measure(options: argparse.Namespace, logs: Path) -> None:
-    """Print CPU and rate of both calls, together and apart."""
+    """Print CPU time and rate of both calls, separately and one after the other."""
     actors_spec = ActorsSpec(count=options.actors, cpus=0.1)
     actors = await ActorPool.start(ActorConfig(ModelSpec(path=logs), actors_spec, 4096, 0, logs))
     workers = RewardWorkersSpec(count=options.actors)
@@ -113,23 +105,23 @@ async def measure(options: argparse.Namespace, logs: Path) -> None:
 
     rows = []
     for name, call in (("generate", generate), ("score", score), ("generate, then score", both)):
-        await spend(call, options.in_flight, options.in_flight)
-        rows.append([name, *await spend(call, options.groups, options.in_flight)])
+        await cost_of(call, options.in_flight, options.in_flight)  # warm-up
+        rows.append([name, *await cost_of(call, options.groups, options.in_flight)])
     print_table(["calls of a group", "CPU ms/group", "groups/s"], rows)
     await rewards.stop()
     await actors.stop()
 
 
-async def spend(call: Callable[[], Awaitable[None]], groups: int, in_flight: int) -> tuple[float, float]:
-    """CPU milliseconds of a group in this process, and groups per second, ``in_flight`` at a time."""
+async def cost_of(call: Callable[[], Awaitable[None]], groups: int, in_flight: int) -> tuple[float, float]:
+    """CPU milliseconds per group in this process, and groups per second, with ``in_flight`` calls at a time."""
     left = iter(range(groups))
 
-    async def one_after_the_other() -> None:
+    async def call_in_turn() -> None:
         for _ in left:
             await call()
 
     cpu, began = time.process_time(), time.perf_counter()
-    await asyncio.gather(*(one_after_the_other() for _ in range(in_flight)))
+    await asyncio.gather(*(call_in_turn() for _ in range(in_flight)))
     return (time.process_time() - cpu) * 1e3 / groups, groups / (time.perf_counter() - began)
 
 

@@ -1,10 +1,11 @@
-"""The real control plane over a simulated cluster: what one group costs the coordinator, from 8 to 2048 actors.
+"""Runs the real control plane on a simulated cluster: what one group costs the coordinator, from 8 to 2048 actors.
 
     python -m benchmarks.control_plane.simulate [--actors 8 64 512 2048] [--out docs/figures] [--profile]
 
-Coordinator, slot buffer, ledger, pools, learner group, steering, heartbeat, recorder, outbox and an embedded Redis are
-the real ones; Ray's handles are coroutines that take as long as the real calls would (`cluster.py`). P is proportional
-to the actors. Each size runs in a process of its own. What a Ray call itself costs is measured by `ray_calls.py`.
+Coordinator, slot buffer, ledger, pools, steering, heartbeat, recorder, outbox and an embedded Redis are the real ones;
+Ray's handles are replaced by coroutines that take as long as the real calls would (`cluster.py`). P, the prompts per
+step, is proportional to the number of actors. Each size runs in its own process. `ray_calls.py` measures what a Ray
+call itself costs.
 """
 
 import argparse
@@ -24,8 +25,8 @@ LAG_SHADES = ("#cfe3f2", "#7fb5da", "#0072B2", "#004a75")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="+", default=[8, 64, 512, 2048])
-    parser.add_argument("--groups", type=int, default=4000, help="groups trained on at least, at each size")
-    parser.add_argument("--plain", action="store_true", help="also with the plain slot buffer, at the largest size")
+    parser.add_argument("--groups", type=int, default=4000, help="train on at least this many groups at each size")
+    parser.add_argument("--plain", action="store_true", help="at the largest size, also run with the plain slot buffer")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--out", type=Path, help="folder for control_plane.json and control_plane.png")
     options = parser.parse_args()
@@ -36,7 +37,7 @@ def main() -> None:
         largest = max(options.actors)
         (plain,) = in_processes([Setting(largest, groups=options.groups, plain=True)])
         ratio = plain.cpu_ms / next(each for each in results if each.actors == largest).cpu_ms
-        print(f"plain slot buffer at {largest} actors: {plain.cpu_ms:.3f} ms a group, {ratio:.1f} times as much\n")
+        print(f"plain slot buffer at {largest} actors: {plain.cpu_ms:.3f} ms per group, {ratio:.1f} times as much\n")
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps([as_json(each) for each in results], indent=1)
@@ -45,17 +46,17 @@ def main() -> None:
 
 
 def in_processes(settings: Sequence[Setting]) -> list[Measured]:
-    """One after the other, so that none shares its memory or its core with another."""
+    """Measure each setting in a new process, one after the other, so that they share neither memory nor a core."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
         return list(processes.map(measure, settings))
 
 
 def report(results: Sequence[Measured]) -> None:
-    """One row a size, then the target."""
+    """Print one row per size, then whether the target is met."""
     print_table(
         [
-            "actors", "P", "groups", "groups/s", "time x", "CPU ms/group", "of it simulation", "busy",
+            "actors", "P", "groups", "groups/s", "time x", "CPU ms/group", "simulation ms", "busy",
             "Redis calls/group", "memory MB", "Redis MB", "disk B/group", "tokens by lag",
         ],
         [
@@ -71,12 +72,12 @@ def report(results: Sequence[Measured]) -> None:
     )  # fmt: skip
     worst = max(results, key=lambda each: each.cpu_ms)
     verdict = "met" if worst.cpu_ms < TARGET_MS else "missed"
-    print(f"target, under {TARGET_MS:g} ms of coordinator CPU a group: {verdict}, at most {worst.cpu_ms:.3f} ms")
-    print(f"one core carries {1000 / worst.cpu_ms:.0f} groups/s\n")
+    print(f"target, under {TARGET_MS:g} ms of coordinator CPU per group: {verdict}, at most {worst.cpu_ms:.3f} ms")
+    print(f"one core handles {1000 / worst.cpu_ms:.0f} groups/s\n")
 
 
 def draw(results: Sequence[Measured], folder: Path) -> None:
-    """CPU, Redis calls and lag by number of actors."""
+    """Plot CPU, Redis calls and lag against the number of actors."""
     figure, (cpu, calls, lag) = panels(3)
     actors = [each.actors for each in results]
     cpu.plot(actors, [each.cpu_ms for each in results], "o-", color=BLUE, label="all")

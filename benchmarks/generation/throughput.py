@@ -1,9 +1,9 @@
-"""Tokens per second through the pool and a Ray actor, against the same vLLM engine called directly.
+"""Tokens per second through the pool and a Ray actor, compared with the same vLLM engine called directly.
 
     python benchmarks/generation/throughput.py MODEL_FOLDER [--samples 16] [--max-tokens 9] [--rounds 7]
 
-Both engines have the same options and take turns, so that what else the machine does falls on both. Each turn keeps
-a fixed number of groups in flight, as a run does, and counts the tokens of the groups that end in its time.
+Both engines have the same options and take turns, so that other load on the machine affects both. Each turn keeps a
+fixed number of groups in flight, as a run does, and divides all tokens by the seconds until its last group ends.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says, or ``given`` in its place."""
+    """Parse the command line, or ``given`` instead of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--groups", type=int, default=32, help="groups in flight")
@@ -48,7 +48,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def compare_on(args: argparse.Namespace, logs: Path) -> tuple[list[float], list[float]]:
-    """`compare` with the engine options of a job."""
+    """Run `compare` with the engine options of a job."""
     config = ActorConfig(
         model=ModelSpec(path=args.model.resolve()),
         actors=ActorsSpec(max_num_seqs=args.groups * args.samples, cpus=1, kv_cache_gb=0.5),
@@ -60,7 +60,7 @@ async def compare_on(args: argparse.Namespace, logs: Path) -> tuple[list[float],
 
 
 def report(direct: list[float], pooled: list[float]) -> None:
-    """Median tokens per second of both, and the median ratio of neighbouring turns."""
+    """Print the median tokens per second of both, and the median ratio of adjacent turns."""
     ratios = [ours / theirs for ours, theirs in zip(pooled, direct, strict=True)]
     print(f"vLLM directly          {statistics.median(direct):9.0f} tokens/s")
     print(f"pool and Ray actor     {statistics.median(pooled):9.0f} tokens/s")
@@ -68,14 +68,14 @@ def report(direct: list[float], pooled: list[float]) -> None:
 
 
 async def compare(config: ActorConfig, args: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Tokens per second of each turn, directly and through the pool."""
+    """Tokens per second of each turn: directly, and through the pool."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=serve_directly, args=(config, args, there))
     process.start()
-    there.close()  # so that its end shows here as the end of the pipe
-    with here:  # closed, it ends the other process
-        # Ray's own default is 15; both sides are to be scheduled alike.
+    there.close()  # so that the pipe ends here when the other process ends
+    with here:  # closing the pipe ends the other process
+        # Ray's default niceness is 15; both sides should be scheduled alike.
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         here.recv()
@@ -99,7 +99,7 @@ async def compare(config: ActorConfig, args: argparse.Namespace) -> tuple[list[f
 
 
 def serve_directly(config: ActorConfig, args: argparse.Namespace, pipe: Connection) -> None:
-    """In a process of its own: the same engine, called the way vLLM's documentation calls it."""
+    """Serve turns with the same engine, called as in vLLM's documentation; runs in its own process."""
     environment.enter(config.actors, config.log_dir / "direct.log", config.log_dir)
 
     async def serve() -> None:
@@ -134,10 +134,10 @@ def serve_directly(config: ActorConfig, args: argparse.Namespace, pipe: Connecti
 
 
 async def turn(generate: Generate, args: argparse.Namespace) -> float:
-    """Tokens per second with ``args.groups`` groups always in flight, the first fill left out."""
+    """Tokens per second of one turn with ``args.groups`` groups in flight."""
     ends, tokens = time.perf_counter() + args.seconds, 0
 
-    async def one_after_the_other() -> None:
+    async def generate_in_turn() -> None:
         nonlocal tokens
         while time.perf_counter() < ends:
             done = await generate(next_request(args))
@@ -146,7 +146,7 @@ async def turn(generate: Generate, args: argparse.Namespace) -> float:
     started = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(args.groups):
-            tasks.create_task(one_after_the_other())
+            tasks.create_task(generate_in_turn())
     return tokens / (time.perf_counter() - started)
 
 
@@ -155,7 +155,7 @@ _COUNT = iter(range(1 << 60))
 
 
 def next_request(args: argparse.Namespace) -> GenerateRequest:
-    """A prompt of random tokens."""
+    """A request with a prompt of random tokens."""
     prompt_p = _RNG.integers(3, 19, args.prompt_tokens).astype(np.int32)
     number = next(_COUNT)
     return GenerateRequest(number, str(number), prompt_p, args.samples, 1.0, 1.0, args.max_tokens)

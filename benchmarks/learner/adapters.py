@@ -1,10 +1,11 @@
-"""How far the actors' log-probs are from the learner's in bfloat16, where adapters are merged into rounded matrices.
+"""How far the actors' log-probs are from the learner's in bfloat16, when adapters are merged into rounded matrices.
 
     python -m benchmarks.learner.adapters MODEL [--prompts FILE.jsonl] [--rank 16]
 
-Mean absolute differences of the next token's log-prob, over the model's own distribution at every position of the
-prompts. ``learner`` computes with adapters beside bfloat16 matrices, ``actor`` with the sum rounded to bfloat16, and
-``exact`` is the learner in float32 with the same adapters. B is drawn at random in several sizes, A as PEFT starts it.
+It prints mean absolute differences of the next token's log-prob, in expectation over the model's own distribution at
+every position of the prompts. ``learner`` keeps adapters separate from the bfloat16 matrices, ``actor`` uses their sum
+rounded to bfloat16, and ``exact`` is the learner in float32 with the same adapters. B is drawn at random at several
+scales; A is initialised as PEFT does.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def row(model: Path, lora: LoraSpec, size: float, ids_RL: Tensor, base: Tensor) -> list[float]:
-    """Differences for one size of B."""
+    """The differences for one scale of B."""
     narrow = ModelSpec(path=model, dtype="bfloat16", lora=lora)
     learner = drawn(load_trained(narrow, seed=0), size)
     adapted = dict(learner.named_parameters())
@@ -51,7 +52,7 @@ def row(model: Path, lora: LoraSpec, size: float, ids_RL: Tensor, base: Tensor) 
         for name, parameter in exact.named_parameters():
             if parameter.requires_grad:
                 parameter.copy_(adapted[name].float())
-        actor.load_state_dict(split(adapted, lora)[0], strict=False)  # a tied head is none of the parameters
+        actor.load_state_dict(split(adapted, lora)[0], strict=False)  # a tied head is not among them
     in_learner, in_actor, in_exact = (logprobs(each, ids_RL) for each in (learner, actor, exact))
     pairs = ((base, in_exact), (in_learner, in_actor), (in_learner, in_exact), (in_actor, in_exact))
     return [difference(one, other, base) for one, other in pairs]
@@ -59,7 +60,7 @@ def row(model: Path, lora: LoraSpec, size: float, ids_RL: Tensor, base: Tensor) 
 
 @torch.no_grad()
 def drawn(lm: Any, size: float) -> Any:
-    """The model with B at random."""
+    """The model with its B matrices drawn from a normal distribution."""
     torch.manual_seed(1)
     for name, parameter in published(lm):
         if name.endswith(UP):
@@ -68,7 +69,7 @@ def drawn(lm: Any, size: float) -> Any:
 
 
 def tokens(model: Path, prompts: Path) -> Tensor:
-    """The prompts of the file, cut to the shortest, int64 [R, L]."""
+    """Tokens of the file's first 64 prompts, cut to the length of the shortest, int64 [R, L]."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -78,13 +79,13 @@ def tokens(model: Path, prompts: Path) -> Tensor:
 
 @torch.no_grad()
 def logprobs(lm: Any, ids_RL: Tensor) -> Tensor:
-    """float32 [R, L, V]."""
+    """Log-probs of every next token, float32 [R, L, V]."""
     logprob_RLV: Tensor = lm(ids_RL).logits.float().log_softmax(-1)
     return logprob_RLV
 
 
 def difference(one_RLV: Tensor, other_RLV: Tensor, base_RLV: Tensor) -> float:
-    """Mean over positions of the expected absolute difference under ``base_RLV``."""
+    """Expected absolute difference under ``base_RLV``, mean over positions."""
     return float((base_RLV.exp() * (one_RLV - other_RLV).abs()).sum(-1).mean())
 
 

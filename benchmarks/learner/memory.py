@@ -1,9 +1,9 @@
-"""What a forward pass keeps for the backward pass, with and without checkpointed layers, against docs/sizing.md.
+"""Bytes that a forward pass keeps for the backward pass, with and without checkpointed layers, against docs/gpu.md.
 
     python -m benchmarks.learner.memory [--tokens 512]
 
-A bfloat16 decoder with the proportions of Qwen2.5-7B, an eighth as wide, on the CPU: bytes do not depend on the device.
-Kept are the tensors that PyTorch saves for the backward pass; the parameters themselves are left out.
+The model is a bfloat16 decoder with the proportions of Qwen2.5-7B and an eighth of its width. It runs on the CPU, as
+bytes do not depend on the device. Counted are the tensors that PyTorch saves for the backward pass, except parameters.
 """
 
 import argparse
@@ -25,14 +25,14 @@ ATTENTIONS = ("sdpa", "eager")
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward and backward pass. ``kept``: bytes."""
+    """One forward and backward pass: bytes kept in between, and the gradient."""
 
     kept: int
     gradient: Tensor
 
 
 def narrow_model(attention: str) -> Any:
-    """Random weights; the same at every call."""
+    """The model with random weights, which are the same at every call."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -50,14 +50,14 @@ def narrow_model(attention: str) -> Any:
 
 
 def row_of(tokens: int) -> MicroBatch:
-    """One row of random tokens, all but the first of which are scored."""
+    """A micro-batch of one row of random tokens; all but the first are scored."""
     ids_RL = torch.randint(0, 19008, (1, tokens), generator=torch.Generator().manual_seed(0))
     at_T = torch.arange(tokens - 1)
     return MicroBatch(ids_RL, None, None, at_T, ids_RL[0, 1:], at_T)
 
 
 def measured(lm: Any, batch: MicroBatch) -> Pass:
-    """Take ``batch`` through the policy and back."""
+    """Run ``batch`` forward and backward through the policy."""
     policy = Policy(lm, 1.0)
     weights = {each.untyped_storage().data_ptr() for each in lm.parameters()}
     kept: dict[int, int] = {}
@@ -70,15 +70,15 @@ def measured(lm: Any, batch: MicroBatch) -> Pass:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logprob_T, _ = policy(batch)
-    held = sum(kept.values())
+    kept_bytes = sum(kept.values())
     torch.autograd.backward(-logprob_T.mean())
     gradient = torch.cat([each.grad.flatten() for each in lm.parameters() if each.grad is not None])
-    return Pass(held, gradient)
+    return Pass(kept_bytes, gradient)
 
 
 def main() -> None:
-    """Print one line a way of keeping."""
-    parser = argparse.ArgumentParser()
+    """Print one line per attention and per way of keeping activations."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=512)
     tokens = parser.parse_args().tokens
     batch = row_of(tokens)
@@ -90,14 +90,14 @@ def main() -> None:
         plain = measured(narrow_model(attention), batch)
         lm = narrow_model(attention)
         checkpoint_layers(lm)
-        spare = measured(lm, batch)
+        checkpointed = measured(lm, batch)
         formulas = (shape.activation_bytes, shape.checkpointed_bytes)
-        for name, done, formula in zip(("kept", "checkpointed"), (plain, spare), formulas, strict=True):
+        for name, done, formula in zip(("kept", "checkpointed"), (plain, checkpointed), formulas, strict=True):
             print(
-                f"{attention:6} {name:13} {done.kept / tokens / 1024:8.0f} KiB a token, formula "
+                f"{attention:6} {name:13} {done.kept / tokens / 1024:8.0f} KiB per token, formula "
                 f"{formula / 1024:6.0f} KiB"
             )
-        print(f"{attention:6} gradients equal to the bit: {torch.equal(plain.gradient, spare.gradient)}")
+        print(f"{attention:6} gradients bitwise equal: {torch.equal(plain.gradient, checkpointed.gradient)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Processor seconds of one reinforcement step: the learner's own step, against a plain PyTorch loop.
+"""CPU seconds of one reinforcement step: the learner's step, compared with a plain PyTorch loop.
 
-The plain loop is what one writes first: every sample a padded row with its prompt in front, log-softmax over all
-logits, the same loss, gradient clipping, AdamW. The learner takes the same batch on one rank, on plain PyTorch and
-under ZeRO-3, with one row a sample (flat) and with samples behind one prompt (shared); then as a job has it by
-default: divergence measured on a share of the groups, samples without a gradient left out. Processor time, which
-another load on the machine changes little; methods take turns; medians.
+The plain loop is the obvious first version: one padded row per sample with its prompt in front, log-softmax over all
+logits, the same loss, gradient clipping, AdamW. The learner trains on the same batch on one rank, with plain PyTorch
+and under ZeRO-3, with one row per sample (flat) and with samples that share one prompt's row (shared). The last line
+has a job's default settings: divergence measured on a share of the groups, samples without a gradient left out. The
+methods take turns; figures are medians of CPU time, which other load on the machine changes little.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learner.throughput [--prompt 11 --length 4 14 --groups 32]
 """
@@ -41,7 +41,7 @@ from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 SAMPLES = 16
 OBJECTIVE = MaxAtK(k=8)
 OPTIMIZER = Optimizer(lr=1e-5)
-WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "measured_share": 1.0})  # the plain loop's work
+WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fraction": 1.0})  # the plain loop's work
 AS_IF_LARGE = {"stage3_param_persistence_threshold": 100_000, "memory_efficient_linear": True}
 
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Processor seconds of each method's turns; once in a process."""
+    """CPU seconds of each method's turns. It joins a process group, so call it once per process."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     torch.set_num_threads(1)
     join_ranks(0, 1, open_store("127.0.0.1", 0, 1), cuda=False, deadline_s=600)
@@ -59,7 +59,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
         model = make(Path(folder) / "model", layers=arguments.layers, width=arguments.width, length=4096)
         methods = make_methods(model, Path(folder), make_batch(arguments), arguments)
         times: dict[str, list[float]] = {name: [] for name in methods}
-        for turn in range(arguments.turns + 1):  # the first only warms up
+        for turn in range(arguments.turns + 1):  # the first is a warm-up
             for name, method in methods.items():
                 begun = time.process_time()
                 method()
@@ -69,7 +69,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def make_batch(arguments: argparse.Namespace) -> RankBatch:
-    """Groups of unequal lengths, all with signal."""
+    """A batch of groups of unequal lengths, all with a learning signal."""
     rng = np.random.default_rng(0)
     prompt = (arguments.prompt, arguments.prompt + 1)
     groups = [
@@ -83,7 +83,7 @@ def make_batch(arguments: argparse.Namespace) -> RankBatch:
 def make_methods(
     model: Path, folder: Path, batch: RankBatch, arguments: argparse.Namespace
 ) -> dict[str, Callable[[], object]]:
-    """Each way to take one step, by name."""
+    """By name, each way to take one step."""
     config = LearnerConfig(
         model=ModelSpec(path=model),
         learner=LearnerSpec(),
@@ -115,7 +115,7 @@ def make_methods(
 
 
 def padded_loop(lm: Any, batch: RankBatch) -> Callable[[], object]:
-    """One padded batch of all samples, one forward, one backward, AdamW."""
+    """A step with one padded batch of all samples: one forward pass, one backward pass, AdamW."""
     optimizer = torch.optim.AdamW(lm.parameters(), lr=OPTIMIZER.lr)
 
     def step() -> None:
@@ -135,7 +135,7 @@ def padded_loop(lm: Any, batch: RankBatch) -> Callable[[], object]:
 
 
 def padded(batch: RankBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Token ids [R, L], and for the L - 1 predictions: is it a sample token, mu; and the advantages [R, 1]."""
+    """Token ids [R, L]; for the L - 1 predictions whether they are sample tokens, and mu; advantages [R, 1]."""
     rows = [(group, start, end) for group in batch.groups for start, end in _spans(group)]
     length = max(len(group.prompt_p) + end - start for group, start, end in rows)
     ids_RL, mu_RL = np.zeros((len(rows), length), np.int64), np.zeros((len(rows), length - 1), np.float32)
@@ -170,14 +170,14 @@ def report(batch: RankBatch, times: dict[str, list[float]]) -> None:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says, or ``given`` in its place."""
+    """Parse the command line, or ``given`` instead of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=11)
     parser.add_argument("--length", type=int, nargs=2, default=(4, 15), help="sample lengths, half open")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--budget", type=int, default=0, help="tokens of a micro-batch; 0: the product's default")
+    parser.add_argument("--budget", type=int, default=0, help="tokens per micro-batch; 0: the job's default")
     parser.add_argument("--turns", type=int, default=7)
     return parser.parse_args(given)
 

@@ -1,9 +1,9 @@
-"""Peak memory of log-probs, entropy and their gradients at a large vocabulary: the learner's way, and the plain way.
+"""Peak memory of log-probs, entropy and their gradients for a large vocabulary: the learner's way and the plain way.
 
     python -m benchmarks.memory.logprobs [--tokens 1024 --vocabulary 131072 --width 128]
 
-Each way runs in a process of its own; what is printed is by how much its resident memory grew at most, once inputs
-and weights were there. The plain way is ``log_softmax`` over all logits, as one writes it first.
+Each way runs in its own process; it prints the peak growth of its resident memory after inputs and weights were
+allocated. The plain way is ``log_softmax`` over all logits, the obvious first version.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def plain(hidden_TH: Tensor, weight_VH: Tensor, token_T: Tensor) -> tuple[Tensor
 
 
 def chunked(hidden_TH: Tensor, weight_VH: Tensor, token_T: Tensor) -> tuple[Tensor, Tensor]:
-    """As the learner does it."""
+    """The learner's way: in chunks of tokens."""
     return chosen_logprobs(hidden_TH, weight_VH, None, token_T, 1.0, entropy_gradient=True)
 
 
@@ -38,15 +38,15 @@ WAYS: dict[str, Scores] = {"plain log_softmax": plain, "the learner's": chunked}
 
 
 def growth(way: str, tokens: int, vocabulary: int, width: int) -> int:
-    """Bytes by which this process grew at most for one forward and backward pass."""
+    """Peak growth of this process, in bytes, during one forward and backward pass."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hidden_TH = torch.randn(tokens, width).requires_grad_()
     weight_VH = (torch.randn(vocabulary, width) / width**0.5).requires_grad_()
     weight_VH.grad, hidden_TH.grad = torch.zeros_like(weight_VH), torch.zeros_like(hidden_TH)
     token_T = torch.randint(vocabulary, (tokens,))
-    WAYS[way](hidden_TH[:1], weight_VH, token_T[:1])  # what libraries take once
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here; proc(5)
+    WAYS[way](hidden_TH[:1], weight_VH, token_T[:1])  # lets libraries allocate their one-time buffers
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, see proc(5)
     before = resident("VmRSS")
     logprob_T, entropy_T = WAYS[way](hidden_TH, weight_VH, token_T)
     torch.autograd.backward(logprob_T.sum() + 0.01 * entropy_T.sum())
@@ -54,7 +54,7 @@ def growth(way: str, tokens: int, vocabulary: int, width: int) -> int:
 
 
 def resident(field: str) -> int:
-    """One of this process's memory figures, bytes."""
+    """One of this process's memory figures in /proc/self/status, bytes."""
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     if found is None:
         raise OSError(f"/proc/self/status has no {field}")

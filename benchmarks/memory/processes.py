@@ -1,10 +1,10 @@
-"""Peak resident memory of each process of a run against the size of its model.
+"""Peak resident memory of each process of a run, as a function of model size.
 
     python -m benchmarks.memory.processes [--shapes 4x256 8x768] [--steps 3]
 
-Runs the first job of the comparison with TRL on random models of two shapes (layers x width, float32) and prints the
-most each process held, and by how many bytes it grew for each further byte of weights: what the libraries take falls
-out of that figure. Memory shared between processes counts in each of them.
+It runs the first workload of the comparison with TRL on random models of two shapes (layers x width, float32) and
+prints each process's peak, and by how many bytes it grew per additional byte of weights, which leaves out what the
+libraries need. Memory shared between processes counts in each of them.
 """
 
 import argparse
@@ -18,15 +18,15 @@ import psutil
 from benchmarks.objectives.report import print_table
 from benchmarks.versus_trl.volley_side import job_of
 from benchmarks.versus_trl.workloads import WORKLOADS, write_inputs
-from services.display import Display
-from services.foreground import run_in_foreground
-from services.job_file import load_job
-from services.run import prepare, run_alone
-from services.run_folder import RunFolder
+from services.jobs.job_file import load_job
+from services.recording.display import Display
+from services.runs.run import prepare, run_alone
+from services.signals import run_in_foreground
+from services.store.folder import RunFolder
 
 MIB = 2**20
 LOOK_SECONDS = 0.2
-NAMES = {  # what a command line has in it, and the process that is
+NAMES = {  # part of a command line -> name of the process
     "ray::Rank": "learner rank",
     "ray::Actor": "actor",
     "VLLM": "vLLM engine",
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def peaks_of_run(folder: Path, steps: int) -> dict[str, int]:
-    """Bytes each kind of process held at most, the largest of its kind."""
+    """Run the job; returns the peak memory of each kind of process in bytes, that of the largest of its kind."""
     file = folder / "job.yaml"
     file.write_text(json.dumps({**job_of(WORKLOADS["short"], folder, ""), "steps": steps}))
     job = load_job(file)
@@ -64,7 +64,7 @@ def peaks_of_run(folder: Path, steps: int) -> dict[str, int]:
     watching.start()
     try:
         run = RunFolder.create(folder, job)
-        run_in_foreground(run_alone(job, run, Display(quiet=True), prepared=prepare(job)))
+        run_in_foreground(run_alone(prepare(job), run, Display(quiet=True)))
     finally:
         ended.set()
         watching.join()
@@ -72,26 +72,26 @@ def peaks_of_run(folder: Path, steps: int) -> dict[str, int]:
 
 
 def watch(peaks: dict[str, int], ended: threading.Event) -> None:
-    """Look at this process and all below it until ``ended``."""
+    """Record the peaks of this process and its descendants until ``ended`` is set."""
     own = psutil.Process()
     while not ended.wait(LOOK_SECONDS):
         for process in (own, *own.children(recursive=True)):
             try:
-                name, held = name_of(process), process.memory_info().rss
+                name, resident = name_of(process), process.memory_info().rss
             except psutil.Error:
                 continue  # it has just ended
             if name:
-                peaks[name] = max(peaks.get(name, 0), held)
+                peaks[name] = max(peaks.get(name, 0), resident)
 
 
 def name_of(process: psutil.Process) -> str:
-    """What it is in a run; nothing for helpers."""
+    """The process's name in a run; "" for helper processes."""
     command = " ".join(process.cmdline())
     return next((name for mark, name in NAMES.items() if mark in command), "")
 
 
 def report(weights: list[int], peaks: list[dict[str, int]]) -> None:
-    """One row a process."""
+    """Print one row per kind of process."""
     small, large = peaks
     print(f"weights: {weights[0] / MIB:.0f} and {weights[1] / MIB:.0f} MiB\n")
     rows = [

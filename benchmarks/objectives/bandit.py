@@ -1,8 +1,8 @@
-"""The bandit of arXiv 2503.19595, figure 1: what optimising pass@4 does to the mean, to pass@4 and to the KL.
+"""The bandit of arXiv 2503.19595, figure 1: how optimising pass@4 affects the mean reward, pass@4 and the KL.
 
-100 actions with rewards drawn once from N(0, 1), a softmax policy that starts uniform, four samples per update,
-learning rate 1, plain gradient ascent. Mean, KL and pass@4 are computed from the policy, not sampled. 20 seeds, each
-with its own rewards, shared by the three estimators.
+There are 100 actions with rewards drawn once from N(0, 1), a softmax policy that starts uniform, four samples per
+update, learning rate 1, and plain gradient ascent. Mean, KL and pass@4 are computed from the policy, not sampled. Each
+of the 20 seeds has its own rewards, which all estimators share.
 
     python -m benchmarks.objectives.bandit --out docs/figures
 """
@@ -18,8 +18,8 @@ from volley.objectives import MaxAtK, Mean, Objective, advantages
 
 Floats = NDArray[np.float64]
 ACTIONS, K, LEARNING_RATE, SEEDS, STEPS, EVERY, DRAWN = 100, 4, 1.0, 20, 1000, 2, 300
-# objective, learning rate, colour. The gradient of the mean averages over the samples where that of pass@4 sums; the
-# source's PPO form (its A.4) gives both the same factor, which is a four times larger step on the mean.
+# Objective, learning rate, colour. The gradient of the mean averages over the samples, while that of pass@4 sums; the
+# paper's PPO form (A.4) gives both the same factor, which makes the mean's step four times larger.
 ESTIMATORS: dict[str, tuple[Objective, float, str]] = {
     "mean": (Mean(), LEARNING_RATE, BLUE),
     "mean, summed": (Mean(), K * LEARNING_RATE, SKY),
@@ -48,7 +48,7 @@ def run(objective: Objective, learning_rate: float) -> Curves:
             recorded.append(evaluate(policy_SA, reward_SA))
         action_SN = sample(policy_SA, rng)
         a_SN = advantages(np.take_along_axis(reward_SA, action_SN, axis=-1), objective)
-        # sum_i a_i grad log pi(y_i): the taken actions go up, all go down by their probability
+        # sum_i a_i grad log pi(y_i): raises the sampled actions, and lowers all actions by their probability
         gradient_SA = -a_SN.sum(axis=-1, keepdims=True) * policy_SA
         np.add.at(gradient_SA, (np.arange(SEEDS)[:, None], action_SN), a_SN)
         logits_SA += learning_rate * gradient_SA
@@ -56,7 +56,7 @@ def run(objective: Objective, learning_rate: float) -> Curves:
 
 
 def softmax(logits_SA: Floats) -> Floats:
-    """Row by row."""
+    """Softmax of each row."""
     p_SA: Floats = np.exp(logits_SA - logits_SA.max(axis=-1, keepdims=True))
     p_SA /= p_SA.sum(axis=-1, keepdims=True)
     return p_SA
@@ -71,7 +71,7 @@ def sample(policy_SA: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 def evaluate(policy_SA: Floats, reward_SA: Floats) -> tuple[Floats, Floats, Floats]:
-    """The mean reward, the expected best of K, and the KL to the uniform start; rewards ascend."""
+    """Mean reward, expected best of K, and KL to the uniform start; ``reward_SA`` must be sorted."""
     below_SA = np.minimum(policy_SA.cumsum(axis=-1), 1.0) ** K
     best_S = (np.diff(below_SA, axis=-1, prepend=0.0) * reward_SA).sum(axis=-1)
     kl_S = (policy_SA * np.log(np.maximum(policy_SA, 1e-300) * ACTIONS)).sum(axis=-1)
@@ -79,14 +79,14 @@ def evaluate(policy_SA: Floats, reward_SA: Floats) -> tuple[Floats, Floats, Floa
 
 
 def at_kl(curves: Curves, grid_X: Floats) -> Floats:
-    """Mean reward when the KL first reaches each value of the grid, [S, X]; nan beyond the end of a run."""
+    """Mean reward when the KL first reaches each value of the grid, [S, X]; nan if a run never reaches it."""
     reached_ST = np.maximum.accumulate(curves.kl, axis=-1)
     rows = zip(reached_ST, curves.mean, strict=True)
     return np.array([np.interp(grid_X, kl_T, mean_T, right=np.nan) for kl_T, mean_T in rows])
 
 
 def main() -> None:
-    """Print the table; draw the figure if asked to."""
+    """Print the tables; draw the figure if ``--out`` is given."""
     folder = output_folder(__doc__ or "")
     results = {name: run(objective, rate) for name, (objective, rate, _) in ESTIMATORS.items()}
     rows: list[list[object]] = []
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def draw(results: dict[str, Curves], folder: Path) -> None:
-    """Mean against steps, mean against KL, pass@4 against steps: the three panels of the source."""
+    """Plot mean against steps, mean against KL, and pass@4 against steps, as in the paper's three panels."""
     figure, axes = panels(3)
     steps_T, grid_X = np.arange(0, DRAWN + 1, EVERY), np.linspace(0.0, 3.5, 60)
     for name, (_, _, colour) in ESTIMATORS.items():

@@ -1,9 +1,10 @@
-"""Off-policy max@k: bias and noise of each way to treat companion weights, against how far the policy has moved.
+"""Off-policy max@k: bias and noise of each kind of companion weights, against how far the policy has moved.
 
-A log-linear policy over 200 actions with eight features; the behaviour policy is the policy before a step in a random
-direction, sized so that the log-ratio of a sample has the given standard deviation. Groups of n = 8, k = 4, rewards
-from N(0, 1). The true gradient is computed exactly. Bias and noise are those of one group's estimate, over the length
-of the true gradient, from 500,000 groups; a bias under three standard errors of their average is given as below that.
+The policy is log-linear over 200 actions with eight features. The behaviour policy is the policy before a step in a
+random direction, scaled so that a sample's log-ratio has the given standard deviation. Groups have n = 8 samples,
+k = 4, and rewards from N(0, 1). The true gradient is computed exactly. Bias and noise of one group's estimate are
+relative to the length of the true gradient, from 500,000 groups; a bias under three standard errors of their average is
+printed as below that bound.
 
     python -m benchmarks.objectives.off_policy --out docs/figures
 """
@@ -49,7 +50,7 @@ class Problem(NamedTuple):
 
 
 def problem(spread: float) -> Problem:
-    """The same rewards, features and direction for every spread of the log-ratio."""
+    """The problem with this spread of the log-ratio; rewards, features and direction are always the same."""
     rng = np.random.default_rng(0)
     feature_AF = rng.normal(size=(ACTIONS, FEATURES))
     reward_A = np.sort(rng.normal(size=ACTIONS))
@@ -63,7 +64,7 @@ def problem(spread: float) -> Problem:
 
 
 def true_gradient(p: Problem) -> Floats:
-    """`k E[E[max(g, best of k - 1)] grad log pi]` for the features' weights, by order statistics."""
+    """`k E[E[max(g, best of k - 1)] grad log pi]` with respect to the features' weights, from order statistics."""
     below_A = p.policy_A.cumsum() ** (K - 1)
     chance_A = np.diff(below_A, prepend=0.0)
     above_A = np.concatenate([np.cumsum((p.reward_A * chance_A)[::-1])[::-1][1:], [0.0]])
@@ -74,7 +75,7 @@ def true_gradient(p: Problem) -> Floats:
 
 
 def bias_and_noise(p: Problem, objective: MaxAtK) -> tuple[float, float]:
-    """Both relative to the true gradient; a sample's own ratio multiplies its advantage, unclipped."""
+    """Bias and noise relative to the true gradient; each sample's own ratio multiplies its advantage, unclipped."""
     rng = np.random.default_rng(1)
     truth_F = true_gradient(p)
     log_w_A = np.log(p.policy_A / p.behaviour_A)
@@ -97,12 +98,12 @@ def bias_and_noise(p: Problem, objective: MaxAtK) -> tuple[float, float]:
 
 
 def resolution(noise: float) -> float:
-    """The smallest bias that the average over all groups can tell from zero."""
+    """The smallest bias that can be distinguished from zero with this many groups."""
     return 3 * noise / float(np.sqrt(GROUPS))
 
 
 def main() -> None:
-    """Print the tables; draw the figure if asked to."""
+    """Print the tables; draw the figure if ``--out`` is given."""
     folder = output_folder(__doc__ or "")
     found = {
         name: [bias_and_noise(problem(spread), objective) for spread in SPREADS]
@@ -118,12 +119,12 @@ def main() -> None:
 
 
 def bias_text(bias: float, noise: float) -> str:
-    """The bias, or that it is too small to see."""
+    """The bias, or the bound below which it cannot be measured."""
     return f"< {bias:.3f}" if bias == resolution(noise) else f"{bias:.3f}"
 
 
 def draw(found: dict[str, list[tuple[float, float]]], folder: Path) -> None:
-    """Bias and noise against the spread of the log-ratio."""
+    """Plot bias and noise against the spread of the log-ratio."""
     figure, axes = panels(2)
     for name, (_, colour) in ESTIMATORS.items():
         for index, axis in enumerate(axes):

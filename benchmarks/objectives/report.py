@@ -1,4 +1,4 @@
-"""What the reproductions share: the command line, a table on standard output, and the look of a figure."""
+"""Shared by benchmarks and reproductions: the ``--out`` option, Markdown tables, and the style of figures."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-# Okabe and Ito's palette, told apart by readers with any colour vision.
+# Okabe and Ito's palette, whose colours can be told apart with any colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     "#0072B2",
     "#E69F00",
@@ -23,7 +23,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
 
 
 def output_folder(description: str) -> Path | None:
-    """The folder given with `--out`, made if need be; None without it."""
+    """The folder given with `--out`, created if needed; None without it."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, help="folder for the figure; without it only the table is printed")
     folder: Path | None = parser.parse_args().out
@@ -33,7 +33,7 @@ def output_folder(description: str) -> Path | None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A Markdown table; floats with four significant digits."""
+    """Print a Markdown table; floats have four significant digits."""
     cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
     lines = [list(header), ["-" * width for width in widths], *cells]
@@ -43,7 +43,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def panels(count: int) -> tuple[Any, Any]:
-    """A figure with a row of panels, and their axes."""
+    """A figure with one row of panels, and its axes."""
     plt.rcParams.update({"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "lines.linewidth": 1.6})
     figure, axes = plt.subplots(1, count, figsize=(3.4 * count, 2.9), layout="constrained", squeeze=False)
     for axis in axes[0]:
@@ -53,7 +53,7 @@ def panels(count: int) -> tuple[Any, Any]:
 
 
 def save(figure: Any, folder: Path, name: str) -> None:
-    """Write the figure as a small PNG, with no date in it, and say where."""
+    """Write the figure as a small PNG without metadata, and print its path."""
     path = folder / f"{name}.png"
     figure.savefig(path, dpi=130, metadata={"Software": None})
     print(f"figure: {path}")

@@ -1,7 +1,7 @@
-"""Time per batch: the product against textbook formulas in a loop over groups, and against enumeration of subsets.
+"""Time per batch: Volley's advantages, textbook formulas in a loop over groups, and enumeration of subsets.
 
-Processor time of one core, best of several runs; the slow methods run on fewer groups and are scaled up. Every
-method's answer is compared with the product's before it is timed.
+Figures are CPU time of one core, best of several runs; slow methods run on fewer groups and are scaled up. Before
+timing, every method's result is compared with Volley's.
 
     OMP_NUM_THREADS=1 python -m benchmarks.objectives.speed --out docs/figures
 """
@@ -26,12 +26,12 @@ Method = Callable[[Floats], Floats]
 
 
 def textbook_loop(g_BN: Floats, k: int) -> Floats:
-    """`(1/C(n,k)) sum_{j<i} (g_(i) - g_(j)) C(j-1, k-2)` as it is written, one group after another."""
+    """`(1/C(n,k)) sum_{j<i} (g_(i) - g_(j)) C(j-1, k-2)` computed literally, one group after another."""
     return _loop(g_BN, k, lambda n, j: comb(j, k - 2) / comb(n, k))
 
 
 def tabulated_loop(g_BN: Floats, k: int) -> Floats:
-    """The same with the binomials computed once."""
+    """The same, with the binomials computed once."""
     n = g_BN.shape[-1]
     table = [comb(j, k - 2) / comb(n, k) for j in range(n)]
     return _loop(g_BN, k, lambda n, j: table[j])
@@ -48,7 +48,7 @@ def _loop(g_BN: Floats, k: int, sets: Callable[[int, int], float]) -> Floats:
 
 
 def numpy_loop(g_BN: Floats, k: int) -> Floats:
-    """Two running sums per group with NumPy, still one group after another."""
+    """Two running sums per group in NumPy, still one group after another."""
     n = g_BN.shape[-1]
     sets_N = np.array([comb(j, k - 2) / comb(n, k) for j in range(n)])
     out_BN = np.empty_like(g_BN)
@@ -60,7 +60,7 @@ def numpy_loop(g_BN: Floats, k: int) -> Floats:
 
 
 def enumeration(g_BN: Floats, k: int) -> Floats:
-    """Every k-subset of every group."""
+    """Enumerate every k-subset of every group."""
     out_BN = np.zeros_like(g_BN)
     for g_N, out_N in zip(g_BN.tolist(), out_BN, strict=True):
         for subset in combinations(range(len(g_N)), k):
@@ -70,7 +70,7 @@ def enumeration(g_BN: Floats, k: int) -> Floats:
 
 
 def vote_enumeration(answers_BN: NDArray[np.int64], g_BN: Floats, k: int) -> Floats:
-    """Every k-subset of every group, with and without each of its votes."""
+    """Enumerate every k-subset of every group, with and without each of its votes."""
     out_BN = np.zeros_like(g_BN)
     for answers, g, out_N in zip(answers_BN.tolist(), g_BN.tolist(), out_BN, strict=True):
         reward = dict(zip(answers, g, strict=True))
@@ -90,7 +90,7 @@ def _vote(votes: list[int], reward: dict[int, float]) -> float:
 
 
 def seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    """Processor time of the best of a few runs after one to warm up."""
+    """CPU seconds of the best of a few calls, after one warm-up call."""
     call()
     times = []
     for _ in range(repeats):
@@ -101,13 +101,13 @@ def seconds(call: Callable[[], object], repeats: int = 5) -> float:
 
 
 def batch_seconds(method: Method, groups: int, n: int) -> float:
-    """Seconds for a batch of B groups of n, measured on fewer and scaled."""
+    """CPU seconds for a batch of B groups of n, measured on fewer ``groups`` and scaled up."""
     g_BN = np.random.default_rng(0).normal(size=(groups, n))
     return seconds(lambda: method(g_BN), repeats=3) * B / groups
 
 
 def max_at_k_methods(k: int) -> dict[str, tuple[Method, int]]:
-    """Every way to compute the same advantages, and on how many groups to time it."""
+    """Every way to compute the same advantages, with the number of groups to time it on."""
     return {
         "volley.objectives": (lambda g: advantages(g, MaxAtK(k=k)), B),
         "loop over groups, NumPy running sums": (lambda g: numpy_loop(g, k), 256),
@@ -118,11 +118,7 @@ def max_at_k_methods(k: int) -> dict[str, tuple[Method, int]]:
 
 
 def check() -> None:
-    """All methods agree where all are feasible.
-
-    Raises:
-        AssertionError: they do not.
-    """
+    """Check on small groups that all methods agree; raises AssertionError if they do not."""
     rng = np.random.default_rng(0)
     g_BN = rng.normal(size=(2, 12))
     for method, _ in max_at_k_methods(6).values():
@@ -134,7 +130,7 @@ def check() -> None:
 
 
 def headline() -> None:
-    """B=4096, n=64, k=32: max@k on-policy against the loops, and the other estimates for scale."""
+    """Print the times at B=4096, n=64, k=32: max@k on-policy, the loops, and two other estimates for scale."""
     rng = np.random.default_rng(0)
     g_BN, log_w_BN = rng.normal(size=(B, N)), rng.normal(scale=0.3, size=(B, N))
     answers_BN = rng.geometric(0.2, (B, N))
@@ -154,7 +150,7 @@ def headline() -> None:
 
 
 def enumeration_table() -> None:
-    """n=16, k=8, where a group still has few enough subsets: time per group."""
+    """Print the time per group at n=16, k=8, where a group has few enough subsets to enumerate."""
     rng = np.random.default_rng(0)
     g_BN, answers_BN = rng.normal(size=(256, 16)), rng.integers(0, 5, (256, 16))
     solved_BN = (answers_BN == 0).astype(float)
@@ -173,7 +169,7 @@ def enumeration_table() -> None:
 
 
 def main() -> None:
-    """Print the tables; draw the figure if asked to."""
+    """Print the tables; draw the figure if ``--out`` is given."""
     folder = output_folder(__doc__ or "")
     check()
     headline()
@@ -183,7 +179,7 @@ def main() -> None:
 
 
 def draw(folder: Path) -> None:
-    """Time for B groups against n, with k = n / 2."""
+    """Plot the time for B groups against n, with k = n / 2."""
     figure, axes = panels(1)
     colours = [BLUE, ORANGE, PURPLE, RED, GREY]
     for index, name in enumerate(max_at_k_methods(2)):

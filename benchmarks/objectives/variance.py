@@ -1,10 +1,12 @@
 """How noisy each gradient estimate of max@k is, after the variance figures of arXiv 2505.15201.
 
-Left and table 1: a one-dimensional toy. The policy is N(theta, 0.1) with theta = 0.8, the reward x^2 on [0, 1] and 0
-outside, so that a step too far costs all; 16 samples; the standard deviation of the gradient with respect to theta,
-against k, over 40,000 groups. `partitioned` estimates cut the group into n/k sets of k instead of using all sets.
-Right and table 2: 0/1 rewards, 16 samples, k = 4, the gradient with respect to the logit of the solve rate, which
-depends only on how many samples are solved: no simulation, exact.
+Left panel and table 1: a one-dimensional toy problem. The policy is N(theta, 0.1) with theta = 0.8; the reward is x^2
+on [0, 1] and 0 outside, so that a step too far loses everything. They show the standard deviation of the gradient with
+respect to theta against k, with 16 samples, over 40,000 groups. The `partitioned` estimates split a group into n/k sets
+of k instead of using all subsets.
+
+Right panel and table 2: 0/1 rewards, 16 samples, k = 4. The gradient with respect to the logit of the solve rate
+depends only on the number of solved samples, so its standard deviation is computed exactly, without simulation.
 
     python -m benchmarks.objectives.variance --out docs/figures
 """
@@ -39,7 +41,7 @@ SOLVE_RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 
 def partitioned(g_BN: Floats, k: int, name: str) -> Floats | None:
-    """Advantages from disjoint sets of k, averaged over the n/k sets; None where the estimate needs a second set."""
+    """Advantages averaged over n/k disjoint sets of k; None if the estimate needs a second set but n = k."""
     sets_BSK = g_BN.reshape(len(g_BN), N // k, k)
     count = N // k
     if name == "partitioned, loo_minus_one":
@@ -53,7 +55,7 @@ def partitioned(g_BN: Floats, k: int, name: str) -> Floats | None:
 
 
 def estimates(g_BN: Floats, k: int) -> dict[str, Floats]:
-    """The advantages of every estimator that exists at this k."""
+    """By name, the advantages of every estimator that is defined for this k."""
     found: dict[str, Floats] = {}
     for name in PARTITIONED:
         a_BN = partitioned(g_BN, k, name)
@@ -83,7 +85,7 @@ def true_gradient(k: int) -> float:
 
 
 def toy() -> dict[str, dict[int, tuple[float, float]]]:
-    """Mean and standard deviation of the gradient estimate, by estimator and k."""
+    """Mean and standard deviation of the gradient estimate in the toy problem, by estimator and k."""
     rng = np.random.default_rng(0)
     x_BN = rng.normal(THETA, SIGMA, (GROUPS, N))
     score_BN = (x_BN - THETA) / SIGMA**2
@@ -96,7 +98,7 @@ def toy() -> dict[str, dict[int, tuple[float, float]]]:
 
 
 def exact_binary_deviation(baseline: Baseline, k: int, p: float) -> float:
-    """The standard deviation of the gradient with respect to the logit of p; its score is 1 - p if solved, else -p."""
+    """Standard deviation of the gradient with respect to the logit of p; the score is 1 - p if solved, else -p."""
     counts = np.arange(N + 1)
     g_CN = (np.arange(N) < counts[:, None]).astype(float)
     gradient_C = (advantages(g_CN, MaxAtK(k=k, baseline=baseline)) * (g_CN - p)).sum(axis=-1)
@@ -106,7 +108,7 @@ def exact_binary_deviation(baseline: Baseline, k: int, p: float) -> float:
 
 
 def main() -> None:
-    """Print the tables; draw the figure if asked to."""
+    """Print the tables; draw the figure if ``--out`` is given."""
     folder = output_folder(__doc__ or "")
     found = toy()
     rows = [[name, *(f"{by_k[k][1]:.3f}" if k in by_k else "-" for k in KS)] for name, by_k in found.items()]
@@ -124,7 +126,7 @@ def main() -> None:
 
 
 def draw(found: dict[str, dict[int, tuple[float, float]]], folder: Path) -> None:
-    """Deviation against k in the toy, and against the solve rate for 0/1 rewards."""
+    """Plot the deviation against k in the toy problem, and against the solve rate for 0/1 rewards."""
     figure, (left, right) = panels(2)
     for name, colour in (*PARTITIONED.items(), *ALL_SETS.items()):
         by_k = found[name]

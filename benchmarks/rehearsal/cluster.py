@@ -1,4 +1,4 @@
-"""A Ray cluster whose nodes are named after roles, and the service on it, used through its REST API alone."""
+"""A Ray cluster with one node per role, and the service on it, which is used only through its REST API."""
 
 import json
 import os
@@ -15,14 +15,14 @@ import httpx
 import psutil
 
 from benchmarks.rehearsal.places import Places
-from services.stack_up import free_port
+from services.stack.keeper import free_port
 
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
 VOLLEY = str(Path(sys.executable).with_name("volley"))
 RESOURCES = {"actor": "volley_actor", "reward": "volley_reward", "learner": "volley_learner"}
 CLASSES = {"Actor": "actor", "RewardWorker": "reward", "Rank": "learner"}
 START_SECONDS = 180.0
-# A lost node is noticed within seconds instead of a minute.
+# With these a lost node is noticed within seconds instead of a minute.
 QUICK = {
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "1000",
@@ -32,21 +32,21 @@ QUICK = {
 
 
 def until(what: str, holds: Callable[[], bool], seconds: float) -> float:
-    """Wait until ``holds``; returns how long it took. Raises TimeoutError with ``what``."""
+    """Wait until ``holds()`` is true; returns the seconds it took. Raises TimeoutError, naming ``what``."""
     begun = time.monotonic()
     while not holds():
         if time.monotonic() - begun > seconds:
-            raise TimeoutError(f"after {seconds:g} s still not: {what}")
+            raise TimeoutError(f"timed out after {seconds:g} s waiting until {what}")
         time.sleep(0.25)
     return time.monotonic() - begun
 
 
 class Cluster:
-    """A head without room for any role, and nodes that each offer one role's resource.
+    """A head that can run no role, and nodes that each offer one role's resource.
 
     Attributes:
-        environment: of a process that is to reach the cluster.
-        nodes: address by name.
+        environment: environment variables with which a process can reach the cluster.
+        nodes: addresses of the nodes by name.
     """
 
     def __init__(self, folder: Path, places: Places) -> None:
@@ -63,12 +63,12 @@ class Cluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-            "RAY_raylet_start_wait_time_s": "120",  # where the machine is busy
+            "RAY_raylet_start_wait_time_s": "120",  # for busy machines
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_head(self) -> None:
-        """Returns when its job server answers."""
+        """Start the head; returns when its job server answers."""
         head, port = self.address.rsplit(":", 1)
         options = [f"--node-ip-address={head}", f"--port={port}", "--num-cpus=0", "--object-store-memory=268435456"]
         options += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self.jobs.rpartition(':')[2]}"]
@@ -76,7 +76,7 @@ class Cluster:
         until("Ray's head answers", self._answers, START_SECONDS)
 
     def add(self, name: str, role: str) -> None:
-        """Start a node for ``role``; it joins in its own time."""
+        """Start a node for ``role``, without waiting until it has joined."""
         self.nodes[name] = self.places.add(name)
         options = [f"--address={self.address}", f"--node-ip-address={self.nodes[name]}", "--num-cpus=2"]
         options += [f"--resources={json.dumps({RESOURCES[role]: 4})}", "--object-store-memory=134217728"]
@@ -84,20 +84,20 @@ class Cluster:
         self._start(name, self.places.command(name, command))
 
     def lose(self, name: str) -> str:
-        """Lose a node without a word, by its cable or by SIGKILL; returns how."""
+        """Lose a node without notice, by cutting its cable or by SIGKILL; returns how."""
         if self.places.cut(name):
             return "its cable is pulled"
         _kill(self._processes.pop(name))
         return "every process of it is killed"
 
     def ask(self, path: str) -> Any:
-        """What Ray's own API says."""
+        """The answer of Ray's own API."""
         headers = {"Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}"}
         answer = httpx.get(f"{self.jobs}{path}", headers=headers, timeout=20, trust_env=False)
         return answer.raise_for_status().json()
 
     def alive(self) -> int:
-        """Nodes that Ray counts, the head included. Raises RuntimeError where one has ended by itself."""
+        """Number of nodes alive according to Ray, including the head. Raises RuntimeError if one has exited."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise RuntimeError(f"{name}: {(self.folder / f'{name}.log').read_text()[-1000:]}")
@@ -105,7 +105,7 @@ class Cluster:
         return sum(row["state"] == "ALIVE" for row in rows)
 
     def wait_for_nodes(self, count: int) -> None:
-        """Until ``count`` have joined; raises RuntimeError with what each said last."""
+        """Wait until ``count`` nodes have joined; raises RuntimeError with the end of each node's log."""
         try:
             until(f"{count} nodes have joined", lambda: self.alive() == count, START_SECONDS)
         except TimeoutError as error:
@@ -113,7 +113,7 @@ class Cluster:
             raise RuntimeError("\n".join(f"{log.name}: {log.read_text()[-600:]}" for log in logs)) from error
 
     def processes(self) -> dict[str, dict[int, str]]:
-        """By role: the process ids of what lives of it, each with the node's name that it lives on."""
+        """By role: the ids of its live processes, each with the role of the node it runs on."""
         nodes = self.ask("/api/v0/nodes?detail=true")["data"]["result"]["result"]
         names = {resource: role for role, resource in RESOURCES.items()}
         roles = {
@@ -126,12 +126,12 @@ class Cluster:
         return found
 
     def close(self) -> None:
-        """End every node, the head last."""
+        """Kill every node, the head last."""
         for process in reversed(self._processes.values()):
             _kill(process)
 
     def _common(self, name: str) -> list[str]:
-        # Nodes that start side by side in one folder would take each other's sockets.
+        # Nodes that share a folder would use each other's sockets.
         folder = f"--temp-dir={self.folder / name}"
         return [folder, "--include-log-monitor=false", f"--dashboard-agent-listen-port={free_port()}"]
 
@@ -159,25 +159,25 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 class Service:
-    """`volley up` on a cluster that is there."""
+    """`volley up` on an existing cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster = cluster
         self._environment = {**cluster.environment, "VOLLEY_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-        told = self._volley(
+        state = self._volley(
             *("up", "--port", "0", "--ray", cluster.jobs, "--import-from", str(Path.cwd()), "--allow-code", "tests")
         )
-        self._http = httpx.Client(base_url=told["server"], timeout=90, trust_env=False)
+        self._http = httpx.Client(base_url=state["server"], timeout=90, trust_env=False)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One request; raises RuntimeError where it is refused."""
+        """Send one request; returns the answer. Raises RuntimeError if it is rejected."""
         answer = self._http.request(method, path, json=body)
         if answer.is_error:
             raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
         return answer.json()
 
     def observed(self, run: str) -> dict[str, Any]:
-        """How the run stands; raises RuntimeError where it has failed."""
+        """The run's observed state; raises RuntimeError if the run has failed."""
         view = self.call("GET", f"/v1/runs/{run}")
         if view["state"] == "failed":
             raise RuntimeError(view["observed"]["problem"])
@@ -203,7 +203,7 @@ class Service:
 
 @contextmanager
 def service_on_nodes(folder: Path, places: Places) -> Iterator[tuple[Cluster, Service]]:
-    """A head, a node a role, and the service on them; all of it is gone after the block."""
+    """A head, one node per role, and the service on them; everything is stopped after the block."""
     cluster = Cluster(folder, places)
     try:
         cluster.start_head()

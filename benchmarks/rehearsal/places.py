@@ -1,10 +1,10 @@
-"""Where the nodes of a rehearsal are: on this machine's loopback address, or each on an address of its own.
+"""Where the nodes of a rehearsal run: on this machine's loopback address, or each on its own address.
 
     namespaces     head 10.231.0.1 ── bridge ─┬─ veth ── namespace of one node, 10.231.0.2
                                               └─ veth ── namespace of another,  10.231.0.3  ...
 
-A network namespace has interfaces, addresses and routes of its own: what two nodes tell each other goes through their
-cables and is counted there, and a cable can be pulled. It needs root, and `ip` of the package iproute2.
+A network namespace has its own interfaces, addresses and routes: traffic between two nodes goes through their virtual
+cables, where it is counted, and a cable can be pulled. This needs root, and `ip` from the package iproute2.
 """
 
 import subprocess
@@ -23,16 +23,16 @@ class Places(Protocol):
     head: str
 
     def add(self, node: str) -> str:
-        """A place for ``node``; returns its address."""
+        """Make a place for ``node``; returns its address."""
 
     def command(self, node: str, command: Sequence[str]) -> list[str]:
-        """``command`` as it runs at the node's place."""
+        """The command line that runs ``command`` on the node."""
 
     def cut(self, node: str) -> bool:
-        """Pull the node's cable; False where it has none."""
+        """Pull the node's cable; returns False if it has none."""
 
     def received(self, node: str) -> int | None:
-        """Bytes that came to the node through its cable; None where it has none."""
+        """Bytes the node has received through its cable; None if it has none."""
 
 
 class OneAddress:
@@ -54,7 +54,7 @@ class OneAddress:
 
 
 class Namespaces:
-    """A network namespace a node."""
+    """One network namespace per node."""
 
     head = f"{SUBNET}.1"
 
@@ -71,7 +71,7 @@ class Namespaces:
         _ip(*inside, "link", "set", "lo", "up")
         _ip(*inside, "addr", "add", f"{address}/24", "dev", "eth0")
         _ip(*inside, "link", "set", "eth0", "up")
-        _ip(*inside, "route", "add", "default", "via", self.head)  # by which a process finds its own address
+        _ip(*inside, "route", "add", "default", "via", self.head)  # processes find their own address by it
         return address
 
     def command(self, node: str, command: Sequence[str]) -> list[str]:
@@ -90,10 +90,10 @@ class Namespaces:
 
 @contextmanager
 def namespaces() -> Iterator[Namespaces]:
-    """A bridge, to which namespaces are added; all of it is gone after the block.
+    """A bridge to which namespaces can be added; everything is removed after the block.
 
     Raises:
-        RuntimeError: this machine or account may not have network namespaces; the message is the kernel's.
+        RuntimeError: this machine or account cannot create network namespaces; the message is that of `ip`.
     """
     places = Namespaces()
     _ip("link", "add", BRIDGE, "type", "bridge")
@@ -115,6 +115,6 @@ def _ip(*arguments: str) -> None:
     try:
         subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
     except FileNotFoundError as error:
-        raise RuntimeError("there is no `ip` here: install iproute2") from error
+        raise RuntimeError("`ip` was not found: install iproute2") from error
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"ip {' '.join(arguments)}: {error.stderr.strip()}") from error

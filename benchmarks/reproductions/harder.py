@@ -1,21 +1,22 @@
-"""A harder countdown, five numbers in a prompt and a shorter warm-up: who unblocks what is hardly ever solved?
+"""A harder countdown, with five numbers per prompt and a shorter warm-up: which objective learns prompts that are
+hardly ever solved?
 
     python -m benchmarks.reproductions.harder [--seeds 1] [--steps 200] [--at-most 4]
 
-After arXiv 2505.15201, figure 5: the mean stalls where most groups have no success, max@k goes on.
+After arXiv 2505.15201, figure 5: the mean stalls when most groups have no success, while max@k keeps improving.
 """
 
 from benchmarks.reproductions import countdown
 from benchmarks.reproductions.runs import Options, Planned
 from benchmarks.reproductions.study import Study
-from services.display import Display
+from services.recording.display import Display
 
 NUMBERS, WARM_UP = 5, 250
 METHODS = ("mean", "max@8")
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """The mean and max@8, one run a seed."""
+    """The mean and max@8, one run per seed."""
     return {
         name: [
             countdown.trained(wanted, name, seed, numbers=NUMBERS, first=(name, seed) == ("mean", 1))

@@ -1,10 +1,11 @@
-"""Training on old samples: lag 1, 4 and 8 with no correction, by token, and exactly.
+"""Training on old samples: lag 1, 4 and 8, with no correction, with token-level correction and with exact correction.
 
     python -m benchmarks.reproductions.lag [--seeds 1] [--steps 120] [--at-most 4]
 
-Countdown, the same number of samples for all, at twice the learning rate of `trade_off` so that the policy moves
-within the lag. The mean, whose advantages have both signs, and max@8 without centring, where none is negative.
-``exact`` weighs a sample by its whole sequence, and with max@8 its companions exactly, too.
+All runs are on countdown, with the same number of samples, at twice the learning rate of `trade_off` so that the policy
+moves noticeably within the lag. The objectives are the mean, whose advantages have both signs, and max@8 without
+centring, whose advantages are never negative. ``exact`` weights a sample by its whole sequence, and with max@8 it also
+weights the companions exactly.
 """
 
 from collections.abc import Sequence
@@ -18,46 +19,47 @@ from benchmarks.reproductions.countdown import inputs, trained, warm_up
 from benchmarks.reproductions.results import COLOURS, Rows, curve, draw_curves
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
-from services.run_folder import RunFolder
+from benchmarks.reproductions.tasks import RISING
+from services.store.folder import RunFolder
 
 LAGS, RATE = (1, 4, 8), 2 * countdown.RATE
 OBJECTIVES: dict[str, dict[str, Any]] = {"mean": {"kind": "mean"}, "max@8": {"kind": "max_at_k", "k": 8}}
-CORRECTIONS = {"none": "none", "token": "token", "exact": "sequence"}  # of a sample's own weight
+CORRECTIONS = {"none": "none", "token": "token", "exact": "sequence"}  # kind of a sample's own weight
 
 
-def one(wanted: Options, objective: str, lag: int, correction: str, seed: int) -> Planned:
+def planned(wanted: Options, objective: str, lag: int, correction: str, seed: int) -> Planned:
     companions = {"companion_weights": "exact"} if (objective, correction) == ("max@8", "exact") else {}
     changes: dict[str, Any] = {
         "max_lag": lag,
         "objective": OBJECTIVES[objective] | companions,
         "update__behaviour_correction": {"kind": CORRECTIONS[correction]},
-        "optimizer": {"lr": RATE, "warmup_steps": countdown.RISING},
+        "optimizer": {"lr": RATE, "warmup_steps": RISING, "clip_norm": 1.0},
         "first": (objective, lag, seed) == ("mean", 0, 1),
     }
     return trained(wanted, f"{objective}-lag-{lag}-{correction}", seed, **changes)
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """By objective, lag and correction, one run a seed."""
+    """One run per seed for each objective, lag and correction."""
     seeds = range(1, wanted.seeds + 1)
     settings = [(0, "none"), *((lag, correction) for lag in LAGS for correction in CORRECTIONS)]
     return {
-        named(objective, lag, correction): [one(wanted, objective, lag, correction, seed) for seed in seeds]
+        named(objective, lag, correction): [planned(wanted, objective, lag, correction, seed) for seed in seeds]
         for objective in OBJECTIVES
         for lag, correction in settings
     }
 
 
 def named(objective: str, lag: int, correction: str) -> str:
-    """What a method is called; with lag 0 there is nothing to correct."""
+    """The name of a method; with lag 0 there is nothing to correct."""
     return f"{objective}, lag {lag}" + (f", {correction}" if lag else "")
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
-    """How old samples were and how far they led; training pass@k against the lag, and curves of the longest.
+    """Print ages and results; plot training pass@k against the lag, and training curves for the longest lag.
 
-    A mean over all versions of a run, on prompts not met before, says more than the last version's held-out figures: at
-    this rate one version differs much from the next.
+    The mean over all versions of a run, on prompts not seen before, says more than the last version's held-out figures:
+    at this learning rate, consecutive versions differ a lot.
     """
     print_ages(made)
     figure, (first, best, curves) = panels(3)
@@ -72,25 +74,25 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
 
 
 def print_ages(made: Runs) -> None:
-    """By how many versions a token was old when it was trained on, what training met, and where it ended."""
+    """Print how many versions old the trained tokens were, training pass@k over the run, and final entropy and KL."""
     lines: list[list[object]] = []
     for method, of_method in made.items():
         counts = [row["lag_histogram"] for run in of_method for row in RunFolder(run.path).read("metrics")]
         tokens = sum(sum(each.values()) for each in counts)
-        old = sum(int(lag) * count for each in counts for lag, count in each.items())
+        total_lag = sum(int(lag) * count for each in counts for lag, count in each.items())
         entropy, kl = (float(np.mean(curve(of_method, metric)[:, -1])) for metric in ("entropy", "kl_k1"))
-        lines.append([method, old / tokens, over_the_run(of_method, 1), over_the_run(of_method, 8), entropy, kl])
+        lines.append([method, total_lag / tokens, over_the_run(of_method, 1), over_the_run(of_method, 8), entropy, kl])
     columns = ("mean lag of a token", "training pass@1, %", "pass@8, %", "entropy at the end", "KL to the start")
     print_table(["", *columns], lines)
 
 
 def over_the_run(runs: Sequence[Planned], k: int) -> float:
-    """Training pass@k, %, the mean over all steps and seeds."""
+    """Training pass@k in percent, mean over all steps and seeds."""
     return 100 * float(curve(runs, f"pass_at_{k}", 1).mean())
 
 
 def draw_by_lag(axis: Any, made: Runs, objective: str, k: int) -> None:
-    """Training pass@k over the run, a line for each correction."""
+    """Plot training pass@k over the run against the lag, one line per correction."""
     for colour, correction in zip(COLOURS[1:], CORRECTIONS, strict=False):
         found = [over_the_run(made[named(objective, lag, correction)], k) for lag in (0, *LAGS)]
         axis.plot((0, *LAGS), found, color=colour, label=correction, marker="o", markersize=3)

@@ -1,9 +1,9 @@
-"""Answers that can be voted on: training for the majority of eight answers, against the mean.
+"""Answers that can be voted on: training for the majority of eight answers, compared with the mean and max@8.
 
     python -m benchmarks.reproductions.majority [--seeds 1] [--steps 150] [--at-most 4]
 
-Sums and differences of five numbers, judged by ``exact``. The small model of `countdown`, warmed up for a short while,
-spreads its answers around the right one. After arXiv 2503.19595, section 3.2.
+The task is sums and differences of five numbers, judged by ``exact``. The small model of `countdown`, after a short
+warm-up, spreads its answers around the right one. After arXiv 2503.19595, section 3.2.
 """
 
 import json
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.objectives.report import panels, print_table, save
-from benchmarks.reproductions.countdown import EXAMPLES, RISING, untrained
+from benchmarks.reproductions.countdown import untrained
 from benchmarks.reproductions.results import Rows, draw_curves, draw_pass_at_k, heldout
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
-from services.display import Display
-from services.job_file import load_job
+from benchmarks.reproductions.tasks import make_once, training_run, warm_up_run
+from services.recording.display import Display
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "mean": {"kind": "mean"},
@@ -26,7 +26,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "max@8": {"kind": "max_at_k", "k": 8},
 }
 NUMBERS, WARM_UP = 5, 300
-PROMPTS, RATE = 48, 3e-5  # the signal of a vote is small: with 16 prompts at 1.5e-4 noise undoes what is learned
+PROMPTS, RATE = 48, 3e-5  # a vote's signal is small: with 16 prompts at 1.5e-4, noise undoes what is learned
 SIZES = {"heldout": 200, "sft": 38_400, "train": 9_600}
 
 
@@ -34,69 +34,55 @@ def task(wanted: Options) -> Path:
     return wanted.folder / "majority"
 
 
-def lines(rng: random.Random, total: int, without: set[str]) -> Iterator[str]:
-    """Rows as JSON; no prompt is in ``without``, to which all are added."""
+def lines(rng: random.Random, total: int, taken: set[str]) -> Iterator[str]:
+    """Rows as JSON, with prompts that are not in ``taken``; adds them to it."""
     while total:
         first, *others = (rng.randint(1, 9) for _ in range(NUMBERS))
         signed = [rng.choice((-1, 1)) * number for number in others]
         expression = "".join((str(first), *(f"{number:+d}" for number in signed)))
-        if expression not in without:
-            without.add(expression)
+        if expression not in taken:
+            taken.add(expression)
             total -= 1
             yield json.dumps({"prompt": f"{expression}=", "answer": str(first + sum(signed))}) + "\n"
 
 
 def inputs(wanted: Options, display: Display) -> None:
-    """Data and an untrained model, unless they are there."""
-    data = task(wanted) / "data"
-    if (data / "done").exists():
-        return
-    display.say("making sums and an untrained model")
-    data.mkdir(parents=True, exist_ok=True)
-    taken: set[str] = set()
-    for name, total in SIZES.items():
-        (data / f"{name}.jsonl").write_text("".join(lines(random.Random(name), total, taken)))
-    untrained(data / "untrained")
-    (data / "done").touch()
+    """Make the data and an untrained model, unless they exist."""
+
+    def make(data: Path) -> None:
+        taken: set[str] = set()
+        for name, total in SIZES.items():
+            (data / f"{name}.jsonl").write_text("".join(lines(random.Random(name), total, taken)))
+        untrained(data / "untrained")
+
+    make_once(task(wanted) / "data", "sums", display, make)
 
 
 def warm_up(wanted: Options) -> Planned:
-    """Supervised steps, too few to be always right."""
-    data = task(wanted) / "data"
-    places = {"data.path": str(data / "sft.jsonl"), "model.path": str(data / "untrained"), "steps": WARM_UP}
-    return Planned(task(wanted) / "warm-up", load_job(EXAMPLES / "sft.yaml", {"name": "majority-warm-up", **places}))
+    """The supervised run that all others start from; too short for the model to be always right."""
+    return warm_up_run(task(wanted), WARM_UP, name="majority-warm-up")
 
 
 def trained(wanted: Options, name: str, seed: int) -> Planned:
-    """A run for the objective ``name``."""
-    folder = task(wanted)
+    """A run with the objective ``name``."""
     settings: dict[str, Any] = {
-        "name": f"majority-{name}-{seed}".replace("@", "-"),
-        "seed": seed,
-        "steps": wanted.steps,
-        "prompts_per_step": PROMPTS,
-        "optimizer": {"lr": RATE, "warmup_steps": RISING},
-        "samples_kept": 0,
-        "model.path": str(folder / "warm-up" / "model"),
-        "data.path": str(folder / "data" / "train.jsonl"),
         "scorer": {"kind": "exact", "values": {"passed": 1, "failed": 0}},
         "objective": OBJECTIVES[name],
         "sampling.max_tokens": 4,
-        "evaluation.data.path": str(folder / "data" / "heldout.jsonl"),
         "evaluation.sampling": {"n": 64, "max_tokens": 4},
         "evaluation.ks": [1, 2, 4, 8, 16, 32],
         "evaluation.at_start": (name, seed) == ("mean", 1),
     }
-    return Planned(folder / settings["name"], load_job(EXAMPLES / "max8.yaml", settings))
+    return training_run(task(wanted), f"majority-{name}", seed, wanted, prompts=PROMPTS, rate=RATE, settings=settings)
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """One run a seed for each objective."""
+    """Each objective's runs, one per seed."""
     return {name: [trained(wanted, name, seed) for seed in range(1, wanted.seeds + 1)] for name in OBJECTIVES}
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
-    """Held-out maj@k and pass@k, and pass@1 of training."""
+    """Plot held-out maj@k and pass@k, and training pass@1."""
     voted = {
         "start": heldout(made["mean"][:1], at=0, of="majority"),
         **{method: heldout(of_method, of="majority") for method, of_method in made.items()},

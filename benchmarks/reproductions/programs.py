@@ -1,8 +1,8 @@
-"""Small Python functions from examples: data, and a model that writes Python a word at a time.
+"""Small Python functions inferred from examples: the data, and a model that writes Python word by word.
 
-A prompt shows three calls of an unknown function; the sample is its definition, judged on these and five more calls.
+A prompt shows three calls of an unknown function. The sample defines it and is judged on these calls and five more.
 
-    f([4,1,7])=[14,2] f([3,3,0,2])=[6,6,0] ...:   ->  def f(x): return [v*2 for v in x[:-1]][::-1]  is one guess
+    f([4,1,7])=[2,8] f([3,3,0,2])=[0,6,6] ...:   ->  def f(x): return [v*2 for v in x[:-1]][::-1]  is one guess
 """
 
 import argparse
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LISTS = (  # each takes a list and gives one
+LISTS = (  # expressions from list to list
     "sorted({})",
     "{}[::-1]",
     "{}[1:]",
@@ -24,7 +24,7 @@ LISTS = (  # each takes a list and gives one
     "[v for v in {} if v>4]",
     "[v for v in {} if v%2]",
 )
-VALUES = ("{}", "sum({})", "len({})", "max({})", "min({})")  # the last step
+VALUES = ("{}", "sum({})", "len({})", "max({})", "min({})")  # the final step
 SHOWN, HIDDEN = 3, 5
 WORD = r" ?[a-z]+|\d|[^a-z\d]"
 WORDS = (
@@ -34,7 +34,7 @@ WORDS = (
 
 
 def program(rng: random.Random) -> str:
-    """An expression in x: one or two list steps and a last one."""
+    """A random expression in x: one or two list steps and a final step."""
     expression = "x"
     for _ in range(rng.randint(1, 2)):
         expression = rng.choice(LISTS).format(expression)
@@ -42,17 +42,21 @@ def program(rng: random.Random) -> str:
 
 
 def calls(rng: random.Random, expression: str) -> list[tuple[list[int], Any]]:
-    """Arguments and what the function returns; ValueError where it has no value, or always the same."""
+    """Random arguments, each with the value that the function returns.
+
+    Raises:
+        ValueError: the function fails for an argument, or returns too few different values.
+    """
     arguments = [[rng.randint(0, 9) for _ in range(rng.randint(3, 4))] for _ in range(SHOWN + HIDDEN)]
     function = eval(f"lambda x: {expression}")  # noqa: S307 - made of the templates above
     found = [(argument, function(argument)) for argument in arguments]
     if len({json.dumps(value) for _, value in found}) < len(found) // 2:
-        raise ValueError("says too little")
+        raise ValueError("too few different values")
     return found
 
 
 def rows(rng: random.Random, total: int) -> Iterator[dict[str, Any]]:
-    """Prompts with their tests and one right answer."""
+    """Random prompts with their tests and one correct answer."""
     while total:
         expression = program(rng)
         try:
@@ -67,7 +71,7 @@ def rows(rng: random.Random, total: int) -> Iterator[dict[str, Any]]:
 
 
 def make(folder: Path, *, supervised: int, train: int, heldout: int, seed: int = 0) -> None:
-    """Write ``sft.jsonl``, ``train.jsonl`` and ``heldout.jsonl``. Inputs are random: no two prompts are alike."""
+    """Write ``sft.jsonl``, ``train.jsonl`` and ``heldout.jsonl``; with random arguments, prompts hardly ever repeat."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, total in (("heldout", heldout), ("sft", supervised), ("train", train)):
         lines = (json.dumps(row) + "\n" for row in rows(random.Random(f"{seed} {name}"), total))
@@ -75,7 +79,7 @@ def make(folder: Path, *, supervised: int, train: int, heldout: int, seed: int =
 
 
 def make_model(folder: Path) -> None:
-    """An untrained Llama whose tokens are Python's words, digits and signs."""
+    """Write an untrained Llama model whose tokens are Python words, digits and signs."""
     from examples.countdown.make_model import make, tokenizer_of
 
     make(folder, length=160, tokenizer=tokenizer_of(WORDS, WORD))

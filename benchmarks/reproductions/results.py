@@ -1,4 +1,4 @@
-"""What runs of a study left, over seeds: held-out pass@k, curves of training, tables, a figure's lines, numbers.
+"""Results of a study's runs over seeds: held-out pass@k and training curves, as tables, plots and JSON.
 
 Shapes: S seeds, T steps.
 """
@@ -23,13 +23,14 @@ from benchmarks.objectives.report import (
     print_table,
 )
 from benchmarks.reproductions.runs import Planned, Runs
-from services.plots import smooth
-from services.run_folder import RunFolder
+from services.recording.plots import smooth
+from services.store.folder import RunFolder
 
 Floats = NDArray[np.float64]
 Rows = Mapping[str, Sequence["PassAtK"]]  # by method
-WINDOW, LONG_WINDOW = 25, 60  # steps of a moving mean, against steps and against the divergence, which is noisier
-KEPT = ("pass_at_1", "pass_at_16", "kl_k1")  # curves among the numbers
+# Steps in a moving mean: plots against steps use the short one, plots against the noisier divergence the long one.
+WINDOW, LONG_WINDOW = 25, 60
+KEPT = ("pass_at_1", "pass_at_16", "kl_k1")  # metrics whose curves are saved as numbers
 COLOURS = (GREY, RED, SKY, BLUE, GREEN, ORANGE, PURPLE, "#000000")
 
 
@@ -38,8 +39,8 @@ class PassAtK:
     """Held-out pass@k of one method.
 
     Attributes:
-        seeds: one value a seed.
-        low, high: 95% bootstrap interval over prompts, the mean of the seeds' intervals: all have the same prompts.
+        seeds: one value per seed.
+        low, high: 95% bootstrap interval over prompts, averaged over the seeds, which all have the same prompts.
     """
 
     k: int
@@ -53,7 +54,7 @@ class PassAtK:
 
 
 def heldout(runs: Sequence[Planned], *, at: int = -1, of: str = "estimates") -> list[PassAtK]:
-    """The runs' evaluations: the last ones, or with ``at=0`` the first; ``of="majority"`` for maj@k."""
+    """pass@k (or maj@k with ``of="majority"``) from each run's last evaluation, or its first with ``at=0``."""
     evaluations = [RunFolder(run.path).read("evaluations")[at][of] for run in runs]
     found = []
     for of_k in zip(*evaluations, strict=True):
@@ -63,19 +64,19 @@ def heldout(runs: Sequence[Planned], *, at: int = -1, of: str = "estimates") -> 
 
 
 def curve(runs: Sequence[Planned], name: str, window: int = WINDOW) -> Floats:
-    """A metric of training, a moving mean, [S, T]."""
+    """A training metric as a moving mean, [S, T]."""
     return np.stack([smooth([row[name] for row in RunFolder(run.path).read("metrics")], window) for run in runs])
 
 
 def at_kl(runs: Sequence[Planned], name: str, grid_X: Floats) -> Floats:
-    """A metric when the divergence from the start first reaches each value, [S, X]; nan where it never does."""
+    """A metric when the divergence from the start first reaches each value, [S, X]; nan if it never does."""
     kl_ST = np.maximum.accumulate(curve(runs, "kl_k1", LONG_WINDOW), axis=-1)
     pairs = zip(kl_ST, curve(runs, name, LONG_WINDOW), strict=True)
     return np.array([np.interp(grid_X, kl_T, y_T, left=np.nan, right=np.nan) for kl_T, y_T in pairs])
 
 
 def print_pass_at_k(rows: Rows) -> None:
-    """Percent: the mean over seeds, the seeds' least and most, the interval over prompts."""
+    """Print in percent: the mean over seeds, the range over seeds, and the interval over prompts."""
     first = next(iter(rows.values()))
     lines = []
     for name, estimates in rows.items():
@@ -89,7 +90,7 @@ def print_pass_at_k(rows: Rows) -> None:
 
 
 def draw_pass_at_k(axis: Any, rows: Rows) -> None:
-    """Held-out pass@k against k; bands from the least to the most seed, of a single seed the 95% interval."""
+    """Plot held-out pass@k against k. Bands are the range over seeds or, with one seed, the 95% interval."""
     for colour, (name, estimates) in zip(COLOURS, rows.items(), strict=False):
         ks = [each.k for each in estimates]
         bands = [(min(e.seeds), max(e.seeds)) if len(e.seeds) > 1 else (e.low, e.high) for e in estimates]
@@ -102,7 +103,7 @@ def draw_pass_at_k(axis: Any, rows: Rows) -> None:
 
 
 def draw_curves(axis: Any, runs: Runs, name: str, label: str, *, skip: int = 1, scale: float = 100) -> None:
-    """A metric against steps: the mean of the seeds, the band from the least to the most; ``skip`` colours first."""
+    """Plot a metric against steps: mean and range over seeds. The first ``skip`` colours are not used."""
     for colour, (method, of_method) in zip(COLOURS[skip:], runs.items(), strict=False):
         y_ST = scale * curve(of_method, name)
         steps = np.arange(y_ST.shape[1])
@@ -112,22 +113,20 @@ def draw_curves(axis: Any, runs: Runs, name: str, label: str, *, skip: int = 1, 
 
 
 def draw_at_kl(axis: Any, runs: Runs, name: str, label: str, *, skip: int = 1) -> None:
-    """A metric against the divergence from the start, as far as every seed went."""
+    """Plot a metric against the divergence from the start, up to the value that every seed reached."""
     for colour, (method, of_method) in zip(COLOURS[skip:], runs.items(), strict=False):
         kl_ST = curve(of_method, "kl_k1", LONG_WINDOW)
         grid_X = np.linspace(kl_ST[:, 0].max(), kl_ST.max(axis=-1).min(), 100)
         y_SX = 100 * at_kl(of_method, name, grid_X)
         axis.plot(grid_X, y_SX.mean(axis=0), color=colour, label=method)
         axis.fill_between(grid_X, y_SX.min(axis=0), y_SX.max(axis=0), color=colour, alpha=0.2, linewidth=0)
-    axis.set(xlabel="divergence from the start, nats a token", ylabel=label)
+    axis.set(xlabel="divergence from the start, nats per token", ylabel=label)
 
 
 def write_numbers(path: Path, rows: Rows, runs: Runs, **about: Any) -> None:
-    """What table and figure are made of, curves at every tenth step."""
+    """Save the numbers behind table and figure as JSON, curves at every tenth step."""
     curves = {
-        method: {
-            name: curve(of_method, name)[:, ::10].round(4).tolist() for name in ("pass_at_1", "pass_at_16", "kl_k1")
-        }
+        method: {name: curve(of_method, name)[:, ::10].round(4).tolist() for name in KEPT}
         for method, of_method in runs.items()
     }
     estimates = {name: [_rounded(each) for each in of_name] for name, of_name in rows.items()}

@@ -1,6 +1,6 @@
-"""Runs of a study: made where they are missing, on one stack, each in a folder of its own.
+"""Makes the runs of a study that are missing, on one stack, each in its own folder.
 
-A run that is done is not made again: the same command goes on where it was cut, and studies share runs.
+A run that is done is not made again, so that repeating the command continues a study, and studies can share runs.
 """
 
 import argparse
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.display import Display
-from services.job_file import Job, load_job
-from services.needs import Needs, check_host, needs_of
-from services.run import run_on
-from services.run_folder import RunFolder
-from services.stack import local_stack
+from services.jobs.job_file import Job, load_job
+from services.jobs.needs import Needs, check_host, needs_of
+from services.recording.display import Display
+from services.runs.run import prepare, run_on
+from services.stack.ephemeral import local_stack
+from services.store.folder import RunFolder
 
-Runs = Mapping[str, Sequence["Planned"]]  # by method, one a seed
-MORE_TO_DO = 75  # exit status where --at-most left runs for the next call
+Runs = Mapping[str, Sequence["Planned"]]  # by method, one run per seed
+MORE_TO_DO = 75  # exit status if --at-most left runs for the next call
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run, and the folder it leaves."""
+    """A run's job and its folder."""
 
     path: Path
     job: Job
 
     @property
     def done(self) -> bool:
-        """Has this very job run to its end there? Fields that came since have their defaults."""
+        """Whether exactly this job has run to its end there; fields that its saved file lacks count as defaults."""
         if not (self.path / "summary.json").exists() or load_job(self.path / "job.yaml") != self.job:
             return False
         return bool(RunFolder(self.path).summary()["state"] == "done")
@@ -38,12 +38,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line that all studies have.
+    """The command-line options of every study.
 
     Attributes:
-        folder: where runs are.
-        out: where the figure and its numbers go.
-        at_most: runs made before the command ends, None for all.
+        folder: where runs are kept.
+        out: where the figure and its numbers are written.
+        at_most: how many runs the command makes at most; None for all.
     """
 
     folder: Path
@@ -54,30 +54,30 @@ class Options:
 
 
 def options(description: str | None, *, seeds: int, steps: int) -> Options:
-    """Read the command line; ``seeds`` and ``steps`` are defaults."""
+    """Parse the command line; ``seeds`` and ``steps`` are the defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("demo/reproductions"), help="where runs are kept")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where figure and numbers go")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where figure and numbers are written")
     parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("--steps", type=int, default=steps, help="of a run")
+    parser.add_argument("--steps", type=int, default=steps, help="steps of each run")
     parser.add_argument(
-        "--at-most", type=int, help=f"end after so many runs, with status {MORE_TO_DO} if more are left"
+        "--at-most", type=int, help=f"make at most this many runs; exit with status {MORE_TO_DO} if any are left"
     )
     args = parser.parse_args()
     return Options(args.folder.resolve(), args.out.resolve(), args.seeds, args.steps, args.at_most)
 
 
 def seed_by_seed(runs: Runs) -> list[Planned]:
-    """Every method with one seed, then with the next."""
+    """The runs in order: every method with the first seed, then with the next one."""
     return [run for of_seed in zip(*runs.values(), strict=True) for run in of_seed]
 
 
 async def make_missing(plan: Sequence[Planned], wanted: Options, display: Display) -> int:
-    """Make the runs of ``plan`` that are missing, in order, ``wanted.at_most`` of them; how many are left."""
+    """Make at most ``wanted.at_most`` of the missing runs of ``plan``, in order; returns how many are left."""
     missing = [each for each in plan if not each.done]
     now = missing[: wanted.at_most]
     if now:
-        display.say(f"{len(plan) - len(missing)} of {len(plan)} runs are there; making {len(now)}")
+        display.say(f"{len(plan) - len(missing)} of {len(plan)} runs are done; making {len(now)}")
         needs = _most([needs_of(each.job) for each in now])
         wanted.folder.mkdir(parents=True, exist_ok=True)
         check_host(needs, wanted.folder)
@@ -89,7 +89,7 @@ async def make_missing(plan: Sequence[Planned], wanted: Options, display: Displa
 
 async def _make(each: Planned, stack: Any, display: Display) -> None:
     shutil.rmtree(each.path, ignore_errors=True)
-    result = await run_on(stack, each.job, RunFolder.at(each.path, each.job), display)
+    result = await run_on(stack, prepare(each.job), RunFolder.at(each.path, each.job), display)
     shutil.rmtree(each.path / "checkpoints")
     display.say(f"{each.path.name}: {result.seconds:.0f} s")
 

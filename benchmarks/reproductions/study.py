@@ -1,4 +1,4 @@
-"""A study from end to end: inputs, the missing runs, and once all are there table, figure and numbers."""
+"""A study from end to end: makes inputs and missing runs and, when all runs are done, table, figure and numbers."""
 
 import sys
 from collections.abc import Callable
@@ -22,15 +22,15 @@ from benchmarks.reproductions.runs import (
     options,
     seed_by_seed,
 )
-from services.display import Display
-from services.foreground import run_in_foreground
+from services.recording.display import Display
+from services.signals import run_in_foreground
 from volley.errors import VolleyError
 
 METRICS = ("pass_at_1", "pass_at_16")
 
 
 def with_curves(name: str, wanted: Options, rows: Rows, runs: Runs) -> None:
-    """Draw held-out pass@k, and two metrics of training against the steps."""
+    """Plot held-out pass@k, and two training metrics against steps."""
     figure, (by_k, *others) = panels(1 + len(METRICS))
     draw_pass_at_k(by_k, rows)
     for axis, metric in zip(others, METRICS, strict=True):
@@ -41,14 +41,14 @@ def with_curves(name: str, wanted: Options, rows: Rows, runs: Runs) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Runs that are compared.
+    """A set of runs that are compared with each other.
 
     Attributes:
-        name: of the figure and its numbers.
-        inputs: makes data and an untrained model where they are missing.
+        name: name of the figure and of the file with its numbers.
+        inputs: makes the data and an untrained model if they are missing.
         warm_up: the run that all others start from.
-        runs: by method, one a seed; the first method's first run evaluates the start, too.
-        draw: draws the figure, and prints what is not in the table of held-out pass@k.
+        runs: by method, one run per seed; the first method's first run also evaluates the start.
+        draw: draws the figure and prints tables beyond that of held-out pass@k.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Study:
     draw: Callable[[str, Options, Rows, Runs], None] = with_curves
 
     def conduct(self, description: str | None, *, seeds: int, steps: int) -> None:
-        """The command; ``seeds`` and ``steps`` are defaults of its line."""
+        """Run the study's command; ``seeds`` and ``steps`` are the defaults of its options."""
         wanted, display = options(description, seeds=seeds, steps=steps), Display()
         try:
             self.inputs(wanted, display)
@@ -68,16 +68,16 @@ class Study:
         except KeyboardInterrupt:
             sys.exit(130)
         if left:
-            display.say(f"{left} runs left: the same command goes on")
+            display.say(f"{left} runs left: repeat the command to continue")
             sys.exit(MORE_TO_DO)
         self.present(wanted)
 
     def plan(self, wanted: Options) -> list[Planned]:
-        """Every run, in the order they are made."""
+        """All runs, in the order in which they are made."""
         return [self.warm_up(wanted), *seed_by_seed(self.runs(wanted))]
 
     def present(self, wanted: Options) -> None:
-        """Table, figure and numbers of runs that are all there."""
+        """Print the table and write the figure and its numbers; all runs must be done."""
         runs = self.runs(wanted)
         first = next(iter(runs.values()))
         rows = {"start": heldout(first[:1], at=0), **{name: heldout(of_name) for name, of_name in runs.items()}}

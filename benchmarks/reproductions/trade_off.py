@@ -1,10 +1,10 @@
-"""The trade-off: the same model trained for one try and for 4, 8 or 16, judged at every number of tries.
+"""The trade-off: the same model trained for one try or for 4, 8 or 16 tries, evaluated at every number of tries.
 
     python -m benchmarks.reproductions.trade_off [--seeds 3] [--steps 250] [--at-most 4]
 
-Countdown, full stack, n = 16 samples a prompt; same start, prompts, samples and steps for every objective and each of
-the seeds. After arXiv 2503.19595, tables 1 and 2, and arXiv 2505.15201, figure 3. The curves against the divergence
-from the start are of training prompts, each of which is met once, before it is trained on.
+The task is countdown on the full stack with n = 16 samples per prompt. Every objective and seed has the same start,
+prompts, number of samples and steps. After arXiv 2503.19595, tables 1 and 2, and arXiv 2505.15201, figure 3. The curves
+against the divergence from the start are measured on training prompts, each sampled once, before it is trained on.
 """
 
 import numpy as np
@@ -22,12 +22,12 @@ from benchmarks.reproductions.results import (
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
 
-KL = np.array([0.1, 0.15, 0.2, 0.3])  # nats a token
+KL = np.array([0.1, 0.15, 0.2, 0.3])  # nats per token
 LATE = 100  # steps
 
 
 def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """Each objective's runs, one a seed; the first one evaluates the start, too."""
+    """Each objective's runs, one per seed; the first run also evaluates the start."""
     seeds = range(1, wanted.seeds + 1)
     return {
         name: [trained(wanted, name, seed, first=(name, seed) == ("mean", 1)) for seed in seeds] for name in OBJECTIVES
@@ -35,7 +35,7 @@ def runs(wanted: Options) -> dict[str, list[Planned]]:
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
-    """Held-out pass@k, and what was reached against the divergence from the start."""
+    """Print further tables; plot held-out pass@k, and training pass@k against the divergence from the start."""
     print_gaps(made)
     print_at_kl(made)
     print_live(made)
@@ -49,7 +49,7 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
 
 
 def print_gaps(made: Runs) -> None:
-    """Held-out points between max@8 and the mean, seed by seed."""
+    """Print the difference between max@8 and the mean on held-out prompts, seed by seed."""
     pairs = [(heldout([best]), heldout([mean])) for best, mean in zip(made["max@8"], made["mean"], strict=True)]
     lines = []
     for index, first in enumerate(pairs[0][0]):
@@ -59,23 +59,23 @@ def print_gaps(made: Runs) -> None:
 
 
 def print_at_kl(made: Runs) -> None:
-    """What a method has reached by the time it is so far from the start."""
+    """Print the training pass@k of each method when it first reaches each divergence from the start."""
     lines = []
     for method, of_method in made.items():
         values = {name: 100 * at_kl(of_method, name, KL).mean(axis=0) for name in ("pass_at_1", "pass_at_16")}
         cells = zip(*values.values(), strict=True)
         lines.append([method, *("-" if np.isnan(first) else f"{first:.1f} / {best:.1f}" for first, best in cells)])
-    print_table(["training pass@1 / pass@16, % at", *(f"{kl} nats a token" for kl in KL)], lines)
+    print_table(["training pass@1 / pass@16, % at", *(f"{kl} nats per token" for kl in KL)], lines)
 
 
 def print_live(made: Runs) -> None:
-    """How many groups had a gradient: with k = n only those with a single right sample."""
+    """Print the share of groups with a gradient; with k = n, only groups with a single correct sample have one."""
     lines = [[name, f"{curve(of_name, 'live_group_fraction').mean():.0%}"] for name, of_name in made.items()]
     print_table(["", "groups with a gradient"], lines)
 
 
 def print_late(made: Runs) -> None:
-    """Means over the last versions, on prompts not met before: what is left of a seed's luck with the very last one."""
+    """Print training pass@k averaged over the last `LATE` steps, which depends less on luck than the last version."""
     lines = []
     for method, of_method in made.items():
         late = (curve(of_method, f"pass_at_{k}", 1)[:, -LATE:].mean(axis=-1) for k in (1, 4, 16))

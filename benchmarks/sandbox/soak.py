@@ -1,9 +1,9 @@
-"""A long run of honest and hostile programs with leak counters, and a slot of honest ones beside it.
+"""A long run of honest and hostile programs with leak counters, while a neighbouring slot judges honest ones.
 
     python -m benchmarks.sandbox.soak --programs 100000
 
-Every 1000 programs prints file descriptors, processes, mounts and cgroups; exits non-zero where one grew, where an
-honest program did not pass, or where an attack got an answer it should not have.
+Every 1000 programs it prints the number of file descriptors, processes, mounts and cgroups. It exits with an error if
+one of them grew, if an honest program did not pass, or if an attack got an unexpected verdict.
 """
 
 import argparse
@@ -24,11 +24,11 @@ HONEST = b"print(sum(map(int, input().split())))\n"
 CASES = [Case(STDIN, same_tokens(EXPECTED)), Case(b"10 20\n", same_tokens(b"30\n"))]
 LIMITS = SandboxLimits(cpu_s=0.3, program_s=10, memory_mb=256, processes=24)
 HOSTILE_EVERY = 50
-SLACK = 4  # counters that a running program moves by itself
+SLACK = 4  # growth of a counter that running programs alone can cause
 
 
 def counters() -> dict[str, int]:
-    """What must not grow."""
+    """Counters that must not grow."""
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "processes": len(psutil.Process().children(recursive=True)),
@@ -38,7 +38,7 @@ def counters() -> dict[str, int]:
 
 
 def neighbour(stop: threading.Event, taken: list[float], failures: list[str]) -> None:
-    """Honest programs one after the other, their times and what went wrong with them."""
+    """Judge honest programs until ``stop`` is set; appends their seconds to ``taken`` and problems to ``failures``."""
     sandbox = Sandbox(SandboxSpec())
     while not stop.is_set():
         began = time.perf_counter()

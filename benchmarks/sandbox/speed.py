@@ -1,8 +1,8 @@
-"""Programs per second by mechanism and import weight, against a bare subprocess in the same run.
+"""Programs per second by sandbox mechanism and by what programs import, compared with a bare subprocess.
 
     python -m benchmarks.sandbox.speed [--seconds 5] [--tests 10]
 
-Each program is judged on ``--tests`` passing tests. Prints a Markdown table. Ratios travel between machines.
+Each program is judged on ``--tests`` passing tests. It prints a Markdown table; its ratios carry over between machines.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ATTACK = b"import os\nwhile True:\n try: os.fork()\n except OSError: pass\n"
 
 
 def bare(source: str, cases: list[Case]) -> None:
-    """A fresh interpreter per test and no isolation at all: what the field does at best."""
+    """Run each test in a fresh interpreter without any isolation, the fastest common practice."""
     for case in cases:
         done = subprocess.run(
             [sys.executable, "-c", source], input=case.stdin, capture_output=True, check=True, timeout=60
@@ -43,7 +43,7 @@ def bare(source: str, cases: list[Case]) -> None:
 
 
 def sandboxed(sandbox: Sandbox) -> Callable[[str, list[Case]], None]:
-    """The whole path of one program in ``sandbox``."""
+    """A function that judges one program in ``sandbox``."""
 
     def run(source: str, cases: list[Case]) -> None:
         result = sandbox.judge(source.encode(), cases)
@@ -54,7 +54,7 @@ def sandboxed(sandbox: Sandbox) -> Callable[[str, list[Case]], None]:
 
 
 def measure(run: Callable[[str, list[Case]], None], source: str, tests: int, seconds: float) -> list[float]:
-    """Seconds of each program judged within about ``seconds``, after one that is not counted."""
+    """Judge the program for about ``seconds``; returns the seconds of each time, without the first."""
     cases = [Case(f"{i} {i}\n".encode(), same_tokens(str(2 * i).encode())) for i in range(tests)]
     run(source, cases)
     taken: list[float] = []
@@ -73,7 +73,7 @@ def quantiles(taken: list[float]) -> tuple[float, float]:
 
 
 def attack_for(stop: threading.Event) -> None:
-    """A neighbour slot that judges fork bombs until told to stop."""
+    """Judge fork bombs in a neighbouring slot until ``stop`` is set."""
     limits = SandboxLimits(cpu_s=0.5, memory_mb=128, processes=32)
     sandbox = Sandbox(SandboxSpec(limits=limits))
     while not stop.is_set():
@@ -82,7 +82,7 @@ def attack_for(stop: threading.Event) -> None:
 
 
 def maths_per_second(seconds: float) -> tuple[float, float]:
-    """(exact, symbolic) comparisons per second."""
+    """Exact and symbolic comparisons of the math scorer per second."""
     scorer = Math(MathScorer())
     rates = []
     for gold, answer in (("\\frac{{{i}}}{{7}}", "{i}/7"), ("x^2+{i}", "{i}+x^2")):
@@ -101,7 +101,7 @@ def maths_per_second(seconds: float) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="measuring time of each cell")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measuring time per cell of the table")
     parser.add_argument("--tests", type=int, default=10)
     options = parser.parse_args()
 

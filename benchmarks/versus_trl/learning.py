@@ -1,10 +1,10 @@
-"""Wall time to a given pass@1 and pass@8, beside TRL's `GRPOTrainer`: countdown from the same start.
+"""Wall time to a given pass@1 and pass@8, compared with TRL's `GRPOTrainer`: countdown from the same start.
 
     python -m benchmarks.versus_trl.learning [--steps 100] [--folder demo/reproductions]
 
-Three runs one after the other: TRL (GRPO), Volley for the mean as GRPO has it, Volley for max@8. What counts is pass@k
-of training prompts, none of which is met twice, in a moving mean over 25 steps, and seconds since the command of a run
-was started. Levels are shares of what TRL gained at its best.
+Three runs, one after the other: TRL with GRPO, Volley with GRPO's objective, and Volley with max@8. Measured are pass@k
+on training prompts, each seen once, as a moving mean over 25 steps, and the seconds since the run's command started.
+Levels are shares of TRL's greatest improvement.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from benchmarks.reproductions.runs import Options, make_missing
 from benchmarks.versus_trl.learning_sides import KS, PROMPTS, SAMPLES
 from benchmarks.versus_trl.others import run_beside_others
 from benchmarks.versus_trl.run import SECONDS
-from services.display import Display
-from services.foreground import run_in_foreground
+from services.recording.display import Display
+from services.signals import run_in_foreground
 
 NAMES = {"trl": "TRL, GRPO", "mean": "Volley, GRPO", "max@8": "Volley, max@8"}
 WINDOW = 25  # steps
@@ -37,8 +37,8 @@ Curve = Mapping[str, Floats]  # seconds since the start, and moving means of pas
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--folder", type=Path, default=Path("demo/reproductions"), help="where task and start are kept")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where the figure goes")
+    parser.add_argument("--folder", type=Path, default=Path("demo/reproductions"), help="where data and start are kept")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where the figure is written")
     args = parser.parse_args()
     task = start(Options(args.folder.resolve(), args.out.resolve(), 1, args.steps, None))
     curves = {name: trained(side, task, args.steps) for side, name in NAMES.items()}
@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def start(wanted: Options) -> Path:
-    """The folder of `harder`, with its data and the model all start from."""
+    """Make the data of `harder` and the model that all sides start from, if missing; returns their folder."""
     harder.inputs(wanted, Display())
     run_in_foreground(make_missing([harder.warm_up(wanted)], wanted, Display()))
     return countdown.task(wanted, harder.NUMBERS)
 
 
 def trained(side: str, task: Path, steps: int) -> Curve:
-    """One run, in a process of its own."""
+    """Train one side in its own process."""
     with tempfile.TemporaryDirectory() as outputs:
         out, log = Path(outputs) / "rows.json", Path(outputs) / "log"
         command = [sys.executable, "-m", "benchmarks.versus_trl.learning_sides", side, str(task), str(steps), str(out)]
@@ -69,14 +69,14 @@ def trained(side: str, task: Path, steps: int) -> Curve:
 
 
 def moving(values: list[float]) -> Floats:
-    """Means of the last `WINDOW` values; of fewer at the start."""
+    """Means of the last `WINDOW` values, or of fewer at the start."""
     sums = np.cumsum(values)
     sums[WINDOW:] = sums[WINDOW:] - sums[:-WINDOW]
     return np.asarray(sums / np.minimum(np.arange(1, len(values) + 1), WINDOW))
 
 
 def report(curves: Mapping[str, Curve]) -> None:
-    """Speeds, where each run ended, and seconds to the levels that TRL reached."""
+    """Print speeds, final pass@k, and the seconds to each level that TRL reached."""
     lines = []
     for name, curve in curves.items():
         speed = (len(curve["seconds"]) - 1) / (curve["seconds"][-1] - curve["seconds"][0])
@@ -88,20 +88,20 @@ def report(curves: Mapping[str, Curve]) -> None:
     theirs = curves[NAMES["trl"]]
     for k in KS:
         metric = f"pass@{k}"
-        begun, best = theirs[metric][WINDOW - 1], theirs[metric][WINDOW - 1 :].max()
-        levels = [begun + share * (best - begun) for share in SHARES]
+        first, best = theirs[metric][WINDOW - 1], theirs[metric][WINDOW - 1 :].max()
+        levels = [first + share * (best - first) for share in SHARES]
         cells = [[name, *(reached(curve, metric, level) for level in levels)] for name, curve in curves.items()]
         print_table([f"seconds to {metric} of", *(f"{100 * level:.1f}%" for level in levels)], cells)
 
 
 def reached(curve: Curve, metric: str, level: float) -> str:
-    """Seconds until a whole window's mean is at ``level``."""
+    """Seconds until the mean of a full window reaches ``level``, or "never"."""
     found = np.flatnonzero(curve[metric][WINDOW - 1 :] >= level)
     return f"{curve['seconds'][WINDOW - 1 + found[0]]:.0f}" if len(found) else "never"
 
 
 def draw(curves: Mapping[str, Curve], out: Path) -> None:
-    """pass@1 and pass@8 against wall time."""
+    """Plot pass@1 and pass@8 against wall time."""
     out.mkdir(parents=True, exist_ok=True)
     figure, axes = panels(len(KS))
     for axis, k in zip(axes, KS, strict=True):

@@ -1,9 +1,10 @@
-"""One training run on countdown, by TRL's `GRPOTrainer` or by Volley: pass@k of each step and when it ended, as JSON.
+"""One training run on countdown with TRL's `GRPOTrainer` or Volley: writes each step's pass@k and end time as JSON.
 
     python -m benchmarks.versus_trl.learning_sides trl|mean|max@8 TASK STEPS OUT.json
 
-Both sides: the same start, prompts, scorer, samples, learning rate with the same rise, one update a batch. ``trl`` and
-``mean`` divide by the group's standard deviation, as GRPO does. TASK is a folder of `benchmarks.reproductions`.
+Both sides have the same start, prompts, scorer, number of samples, learning rate with warm-up, and one update per
+batch. ``trl`` and ``mean`` divide by the group's standard deviation, as GRPO does. TASK is a task folder of
+`benchmarks.reproductions`.
 """
 
 import json
@@ -16,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reproductions.countdown import EXAMPLES, OBJECTIVES, RISING
+from benchmarks.reproductions.countdown import OBJECTIVES
+from benchmarks.reproductions.tasks import EXAMPLES, RISING
 
 PROMPTS, SAMPLES, KS = 32, 16, (1, 8)
 RATE = 6e-5
@@ -31,17 +33,17 @@ def main() -> None:
 
 
 def longest(task: Path) -> int:
-    """Tokens of a sample: every number, the signs between them, parentheses, its end."""
+    """The most tokens of a sample: all numbers, the signs between them, parentheses and the end of text."""
     return 2 * len(json.loads((task / "data" / "train.jsonl").open().readline())["numbers"]) + 2
 
 
 def volley(task: Path, steps: int, objective: dict[str, Any]) -> list[Row]:
-    """The whole stack, one thread each for generation and learning."""
-    from services.display import Display
-    from services.foreground import run_in_foreground
-    from services.job_file import load_job
-    from services.run import prepare, run_alone
-    from services.run_folder import RunFolder
+    """Train with Volley's whole stack, with one thread each for generation and learning."""
+    from services.jobs.job_file import load_job
+    from services.recording.display import Display
+    from services.runs.run import prepare, run_alone
+    from services.signals import run_in_foreground
+    from services.store.folder import RunFolder
 
     settings: dict[str, Any] = {
         "model.path": str(task / "warm-up" / "model"),
@@ -50,19 +52,19 @@ def volley(task: Path, steps: int, objective: dict[str, Any]) -> list[Row]:
         "steps": steps,
         "prompts_per_step": PROMPTS,
         "sampling.max_tokens": longest(task),
-        "optimizer": {"lr": RATE, "warmup_steps": RISING},
+        "optimizer": {"lr": RATE, "warmup_steps": RISING, "clip_norm": 1.0},
         "samples_kept": 0,
         "evaluation": None,
     }
     job = load_job(EXAMPLES / "max8.yaml", settings)
     with tempfile.TemporaryDirectory() as runs:
         run = RunFolder.create(Path(runs), job)
-        run_in_foreground(run_alone(job, run, Display(quiet=True), prepared=prepare(job)))
+        run_in_foreground(run_alone(prepare(job), run, Display(quiet=True)))
         return [{"time": row["time"], **{f"pass@{k}": row[f"pass_at_{k}"] for k in KS}} for row in run.read("metrics")]
 
 
 def trl(task: Path, steps: int) -> list[Row]:
-    """TRL as its users write it, on both cores."""
+    """Train with TRL as its documentation shows, on both cores."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -94,7 +96,7 @@ def trl(task: Path, steps: int) -> list[Row]:
 
 
 def rewards(rows: list[Row]) -> Callable[..., list[float]]:
-    """The countdown scorer as a reward function of TRL's; each batch's pass@k is appended to ``rows``."""
+    """The countdown scorer as a TRL reward function, which appends each batch's pass@k to ``rows``."""
     from reward_servers.scorers.countdown import Countdown
     from volley.objectives import pass_at_k
     from volley.records import Prompt

@@ -1,4 +1,4 @@
-"""How much of the machine other processes took while a benchmark ran: a figure to believe or to doubt it by."""
+"""Measures how much CPU time other processes took while a benchmark ran, which shows how far to trust its result."""
 
 import os
 import subprocess
@@ -12,11 +12,11 @@ LOOK_SECONDS = 0.5
 
 
 def run_beside_others(command: Sequence[str], output: Path, seconds: float) -> tuple[int, float]:
-    """Run ``command``; its exit code, and the share of the machine's processor time that was not its or its children's.
+    """Run ``command``; returns its exit code, and the share of the machine's CPU time that other processes took.
 
     Args:
-        output: its standard output and error go there.
-        seconds: after which it is killed.
+        output: file for its standard output and error.
+        seconds: time limit after which it is killed.
     """
     before, begun = _busy(), time.monotonic()
     own: dict[int, float] = {}
@@ -31,13 +31,13 @@ def run_beside_others(command: Sequence[str], output: Path, seconds: float) -> t
 
 
 def _busy() -> float:
-    """Processor seconds the machine has worked."""
+    """CPU seconds that the machine has been busy since it booted."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait)
 
 
 def _processor_seconds(pid: int) -> dict[int, float]:
-    """By process, of ``pid`` and all below it."""
+    """CPU seconds by process id, of ``pid`` and its descendants."""
     found: dict[int, float] = {}
     try:
         top = psutil.Process(pid)
@@ -45,5 +45,5 @@ def _processor_seconds(pid: int) -> dict[int, float]:
             times = process.cpu_times()
             found[process.pid] = times.user + times.system
     except psutil.Error:
-        pass  # one has just ended; the next look finds the others
+        pass  # a process has just ended; the next look finds the others
     return found

@@ -1,10 +1,10 @@
-"""Samples per second against TRL's `GRPOTrainer`, on four workloads.
+"""Samples per second compared with TRL's `GRPOTrainer`, on four workloads.
 
     python -m benchmarks.versus_trl.run [short long code judge] [--rounds 3] [--folder demo/versus_trl]
 
-Both sides take turns, each in a process of its own, on the same model, prompts, number and length of samples and
-optimiser steps; start-up and the first three steps are not counted. The ratio is taken round by round. Beside each
-run stands what other processes took of the machine meanwhile: above a few percent, the round says little.
+Both sides take turns, each in its own process, with the same model, prompts, number and length of samples, and
+optimiser steps; start-up and the first three steps are not counted. The ratio is taken round by round. Each line also
+shows the share of the machine's CPU time that other processes took: above a few percent, the round means little.
 """
 
 import argparse
@@ -21,16 +21,16 @@ from benchmarks.versus_trl.workloads import PROMPTS, SAMPLES, WORKLOADS, judge, 
 
 WARM = 3  # steps
 SIDES = ("trl", "volley")
-SECONDS = 900  # for one run
+SECONDS = 900  # time limit for one run
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one side.
+    """The result of one run of one side.
 
     Attributes:
         speed: samples per second.
-        others: share of the machine's processor time that other processes took.
+        others: share of the machine's CPU time that other processes took.
     """
 
     speed: float
@@ -52,7 +52,7 @@ def main() -> None:
         rounds: list[dict[str, Run]] = []
         with judge() if WORKLOADS[name].reward == "judge" else contextlib.nullcontext("") as url:
             for _ in range(args.rounds):
-                rounds.append({side: one(side, name, folder, url) for side in SIDES})
+                rounds.append({side: run_side(side, name, folder, url) for side in SIDES})
                 print(line(name, rounds[-1:]), flush=True)
         print(line(f"{name}, all", rounds), flush=True)
         results[name] = [{side: asdict(run) for side, run in each.items()} for each in rounds]
@@ -61,12 +61,12 @@ def main() -> None:
 
 def _known(name: str) -> str:
     if name not in WORKLOADS:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(WORKLOADS)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(WORKLOADS)}")
     return name
 
 
-def one(side: str, name: str, folder: Path, url: str) -> Run:
-    """One run of one side."""
+def run_side(side: str, name: str, folder: Path, url: str) -> Run:
+    """Run one side once in its own process."""
     with tempfile.TemporaryDirectory() as outputs:
         out, log = Path(outputs) / "seconds.json", Path(outputs) / "log"
         command = [sys.executable, "-m", f"benchmarks.versus_trl.{side}_side", name, str(folder), str(out)]
@@ -78,7 +78,7 @@ def one(side: str, name: str, folder: Path, url: str) -> Run:
 
 
 def line(name: str, rounds: list[dict[str, Run]]) -> str:
-    """One row of the table: medians."""
+    """One row of the table: medians over ``rounds``."""
     speeds = [statistics.median(each[side].speed for each in rounds) for side in SIDES]
     ratio = statistics.median(each["volley"].speed / each["trl"].speed for each in rounds)
     others = ", ".join(f"{statistics.median(each[side].others for each in rounds):.0%}" for side in SIDES)

@@ -1,9 +1,9 @@
-"""One workload with TRL's `GRPOTrainer`, as its users write it: seconds of each step, as JSON.
+"""One workload with TRL's `GRPOTrainer`, as its documentation shows: writes the seconds of each step as JSON.
 
     python -m benchmarks.versus_trl.trl_side WORKLOAD FOLDER OUT.json [JUDGE_URL]
 
-Generation is TRL's default on CPU (transformers, one padded batch); both cores are used. The code reward runs each
-sample with ``subprocess`` under a time limit, two at a time.
+Generation is TRL's default on CPU (transformers, one padded batch) and uses both cores. The code reward runs each
+sample in a ``subprocess`` with a time limit, two at a time.
 """
 
 import json
@@ -33,7 +33,7 @@ def free(completions: list[str], **_: Any) -> list[float]:
 
 
 def code(completions: list[str], **_: Any) -> list[float]:
-    """What TRL's users write: a process for each program."""
+    """The usual code reward with TRL: one process per program."""
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(_run, completions))
 
@@ -47,8 +47,8 @@ def _run(program: str) -> float:
     return 1.0 if done.returncode == 0 and done.stdout.strip() == "1" else -1.0
 
 
-def asking(url: str) -> Reward:
-    """The remote judge, one request for the whole batch."""
+def remote_judge(url: str) -> Reward:
+    """A reward that sends the whole batch to the judge in one request."""
 
     def judged(completions: list[str], **_: Any) -> list[float]:
         body = json.dumps({"samples": completions}).encode()
@@ -60,7 +60,7 @@ def asking(url: str) -> Reward:
 
 
 def settings(outputs: str, **more: Any) -> GRPOConfig:
-    """One update a batch, no KL term, nothing written or shown."""
+    """Trainer settings: one update per batch, no KL term, no checkpoints, no logging."""
     return GRPOConfig(
         output_dir=outputs,
         use_cpu=True,
@@ -79,7 +79,7 @@ def settings(outputs: str, **more: Any) -> GRPOConfig:
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """When each step ended."""
+    """Records when each step ended."""
 
     def __init__(self) -> None:
         self.ends = [time.perf_counter()]
@@ -92,7 +92,7 @@ def main() -> None:
     workload, folder, out = WORKLOADS[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(2)
     rewards: dict[str, Reward] = {"free": free, "code": code}
-    reward = rewards[workload.reward] if workload.reward in rewards else asking(sys.argv[4])
+    reward = rewards[workload.reward] if workload.reward in rewards else remote_judge(sys.argv[4])
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
     clock = Clock()
     with tempfile.TemporaryDirectory() as outputs:

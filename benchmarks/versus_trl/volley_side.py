@@ -1,9 +1,9 @@
-"""One workload with Volley's whole stack: seconds of each step, as JSON.
+"""One workload with Volley's whole stack: writes the seconds of each step as JSON.
 
     python -m benchmarks.versus_trl.volley_side WORKLOAD FOLDER OUT.json [JUDGE_URL]
 
-One actor and one learner rank of one thread each; the same prompts, samples, lengths and optimiser steps as the other
-side, token-level correction and lag 1 as a job has it by default, lag 2 where the reward is slow to come.
+One actor and one learner rank have one thread each; prompts, samples, lengths and optimiser steps are those of the TRL
+side. Token-level correction and lag 1 are a job's defaults; workload ``judge``, whose reward is slow, has lag 2.
 """
 
 import json
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.versus_trl.workloads import PROMPTS, SAMPLES, WORKLOADS, Workload
-from services.display import Display
-from services.foreground import run_in_foreground
-from services.job_file import load_job
-from services.run import prepare, run_alone
-from services.run_folder import RunFolder
+from services.jobs.job_file import load_job
+from services.recording.display import Display
+from services.runs.run import prepare, run_alone
+from services.signals import run_in_foreground
+from services.store.folder import RunFolder
 
 
 def job_of(workload: Workload, folder: Path, url: str) -> dict[str, Any]:
-    """The job, as a user would write it."""
+    """The workload's job, as a user would write it."""
     scorers: dict[str, dict[str, Any]] = {
         "free": {"kind": "python", "target": "benchmarks.versus_trl.volley_side:free"},
         "code": {"kind": "code", "extract": "raw"},
@@ -29,8 +29,8 @@ def job_of(workload: Workload, folder: Path, url: str) -> dict[str, Any]:
     }
     slow_rewards: dict[str, dict[str, Any]] = {
         "free": {},
-        "code": {"reward_workers": {"count": 2}},  # as many programs at once as the other side judges
-        "judge": {"max_lag": 2, "reward_workers": {"count": 2 * PROMPTS}},  # waiting costs nothing: more wait at once
+        "code": {"reward_workers": {"count": 2}},  # judges as many programs at once as the TRL side
+        "judge": {"max_lag": 2, "reward_workers": {"count": 2 * PROMPTS}},  # these workers only wait
     }
     return {
         "kind": "rl",
@@ -64,7 +64,7 @@ def main() -> None:
         file.write_text(json.dumps(job_of(workload, folder, sys.argv[4] if len(sys.argv) > 4 else "")))
         job = load_job(file)
         run = RunFolder.create(Path(runs), job)
-        run_in_foreground(run_alone(job, run, Display(quiet=True), prepared=prepare(job)))
+        run_in_foreground(run_alone(prepare(job), run, Display(quiet=True)))
         out.write_text(json.dumps([row["seconds_step"] for row in run.read("metrics")]))
 
 

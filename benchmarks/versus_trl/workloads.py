@@ -1,12 +1,12 @@
-"""The four workloads, as both sides see them: model, prompts, reward.
+"""The four workloads that both sides run: model, prompts, reward.
 
-short    answers of at most 16 tokens, nearly all of that length; the reward is free
-long     lengths with a long tail, median about 40 tokens, at most 256; the reward is free
-code     each answer is a small Python program, judged by what it prints
-judge    as short, but the reward comes from a server that takes a second for each request
+short    samples of at most 16 tokens, nearly all of that length; the reward costs nothing
+long     lengths with a long tail, median about 40 tokens, at most 256; the reward costs nothing
+code     each sample is a small Python program, judged by what it prints
+judge    like short, but the reward comes from a server that takes a second per request
 
-The models are untrained: what is measured is speed. Their vocabulary decides how long answers are (the end of text is
-as likely as any other token) and, for ``code``, that nearly every answer is a program that runs.
+The models are untrained, because only speed is measured. Their vocabulary determines the length of samples (the end of
+text is as likely as any other token) and, for ``code``, makes nearly every sample a program that runs.
 """
 
 import json
@@ -22,13 +22,13 @@ from typing import Any
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234"
 LINES = tuple(f"{line}\n" for line in ("print(1)", "print(2)", "x = 1", "x = 2", "pass", "1 + 1", "y = 3", "y = 4"))
-PROMPTS, SAMPLES = 8, 16  # a step
+PROMPTS, SAMPLES = 8, 16  # prompts per step, samples per prompt
 JUDGE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One of the four."""
+    """One workload."""
 
     name: str
     tokens: tuple[str, ...]
@@ -49,12 +49,12 @@ WORKLOADS = {
 
 
 def share_of_letters(sample: str) -> float:
-    """The free reward: how much of the sample is small letters."""
+    """The reward that costs nothing: the share of lower-case letters in the sample."""
     return sum(character.islower() for character in sample) / max(1, len(sample))
 
 
 def write_inputs(workload: Workload, folder: Path, *, layers: int = 4, width: int = 256) -> None:
-    """An untrained model of about 3M parameters and its prompts under ``folder``, unless they are there."""
+    """Write an untrained model of about 3M parameters and its prompts to ``folder``, unless they exist."""
     if (folder / "prompts.jsonl").exists():
         return
     _write_model(workload, folder / "model", layers, width)
@@ -94,7 +94,7 @@ def _write_model(workload: Workload, folder: Path, layers: int, width: int) -> N
 
 @contextmanager
 def judge() -> Iterator[str]:
-    """A reward server that takes a second for each request; yields its URL."""
+    """A reward server that takes a second per request; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -110,7 +110,7 @@ def judge() -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, daemon=True).start()

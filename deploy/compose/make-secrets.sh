@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make .env from example.env, with secrets of its own. One that is there stays.
+# Create .env from example.env, with new secrets. An existing .env is kept.
 set -euo pipefail
 cd "$(dirname "$0")"
 if [ -e .env ]; then
-    echo ".env is there already; it stays as it is"
+    echo ".env exists already; it is kept"
     exit 0
 fi
 umask 077
@@ -13,4 +13,4 @@ while IFS= read -r line; do
     esac
     printf '%s\n' "$line"
 done <example.env >.env
-echo ".env is written; the API's token: grep VOLLEY_ADMIN_TOKEN .env"
+echo ".env has been written; show the API's token with: grep VOLLEY_ADMIN_TOKEN .env"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Is what runs in this container well? A server at VOLLEY_HEALTH_URL, or else this node's part of Ray.
+# Health check: the server at VOLLEY_HEALTH_URL, or else this node's Ray processes.
 if [ -n "${VOLLEY_HEALTH_URL:-}" ]; then
     exec wget -q -T 5 -O /dev/null "$VOLLEY_HEALTH_URL"
 fi

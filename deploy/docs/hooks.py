@@ -1,7 +1,7 @@
-"""Hooks of the documentation site: what the pages' plain Markdown needs to become HTML that stands alone.
+"""MkDocs hooks that turn the pages' Markdown into HTML that needs nothing else.
 
-Links to source files, which are no pages of the site, become their paths. Formulas become MathML, which browsers
-draw by themselves.
+Links to source files, which are not part of the site, become file paths. Formulas become MathML, which browsers render
+without a library.
 """
 
 import re
@@ -17,7 +17,7 @@ INLINE_MATH = re.compile(r"(?<![\\$\w])\$(?=\S)([^$]+?)(?<=\S)\$(?![\w$])")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with its formulas and source links replaced; code is left as it is."""
+    """The page with its formulas and source links replaced; code is unchanged."""
     return "".join(_block(part) if part.startswith("```") else _text(part) for part in FENCED.split(markdown))
 
 
@@ -37,6 +37,6 @@ def _math(latex: str, display: str = "inline") -> str:
 
 
 def _path(match: re.Match[str]) -> str:
-    """``[words](../services/buffer.py)`` as ``words (`services/buffer.py`)``."""
+    """``[words](../services/coordinator/buffer.py)`` as ``words (`services/coordinator/buffer.py`)``."""
     words, file = match[1], match[2]
     return f"`{file}`" if words.strip("`") == file else f"{words} (`{file}`)"

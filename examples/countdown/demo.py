@@ -1,8 +1,9 @@
-"""The main job from end to end: ``make demo``.
+"""The main example from end to end: ``make demo``.
 
     make data and an untrained model -> supervised warm-up -> RL for the mean, RL for max@8 -> held-out pass@k, plots
 
-One local stack (Ray head and embedded Redis) serves all three runs. Results are under ``demo/``, or ``demo/quick/``.
+One local stack (Ray head and embedded Redis) serves all three runs. Results are written to ``demo/``, or to
+``demo/quick/`` with ``--quick``.
 """
 
 import argparse
@@ -19,38 +20,38 @@ from typing import Any
 from rich.table import Table
 
 from examples.countdown import make_data
-from services import plots
-from services.display import Display
-from services.foreground import run_in_foreground
-from services.job_file import Job, load_job
-from services.needs import check_host, needs_of
-from services.run import run_on
-from services.run_folder import RunFolder
-from services.stack import Stack, local_stack
+from services.jobs.job_file import Job, load_job
+from services.jobs.needs import check_host, needs_of
+from services.recording import plots
+from services.recording.display import Display
+from services.runs.run import prepare, run_on
+from services.signals import run_in_foreground
+from services.stack.ephemeral import Stack, local_stack
+from services.store.folder import RunFolder
 from volley.errors import VolleyError
 
 HERE = Path(__file__).parent
 COLOURS = {"start": "#8c959f", "mean": "#d1495b", "max@8": "#1f77b4"}
 FULL: dict[str, dict[str, Any]] = {"warm-up": {}, "mean": {}, "max-at-8": {}}
-# At the job files' rate so few steps would end in noise: their pass@k below where it began.
+# With the job files' learning rate, pass@k would be lower after so few steps than before them.
 FEW: dict[str, Any] = {"steps": 40, "evaluation.sampling.n": 64, "optimizer.lr": 1e-4}
 QUICK: dict[str, dict[str, Any]] = {"warm-up": {"steps": 250}, "mean": FEW, "max-at-8": FEW}
 
 
 def make_inputs(folder: Path, display: Display, *, heldout: int) -> None:
-    """Data and an untrained model under ``folder/data``, unless they are there."""
+    """Make the data and an untrained model in ``folder/data``, unless they exist."""
     data = folder / "data"
     if (data / "done").exists():
         return
     display.say("making data and an untrained model")
     make_data.make(data, supervised=76_800, train=9_600, heldout=heldout)
     make_model = [sys.executable, "-m", "examples.countdown.make_model", str(data / "untrained")]
-    subprocess.run(make_model, check=True, capture_output=True)  # a process of its own: torch stays out of this one
+    subprocess.run(make_model, check=True, capture_output=True)  # a separate process keeps torch out of this one
     (data / "done").touch()
 
 
 def job_of(folder: Path, name: str, changes: Mapping[str, Any]) -> Job:
-    """The shipped job file ``name``, with its data and model under ``folder``."""
+    """The job of this example named ``name``, with data and model in ``folder`` and with ``changes``."""
     data = folder / "data"
     file = {"warm-up": "sft.yaml", "mean": "mean.yaml", "max-at-8": "max8.yaml"}[name]
     places: dict[str, Any] = {"data.path": str(data / "train.jsonl"), "model.path": str(folder / "warm-up" / "model")}
@@ -59,12 +60,12 @@ def job_of(folder: Path, name: str, changes: Mapping[str, Any]) -> Job:
     else:
         places["evaluation.data.path"] = str(data / "heldout.jsonl")
     if name == "max-at-8":
-        places["evaluation.at_start"] = False  # the run for the mean evaluates the start, which is the same
+        places["evaluation.at_start"] = False  # the run for the mean evaluates the same start
     return load_job(HERE / file, {**places, **changes})
 
 
 async def run_all(folder: Path, jobs: Mapping[str, Mapping[str, Any]], display: Display) -> dict[str, RunFolder]:
-    """The three runs, one after the other, on one stack."""
+    """Run the three jobs one after the other on one stack."""
     needs = needs_of(job_of(folder, "mean", jobs["mean"]))
     check_host(needs, folder)
     display.say("starting a local Ray head and an embedded Redis")
@@ -76,22 +77,22 @@ async def run_all(folder: Path, jobs: Mapping[str, Mapping[str, Any]], display: 
 
 
 async def run_one(stack: Stack, folder: Path, name: str, job: Job, display: Display) -> RunFolder:
-    """One run in ``folder/<name>``, in place of an earlier one."""
+    """Run one job in ``folder/<name>``; an earlier run there is deleted."""
     shutil.rmtree(folder / name, ignore_errors=True)
     run = RunFolder.at(folder / name, job)
-    result = await run_on(stack, job, run, display)
+    result = await run_on(stack, prepare(job), run, display)
     display.say(f"{name}: {result.seconds:.0f} s")
     return run
 
 
 def evaluations(runs: Mapping[str, RunFolder]) -> dict[str, dict[str, Any]]:
-    """Start, mean and max@8: the held-out evaluation rows."""
+    """The held-out evaluations of the start, the mean and max@8."""
     mean, best = runs["mean"].read("evaluations"), runs["max-at-8"].read("evaluations")
     return {"start": mean[0], "mean": mean[-1], "max@8": best[-1]}
 
 
 def results_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """pass@k in percent with 95% intervals, one line a model, best in bold."""
+    """A table of pass@k in percent with 95% intervals; one line per model, the best in bold."""
     first = next(iter(rows.values()))
     table = Table(title=f"pass@k, % of {first['prompts']} held-out prompts, {first['n']} samples each, 95% intervals")
     table.add_column("trained for")
@@ -109,7 +110,7 @@ def results_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def present(folder: Path, runs: Mapping[str, RunFolder], display: Display, seconds: float) -> None:
-    """Print the table, draw the pictures, say where everything is."""
+    """Print the table, draw the plots, and print where everything is."""
     rows = evaluations(runs)
     (folder / "results.json").write_text(json.dumps(rows, indent=2) + "\n")
     trained = {"mean": runs["mean"], "max@8": runs["max-at-8"]}
@@ -134,8 +135,10 @@ def present(folder: Path, runs: Mapping[str, RunFolder], display: Display, secon
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smaller version of everything")
-    parser.add_argument("--folder", type=Path, help="where results go; default demo/, or demo/quick/")
+    parser.add_argument("--quick", action="store_true", help="run a smaller version of everything")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the results; default: demo/, or demo/quick/ with --quick"
+    )
     args = parser.parse_args()
     folder = (args.folder or Path("demo/quick" if args.quick else "demo")).resolve()
     display, begun = Display(), time.monotonic()

@@ -1,10 +1,10 @@
 """Write the countdown task as JSONL: supervised rows, training prompts and held-out prompts.
 
-A prompt gives four numbers from 1 to 9 and a target; an answer is an expression in ``+ - *`` that uses each number
-once and equals the target. Most prompts have several right answers, so a model that gets k tries gains by trying
-different ones.
+A prompt gives four numbers from 1 to 9 and a target. An answer is an expression in ``+ - *`` that uses each number
+once and equals the target. Most prompts have several correct answers, so a model with k tries gains by trying different
+ones.
 
-    3 7 2 5=24:      ->  7*2+5*2 is wrong (2 twice), 3*7+5-2 is right
+    3 7 2 5=24:      ->  7*2+5*2 is wrong (2 is used twice), 3*7+5-2 is correct
 """
 
 import argparse
@@ -20,7 +20,7 @@ MAX_TARGET = 99
 
 
 def value(numbers: list[int], operators: list[str]) -> int:
-    """The value of ``numbers[0] operators[0] numbers[1] ...``, products first."""
+    """The value of ``numbers[0] operators[0] numbers[1] ...``; products bind first."""
     total, term, sign = 0, numbers[0], 1
     for symbol, number in zip(operators, numbers[1:], strict=True):
         if symbol == "*":
@@ -31,7 +31,7 @@ def value(numbers: list[int], operators: list[str]) -> int:
 
 
 def problem(rng: random.Random, count: int) -> tuple[list[int], int, str]:
-    """Random numbers, a target that they reach, and one expression that reaches it."""
+    """Random numbers, a target that can be reached with them, and an expression that reaches it."""
     while True:
         numbers = [rng.randint(1, 9) for _ in range(count)]
         order, symbols = rng.sample(numbers, count), rng.choices(list(OPERATORS), k=count - 1)
@@ -41,11 +41,11 @@ def problem(rng: random.Random, count: int) -> tuple[list[int], int, str]:
             return numbers, target, expression
 
 
-def rows(rng: random.Random, total: int, count: int, without: set[tuple[object, ...]]) -> Iterator[dict[str, object]]:
-    """``total`` rows whose numbers and target are not in ``without``, whatever the numbers' order."""
+def rows(rng: random.Random, total: int, count: int, excluded: set[tuple[object, ...]]) -> Iterator[dict[str, object]]:
+    """``total`` rows with ``count`` numbers each, except problems in ``excluded``: sorted numbers, then the target."""
     while total:
         numbers, target, expression = problem(rng, count)
-        if (*sorted(numbers), target) in without:
+        if (*sorted(numbers), target) in excluded:
             continue
         prompt = f"{' '.join(map(str, numbers))}={target:02d}:"
         yield {"prompt": prompt, "numbers": numbers, "target": target, "answer": expression}
@@ -57,11 +57,11 @@ def write(path: Path, lines: Iterable[dict[str, object]]) -> None:
 
 
 def make(folder: Path, *, supervised: int, train: int, heldout: int, numbers: int = 4, seed: int = 0) -> None:
-    """Write ``sft.jsonl``, ``train.jsonl`` and ``heldout.jsonl``; no held-out problem is in the other two."""
+    """Write ``sft.jsonl``, ``train.jsonl`` and ``heldout.jsonl``; the first two contain no held-out problem."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = list(rows(random.Random(f"{seed} heldout"), heldout, numbers, set()))
-    taken = {(*sorted(row["numbers"]), row["target"]) for row in held}  # type: ignore[call-overload]
-    write(folder / "heldout.jsonl", held)
+    heldout_rows = list(rows(random.Random(f"{seed} heldout"), heldout, numbers, set()))
+    taken = {(*sorted(row["numbers"]), row["target"]) for row in heldout_rows}  # type: ignore[call-overload]
+    write(folder / "heldout.jsonl", heldout_rows)
     write(folder / "sft.jsonl", rows(random.Random(f"{seed} sft"), supervised, numbers, taken))
     write(folder / "train.jsonl", rows(random.Random(f"{seed} train"), train, numbers, taken))
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--supervised", type=int, default=76_800)
     parser.add_argument("--train", type=int, default=9_600)
     parser.add_argument("--heldout", type=int, default=200)
-    parser.add_argument("--numbers", type=int, default=4, help="numbers in a prompt; more is harder")
+    parser.add_argument("--numbers", type=int, default=4, help="numbers per prompt; more are harder")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     make(

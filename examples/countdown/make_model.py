@@ -1,4 +1,4 @@
-"""Write a small, untrained Llama with a character tokenizer, in Hugging Face format."""
+"""Write a small, untrained Llama model with a character tokenizer, in Hugging Face format."""
 
 import argparse
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ CHARACTERS = "0123456789+-*()= :"
 
 
 def tokenizer_of(tokens: Iterable[str], pattern: str) -> PreTrainedTokenizerFast:
-    """Text is split where ``pattern`` matches, and each piece is a token or unknown; no BOS is added."""
+    """A tokenizer that splits text at matches of ``pattern``; pieces not in ``tokens`` are unknown. It adds no BOS."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *tokens])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -22,7 +22,7 @@ def tokenizer_of(tokens: Iterable[str], pattern: str) -> PreTrainedTokenizerFast
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character."""
+    """A tokenizer with one token per character."""
     return tokenizer_of(CHARACTERS, ".")
 
 
@@ -35,7 +35,7 @@ def make(
     length: int = 64,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Path:
-    """Write the model and its tokenizer, one of characters unless given, to ``folder`` and return it."""
+    """Write the model and its tokenizer (by default one token per character) to ``folder``; returns ``folder``."""
     tokenizer = tokenizer or character_tokenizer()
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -1,8 +1,8 @@
-"""Score an exported model again without Volley: plain transformers, plain vLLM, and a scorer and pass@k of its own.
+"""Score an exported model without Volley: plain transformers, plain vLLM, and an independent scorer and pass@k.
 
     python -m examples.countdown.score_again demo/max-at-8/model demo/data/heldout.jsonl
 
-Prints pass@k by each engine; both should agree with what the run's last evaluation says.
+It prints pass@k for each engine; both should agree with the run's last evaluation.
 """
 
 import argparse
@@ -21,7 +21,7 @@ EXPRESSION = re.compile(r"\d(?:[+*-]\d)*")
 
 
 def solves(text: str, row: dict[str, Any]) -> bool:
-    """Does ``text`` use each number once and reach the target? Digits and ``+ - *`` only, so products come first."""
+    """Whether ``text``, in digits and ``+ - *`` only, uses each number once and equals the target."""
     if not EXPRESSION.fullmatch(text) or Counter(map(int, re.findall(r"\d", text))) != Counter(row["numbers"]):
         return False
     terms = re.findall(r"([+-]?)(\d(?:\*\d)*)", text)
@@ -34,7 +34,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def by_transformers(model: Path, prompts: Sequence[str], n: int) -> list[list[str]]:
-    """n samples of each prompt from ``generate``."""
+    """Draw n samples per prompt with transformers' ``generate``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -52,7 +52,7 @@ def by_transformers(model: Path, prompts: Sequence[str], n: int) -> list[list[st
 
 
 def by_vllm(model: Path, prompts: Sequence[str], n: int) -> list[list[str]]:
-    """n samples of each prompt from vLLM's offline engine."""
+    """Draw n samples per prompt with vLLM's offline engine."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
 

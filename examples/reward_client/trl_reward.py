@@ -1,7 +1,7 @@
-"""Volley's reward server as TRL's reward function.
+"""Use Volley's reward server as a reward function in TRL.
 
     volley reward-server --port 8091 --slots 2
-    python examples/reward_client/trl_reward.py            # scores two completions, to see that it works
+    python examples/reward_client/trl_reward.py            # scores two completions as a check
 
 In a trainer: ``GRPOTrainer(..., reward_funcs=CodeReward("http://127.0.0.1:8091"))`` with a dataset column ``tests``.
 """
@@ -13,9 +13,9 @@ from reward_servers.client import CodeItem, Item, RewardClient
 
 
 class CodeReward:
-    """A callable of TRL's kind: completions and dataset columns in, one reward per completion out.
+    """A TRL reward function: takes completions and dataset columns, returns one reward per completion.
 
-    A completion that could not be scored gets ``None``: TRL then leaves it out.
+    A completion that could not be scored gets ``None``, which TRL leaves out.
     """
 
     __name__ = "code_reward"
@@ -42,7 +42,7 @@ class CodeReward:
 
 
 def _text(completion: Any) -> str:
-    """Plain text, or the last message of a conversation."""
+    """The completion's text: plain, or the last message of a conversation."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 

@@ -1,7 +1,7 @@
-"""Which account a slot runs as: one that no other slot of this host holds while this one does.
+"""Gives each slot an account that no other slot of this host uses at the same time.
 
-A claim is a bound abstract socket. The kernel gives one name to one process at a time and takes it back when that
-process ends, however it ends, so there is no file to go stale and no lock to break.
+A claim is a bound abstract socket. Only one process can bind a name, and the kernel frees it however that process
+ends, so there are no stale files or locks.
 """
 
 import os
@@ -17,21 +17,21 @@ NAME = "\0volley-slot-account-{}"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A claimed user id, which is the group id too."""
+    """A claimed user id, also used as the group id."""
 
     uid: int
     _claim: socket.socket
 
     def release(self) -> None:
-        """Others may have it. May be called twice."""
+        """Let other slots claim the account. May be called twice."""
         self._claim.close()
 
 
 def claim(index: int) -> Account | None:
-    """The account of slot ``index``, or the next free one; None where this process can not change its account.
+    """Claim the account of slot ``index``, or the next free one; None if this process is not root.
 
     Raises:
-        HostError: every account of `policy.SLOT_UIDS` is held.
+        HostError: every account in `policy.SLOT_UIDS` is in use.
     """
     if os.geteuid() != 0:
         return None
@@ -41,7 +41,7 @@ def claim(index: int) -> Account | None:
         if not _somebodys(uid) and (held := _hold(uid)) is not None:
             return Account(uid, held)
     raise HostError(
-        f"all {len(uids)} accounts of sandbox slots ({uids[0]} to {uids[-1]}) are held: run fewer slots on this host"
+        f"all {len(uids)} accounts for sandbox slots ({uids[0]} to {uids[-1]}) are in use: run fewer slots on this host"
     )
 
 

@@ -1,4 +1,4 @@
-"""A memory and a process-count cgroup per slot, under version 1 or 2, below the group this worker is in itself."""
+"""One cgroup per slot, below that of this worker: limits memory and processes, counts CPU time. Versions 1 and 2."""
 
 import contextlib
 import os
@@ -8,20 +8,25 @@ from pathlib import Path
 MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 PREFIX = "volley-slot-"
-OVERHEAD_MB = 64  # the zygote and its page tables live in the group too
+OVERHEAD_MB = 64  # for the zygote and its page tables, which are in the group too
 OVERHEAD_PIDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SlotGroup:
-    """The cgroup directories of one slot; the same directory twice under version 2."""
+    """The cgroup directories of one slot; under version 2, all are the same directory.
+
+    Attributes:
+        cpu: directory that counts processor time; None if version 1 has no writable ``cpuacct``.
+    """
 
     memory: Path
     pids: Path
+    cpu: Path | None
     version: int
 
     def limit(self, memory_mb: int, processes: int) -> None:
-        """Set the bounds. Raises OSError."""
+        """Set the limits, plus an allowance for the zygote. Raises OSError."""
         megabytes = memory_mb + OVERHEAD_MB
         if self.version == 1:
             (self.memory / "memory.limit_in_bytes").write_text(str(megabytes << 20))
@@ -31,43 +36,68 @@ class SlotGroup:
         (self.pids / "pids.max").write_text(str(processes + OVERHEAD_PIDS))
 
     def oom_kills(self) -> int:
-        """How many processes of the slot the kernel has killed for lack of memory."""
+        """Return how many processes of the slot the kernel has killed because memory ran out."""
         path = self.memory / ("memory.oom_control" if self.version == 1 else "memory.events")
-        for line in path.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-        return 0
+        return _field(path, "oom_kill")
+
+    def cpu_s(self) -> float | None:
+        """Return the processor seconds of everything that ever ran in the group; None if they are not counted."""
+        if self.cpu is None:
+            return None
+        if self.version == 1:
+            return int((self.cpu / "cpuacct.usage").read_text()) / 1e9
+        return _field(self.cpu / "cpu.stat", "usage_usec") / 1e6
+
+    def memory_bytes(self) -> int:
+        """Return the memory in use, including file cache, in bytes."""
+        name = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
+        return int((self.memory / name).read_text())
+
+    def drop_caches(self) -> None:
+        """Ask the kernel to reclaim memory such as file cache, so that `memory_bytes` shows what is really in use."""
+        with contextlib.suppress(OSError):  # unsupported, or less could be reclaimed than requested
+            if self.version == 1:
+                (self.memory / "memory.force_empty").write_text("0")
+            else:
+                (self.memory / "memory.reclaim").write_text(str(self.memory_bytes()))
+
+    def process_count(self) -> int:
+        """Return the number of processes and threads in the group."""
+        return int((self.pids / "pids.current").read_text())
 
     def processes(self) -> list[int]:
-        """Process ids in the group, as seen from here."""
+        """Return the process ids in the group, as numbered in this process's pid namespace."""
         with contextlib.suppress(FileNotFoundError):
             return [int(line) for line in (self.pids / "cgroup.procs").read_text().split()]
         return []
 
     def open_members(self) -> list[int]:
-        """Open ``cgroup.procs`` files: a process that writes 0 into them joins."""
+        """Open the ``cgroup.procs`` files; a process joins the group by writing 0 to each."""
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders()]
 
+    def make(self) -> None:
+        """Create the directories. Raises OSError."""
+        for folder in self._folders():
+            folder.mkdir(exist_ok=True)
+
     def remove(self) -> None:
-        """Remove the directories; the kernel refuses while a process is left, and the caller sees that."""
+        """Remove the directories. Raises OSError if they still contain a process."""
         for folder in self._folders():
             with contextlib.suppress(FileNotFoundError):
                 folder.rmdir()
 
     def _folders(self) -> list[Path]:
-        return [self.memory] if self.memory == self.pids else [self.memory, self.pids]
+        return list(dict.fromkeys(path for path in (self.memory, self.pids, self.cpu) if path is not None))
 
 
 def create(name: str) -> SlotGroup | None:
-    """Directories called ``name``, or None where this host gives no writable memory and pids controllers."""
+    """Create a cgroup called ``name``; None if this host has no writable memory and pids controllers."""
     group = _find(name)
     if group is None:
         return None
     _remove_stale(group)
     try:
-        group.memory.mkdir(exist_ok=True)
-        group.pids.mkdir(exist_ok=True)
+        group.make()
         group.limit(256, 16)
         group.oom_kills()
     except OSError:
@@ -78,8 +108,8 @@ def create(name: str) -> SlotGroup | None:
 
 
 def _remove_stale(group: SlotGroup) -> None:
-    """Remove the directories of workers that were killed before they could."""
-    for folder in {group.memory.parent, group.pids.parent}:
+    """Remove the directories of workers that were killed before they could do so."""
+    for folder in {path.parent for path in group._folders()}:
         for left in folder.glob(f"{PREFIX}*"):
             pid = left.name.removeprefix(PREFIX).partition("-")[0]
             if pid.isdigit() and not Path("/proc", pid).exists():
@@ -93,8 +123,19 @@ def _find(name: str) -> SlotGroup | None:
         _, controllers, path = line.split(":", 2)
         own |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
     if "memory" in own and "pids" in own:
-        return SlotGroup(MOUNT / "memory" / own["memory"] / name, MOUNT / "pids" / own["pids"] / name, version=1)
+        memory, pids = (MOUNT / kind / own[kind] / name for kind in ("memory", "pids"))
+        cpu = MOUNT / "cpuacct" / own["cpuacct"] / name if "cpuacct" in own else None
+        return SlotGroup(memory, pids, cpu if cpu and os.access(cpu.parent, os.W_OK) else None, version=1)
     if "" in own and (MOUNT / "cgroup.controllers").exists():
         folder = MOUNT / own[""] / name
-        return SlotGroup(folder, folder, version=2)
+        return SlotGroup(folder, folder, folder, version=2)
     return None
+
+
+def _field(path: Path, name: str) -> int:
+    """Return the number after ``name`` in a file of lines ``name number``; 0 if it is missing."""
+    for line in path.read_text().splitlines():
+        key, _, count = line.partition(" ")
+        if key == name:
+            return int(count)
+    return 0

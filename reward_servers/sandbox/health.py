@@ -1,4 +1,4 @@
-"""Which tier a host gives, proved by probe attacks, and a sandbox that proves itself again while in use."""
+"""Finds the best tier a host supports, proves it by probe attacks, and repeats the probes while the sandbox is used."""
 
 import itertools
 import logging
@@ -11,7 +11,8 @@ from pathlib import Path
 from reward_servers.sandbox import launch
 from reward_servers.sandbox.judge import Case, ProgramResult, judge_program
 from reward_servers.sandbox.probes import run_probes
-from reward_servers.sandbox.slot import SandboxFailure, Slot, SlotConfig, Tier
+from reward_servers.sandbox.slot import SandboxFailure, Slot
+from reward_servers.sandbox.slot_config import SlotConfig, Tier
 from volley.errors import HostError
 from volley.records import VerdictStatus
 from volley.scoring import SandboxLimits, SandboxSpec
@@ -22,17 +23,17 @@ REPROBE_S = 600.0
 _STARTED = itertools.count()
 ORDER: tuple[Tier, ...] = ("A", "B", "C", "none")
 FIXES = {
-    "A": "tier A needs a writable memory and pids cgroup and what tier B needs; run as root, or delegate a cgroup",
+    "A": "tier A needs all of tier B and writable memory and pids cgroups: run as root or delegate a cgroup",
     "B": "tier B needs user namespaces and bubblewrap: apt-get install bubblewrap; "
     "sysctl kernel.unprivileged_userns_clone=1",
-    "C": "tier C needs seccomp and Landlock of version 6: Linux 6.12 or later with the security module landlock",
+    "C": "tier C needs seccomp and version 6 of Landlock: Linux 6.12 or later with the landlock module enabled",
     "none": "",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What stands between a program and the host, as health checks, answers and run pages show it."""
+    """The isolation between programs and the host, as shown by health checks, responses and the dashboard."""
 
     tier: Tier
     layers: tuple[str, ...]
@@ -41,7 +42,7 @@ class SandboxReport:
     problem: str = ""
 
     def __str__(self) -> str:
-        """``tier A: namespaces, ...; 40 of 40 probes denied``; begins with ``none`` where nothing isolates."""
+        """Format as ``tier A: namespaces, ...; 47 of 47 probes denied``; starts with ``none`` without isolation."""
         tier = "none" if self.tier == "none" else f"tier {self.tier}"
         return (
             f"{tier}: {', '.join(self.layers) or 'no layer'}; {self.probes_passed} of {self.probes_total} probes denied"
@@ -49,15 +50,15 @@ class SandboxReport:
 
     @property
     def ready(self) -> bool:
-        """False once a layer was lost."""
+        """False if a probe was not denied or the sandbox did not start."""
         return not self.problem
 
 
 class Sandbox:
-    """One slot of the best tier this host proves. Must be used from the thread that made it.
+    """A slot of the best tier that this host supports. Must be used from the thread that created it.
 
     Raises:
-        HostError: the host does not reach the tier asked for; says what is missing.
+        HostError: the host does not support the required tier; says what is missing.
     """
 
     def __init__(self, spec: SandboxSpec, *, index: int | None = None, warm_up: str = "") -> None:
@@ -68,7 +69,7 @@ class Sandbox:
 
     @property
     def unsafe(self) -> bool:
-        """True where programs run without isolation, which only ``min_tier: none`` allows."""
+        """True if programs run without isolation, which only ``min_tier: none`` allows."""
         return self.report.tier == "none"
 
     def judge(
@@ -79,7 +80,7 @@ class Sandbox:
         *,
         stop_early: bool = True,
     ) -> ProgramResult:
-        """Judge one program. An unready sandbox runs nothing: it refuses. Raises SlotEnded after `end`."""
+        """Judge one program; if the sandbox is not ready, the status is refused. Raises SlotEnded after `end`."""
         if time.monotonic() - self._probed > REPROBE_S:
             self.probe()
         if not self.report.ready:
@@ -90,9 +91,9 @@ class Sandbox:
         return result
 
     def probe(self) -> SandboxReport:
-        """Attack the sandbox again; a probe that gets through makes it unready until all are denied."""
+        """Run all probes again. If any is not denied, the sandbox is not ready until a later call denies them all."""
         total, failed = run_probes(self._slot)
-        problem = f"the sandbox let through: {', '.join(failed)}" if failed else ""
+        problem = f"the sandbox let through these probes: {', '.join(failed)}" if failed else ""
         if problem:
             log.error("slot %d: %s", self._slot.index, problem)
         self.report = replace(self.report, probes_passed=total - len(failed), probes_total=total, problem=problem)
@@ -100,16 +101,16 @@ class Sandbox:
         return self.report
 
     def end(self) -> None:
-        """From any thread: kill what runs. `judge` raises SlotEnded from then on; to `close` is still its thread's."""
+        """Kill whatever runs; `judge` then raises SlotEnded. May be called from any thread, unlike `close`."""
         self._slot.end()
 
     def close(self) -> None:
-        """End the sandbox. May be called twice."""
+        """Stop the sandbox. May be called twice."""
         self._slot.close()
 
     @property
     def restarts(self) -> int:
-        """How often the sandbox was replaced."""
+        """How often the sandbox was restarted."""
         return max(0, self._slot.restarts)
 
     def _establish(self, index: int) -> tuple[Slot, SandboxReport]:
@@ -123,9 +124,9 @@ class Sandbox:
                 return slot, report
             problems.append(f"tier {tier}: {report.problem}; {FIXES[tier]}")
         raise HostError(
-            f"this host can not isolate model-written code as tier {lowest} asks.\n"
+            f"this host cannot isolate model-written code as tier {lowest} requires.\n"
             + "\n".join(problems)
-            + "\nOnly where every program is trusted, say so with min_tier: none."
+            + "\nIf you trust every program, you can turn isolation off with min_tier: none."
         )
 
     def _try(self, tier: Tier, index: int) -> tuple[Slot, SandboxReport]:
@@ -135,7 +136,7 @@ class Sandbox:
             slot = Slot(index, config)
             slot.start()
             total, failed = run_probes(slot)
-            problem = f"let through: {', '.join(failed)}" if failed else ""
+            problem = f"it let through these probes: {', '.join(failed)}" if failed else ""
         except (SandboxFailure, HostError) as failure:
             total, failed, problem = 0, [], str(failure)
         if problem and slot is not None:
@@ -146,12 +147,12 @@ class Sandbox:
 
 
 def _fresh_index() -> int:
-    """A slot number that no other worker of this machine has, as long as each has at most eight."""
+    """Return a slot number that no other worker of this machine has, if each has at most eight."""
     return os.getpid() * 8 + next(_STARTED)
 
 
 def lowest_tier(spec: SandboxSpec) -> Tier:
-    """The weakest tier ``spec`` accepts: what it names, or A where this host has cgroups to offer, else B."""
+    """Return the weakest tier that ``spec`` accepts; for ``auto``, A if this host has writable cgroups, else B."""
     if spec.min_tier != "auto":
         return spec.min_tier
     return "A" if os.geteuid() == 0 and Path("/sys/fs/cgroup").is_dir() and _cgroups_writable() else "B"
@@ -167,7 +168,7 @@ def _cgroups_writable() -> bool:
 
 
 def explain_host() -> list[tuple[str, bool, str]]:
-    """(what, there, how to get it) for ``volley doctor``."""
+    """Return (requirement, whether it is met, how to meet it) for ``volley doctor``."""
     return [
         ("bubblewrap", launch.bubblewrap() is not None, "apt-get install bubblewrap"),
         ("memory and pids cgroups", _cgroups_writable(), FIXES["A"]),

@@ -1,28 +1,31 @@
-"""The judge: alone owns expected outputs, comparison and verdicts. Nothing of it ever enters the sandbox."""
+"""The judge: holds the expected outputs, compares and gives verdicts. Nothing of this ever enters the sandbox."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reward_servers.sandbox.outcome import Outcome
-from reward_servers.sandbox.slot import SandboxFailure, Slot
+from reward_servers.sandbox.slot import RunTest, SandboxFailure, Slot
+from reward_servers.sandbox.time_limit import OutOfTime, tick, time_limit
 from volley.records import VerdictStatus
 from volley.scoring import SandboxLimits
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 2  # sandboxes one program may cost
-UNSTEADY = 0.5  # a wall-clock timeout with this share of its processor time used may be the host's fault
+ATTEMPTS = 2  # per program, each in another sandbox
+CHECK_S, CHECK_S_PER_MB = 1.0, 1.0  # processor seconds allowed for comparing one output
+UNSTEADY = 0.5  # a wall-clock timeout after this share of the CPU limit may be due to load on the host
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test: what the program reads, and what is said of what it wrote.
+    """One test of a program.
 
     Attributes:
-        stdin: bytes on standard input.
-        check: standard output -> None where it is right, else one line that says what is wrong.
+        stdin: the program's standard input.
+        check: gets standard output; returns None if it is correct, else one line that says what is wrong.
     """
 
     stdin: bytes
@@ -31,14 +34,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What the tests said of one program.
+    """The result of all tests of one program.
 
     Attributes:
-        status: passed, or what happened in the first test that failed; infra_error where the sandbox failed.
-        passed: tests passed.
-        failing_test: index of the first test that failed.
-        last: the run of that test, or of the last one.
-        cpu_ms, wall_ms, peak_mb: the largest of all tests run.
+        status: passed, or the status of the first failed test; infra_error if the sandbox failed.
+        passed: number of tests passed.
+        failing_test: index of the first failed test; None if all passed.
+        last: outcome of that test, or of the last one if all passed.
+        cpu_ms, wall_ms, peak_mb: maximum over all tests run.
     """
 
     status: VerdictStatus
@@ -54,7 +57,7 @@ class ProgramResult:
 def judge_program(
     slot: Slot, source: bytes, tests: Sequence[Case], limits: SandboxLimits, *, stop_early: bool = True
 ) -> ProgramResult:
-    """Run ``tests`` on ``source`` in order, up to the first failure or all of them. Never raises on their account."""
+    """Run ``tests`` on ``source`` in order, until the first failure if ``stop_early``. No program can make it raise."""
     if len(source) > limits.code_kb << 10:
         return _unrun(VerdictStatus.COMPILE_ERROR, f"the program is longer than {limits.code_kb} kB")
     failure = ""
@@ -63,7 +66,7 @@ def judge_program(
             return _run_all(slot, source, tests, limits, stop_early=stop_early)
         except SandboxFailure as problem:
             failure = f"sandbox of slot {slot.index}: {problem}"
-            log.warning("%s; replaced", failure)
+            log.warning("%s; replacing the sandbox", failure)
     return _unrun(VerdictStatus.INFRA_ERROR, failure)
 
 
@@ -82,9 +85,11 @@ def _run_all(
             if time.monotonic() > deadline:
                 failures.append((VerdictStatus.TIMEOUT, index, f"all tests took over {limits.program_s:g} s", None))
                 break
-            outcome = _run_steadily(run, test.stdin, limits)
+            outcome = _run_steadily(run, test.stdin, limits, deadline)
             outcomes.append(outcome)
-            status, detail = _status(outcome, test)
+            status, detail = verdict_of(outcome, test)
+            if status is VerdictStatus.TIMEOUT and time.monotonic() > deadline:
+                detail = f"all tests took over {limits.program_s:g} s"
             if status is not VerdictStatus.PASSED:
                 failures.append((status, index, detail, outcome))
                 if stop_early or status is VerdictStatus.COMPILE_ERROR:
@@ -105,36 +110,46 @@ def _run_all(
     )
 
 
-def _run_steadily(run: Callable[[bytes], Outcome], stdin: bytes, limits: SandboxLimits) -> Outcome:
-    """Run once more what was stopped by the wall clock while it was using its processor time."""
-    outcome = run(stdin)
-    if limits.wall_limit_s is not None:  # asked for: whoever wants an answer by then does not want it twice as late
+def _run_steadily(run: RunTest, stdin: bytes, limits: SandboxLimits, deadline: float) -> Outcome:
+    """Run one test; repeat it once if it hit the wall-clock limit with over half of its CPU time used."""
+    outcome = run(stdin, deadline - time.monotonic())
+    if limits.wall_limit_s is not None:  # an explicit limit must not be exceeded by a second run
         return outcome
-    if outcome.failure is VerdictStatus.TIMEOUT and UNSTEADY * limits.cpu_s <= outcome.cpu_ms / 1e3 < limits.cpu_s:
-        return run(stdin)
+    unsteady = UNSTEADY * limits.cpu_s <= outcome.cpu_ms / 1e3 < limits.cpu_s
+    if outcome.failure is VerdictStatus.TIMEOUT and unsteady and time.monotonic() < deadline:
+        return run(stdin, deadline - time.monotonic())
     return outcome
 
 
-def _status(outcome: Outcome, test: Case) -> tuple[VerdictStatus, str]:
+def verdict_of(outcome: Outcome, test: Case) -> tuple[VerdictStatus, str]:
+    """Return the status of one run and one line of detail. Never raises."""
     if outcome.failure is not None:
         return outcome.failure, outcome.detail
-    wrong = test.check(outcome.stdout)
+    try:
+        with time_limit(CHECK_S + CHECK_S_PER_MB * len(outcome.stdout) / (1 << 20)):
+            wrong = test.check(outcome.stdout)
+    except OutOfTime:
+        return VerdictStatus.TIMEOUT, "comparing its output took too long"
+    except Exception as problem:  # a fault-tolerance point: the program chose the output, so the verdict is about it
+        log.warning("comparing an output failed", exc_info=problem)
+        return VerdictStatus.WRONG_ANSWER, f"its output cannot be compared: {type(problem).__name__}"
     return (VerdictStatus.PASSED, "") if wrong is None else (VerdictStatus.WRONG_ANSWER, wrong)
 
 
 def same_tokens(expected: bytes, tolerance: float | None = None) -> Callable[[bytes], str | None]:
-    """Compare white-space separated words; with a tolerance, words that are numbers compare as numbers."""
+    """Return a check that compares words separated by white space; with ``tolerance``, numbers may differ by that."""
     wanted = expected.split()
 
     def check(stdout: bytes) -> str | None:
         if b"\0" in stdout:
-            return "the output holds NUL bytes"
+            return "the output contains NUL bytes"
         got = stdout.split()
         if got == wanted:
             return None
         if len(got) != len(wanted):
             return f"{len(got)} words instead of {len(wanted)}"
         for at, (one, other) in enumerate(zip(got, wanted, strict=True)):
+            tick()
             if one != other and not (tolerance is not None and _near(one, other, tolerance)):
                 return f"word {at} is {_show(one)} instead of {_show(other)}"
         return None
@@ -143,12 +158,12 @@ def same_tokens(expected: bytes, tolerance: float | None = None) -> Callable[[by
 
 
 def _near(got: bytes, wanted: bytes, tolerance: float) -> bool:
-    """Within ``tolerance`` of each other, absolutely or relative to what is wanted."""
+    """Return whether two words are numbers within ``tolerance``, absolute or relative to ``wanted``."""
     try:
         one, other = float(got), float(wanted)
     except ValueError:
         return False
-    return abs(one - other) <= tolerance * max(1.0, abs(other))
+    return one == other or (math.isfinite(other) and abs(one - other) <= tolerance * max(1.0, abs(other)))
 
 
 def _show(word: bytes) -> str:

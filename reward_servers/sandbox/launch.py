@@ -1,8 +1,8 @@
-"""How a sandbox process is started: which interpreter, which packages, which account, which command line.
+"""Builds the command line of a sandbox process: its interpreter, packages and account.
 
-A worker started by root gives every slot an account of its own before bubblewrap runs: root mapped to nobody inside
-is still root outside. Such an account may not reach the interpreter (a virtual environment below ``/root``), so the
-paths are first bound to a place it can reach, in a mount namespace that ends with the sandbox: ``stage.py`` does both.
+If the worker runs as root, every slot switches to its own account before bubblewrap starts, because root mapped to
+nobody inside would still be root outside. Such an account may be unable to read the interpreter, for example below
+``/root``, so ``stage.py`` first binds the paths to a readable place, in a mount namespace that ends with the sandbox.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from volley.errors import HostError
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
 STAGE = Path(__file__).with_name("stage.py")
-REAP_S = 0.5  # bubblewrap ends by itself once what it runs has
+REAP_S = 0.5  # bubblewrap exits on its own after its child has
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What runs inside: the interpreter of this process, with the packages it may import.
+    """The interpreter that runs in the sandbox, which is that of this process, and the packages it may import.
 
     Attributes:
-        executable: path of the real interpreter, not of a virtual environment's link to it.
-        prefix: its installation, mounted under the same path.
-        packages: (path here, name below ``/site``) of each importable package.
+        executable: path of the interpreter itself, not of a virtual environment's link to it.
+        prefix: its installation folder, mounted at the same path.
+        packages: (path on the host, name below ``/site``) of each importable package.
     """
 
     executable: str
@@ -41,7 +41,7 @@ class Interpreter:
     packages: tuple[tuple[str, str], ...]
 
     def import_path(self, *, namespaced: bool) -> list[str]:
-        """Where the packages are found inside."""
+        """Return the folders from which packages are imported inside."""
         if namespaced:
             return [policy.SITE] if self.packages else []
         return sorted({str(Path(path).parent) for path, _ in self.packages})
@@ -49,17 +49,17 @@ class Interpreter:
 
 @lru_cache
 def interpreter(packages: tuple[str, ...] = ()) -> Interpreter:
-    """This process's interpreter with ``packages``. Raises HostError where one of those is not installed."""
+    """Return this process's interpreter with ``packages``. Raises HostError if one of them is not installed."""
     executable = str(Path(sys.executable).resolve())
     found = [path for name in packages for path in _locate(name)]
     return Interpreter(executable, str(Path(sys.base_prefix).resolve()), tuple((str(p), p.name) for p in found))
 
 
 def _locate(package: str) -> list[Path]:
-    """The package's folder or module, the libraries its wheel brought, and its metadata."""
+    """Return the paths of the package's folder or module, its bundled libraries and its metadata."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise HostError(f"the sandbox should offer {package!r} but it is not installed here: pip install {package}")
+        raise HostError(f"the sandbox needs the package {package!r}, which is not installed: pip install {package}")
     origin = Path(spec.origin)
     home = origin.parent if spec.submodule_search_locations else origin
     extra = [home.parent / f"{package}.libs"]
@@ -69,12 +69,12 @@ def _locate(package: str) -> list[Path]:
 
 
 def bubblewrap() -> str | None:
-    """Path of bubblewrap, or None."""
+    """Return the path of bubblewrap, or None if it is not installed."""
     return shutil.which("bwrap")
 
 
-def namespaced_command(inside: Interpreter, uid: int | None, control: int, *, first_process: bool) -> list[str]:
-    """The command line of a sandbox with namespaces. Raises HostError where bubblewrap is missing."""
+def namespaced_command(inside: Interpreter, uid: int | None, control: int) -> list[str]:
+    """Return the command line of a sandbox with namespaces. Raises HostError if bubblewrap is missing."""
     bwrap = bubblewrap()
     if bwrap is None:
         raise HostError("bubblewrap is not installed: apt-get install bubblewrap (or dnf install bubblewrap)")
@@ -83,15 +83,25 @@ def namespaced_command(inside: Interpreter, uid: int | None, control: int, *, fi
         binds.append((inside.prefix, inside.prefix))
     binds += [(path, f"{policy.SITE}/{name}") for path, name in inside.packages]
     binds.append((str(ZYGOTE), policy.INNER))
-    command = [bwrap, *policy.bubblewrap_mounts(), *(["--as-pid-1"] if first_process else [])]
+    command = [bwrap, *policy.bubblewrap_mounts()]
     for source, target in binds:
         command += ["--ro-bind", source, target]
+    for folder in _package_folders(inside.prefix):
+        command += ["--tmpfs", folder, "--remount-ro", folder]
     command += ["--chdir", policy.TMP, "--remount-ro", "/dev", "--remount-ro", "/"]
     return _as_account([*command, *_python(inside.executable, policy.INNER, control)], uid, binds, sources_only=True)
 
 
+@lru_cache
+def _package_folders(prefix: str) -> tuple[str, ...]:
+    """Return the site-packages and dist-packages folders of the interpreters below the mounted folders."""
+    roots = dict.fromkeys([*policy.SYSTEM_DIRS, prefix])
+    found = [path for root in roots for pattern in policy.PACKAGE_FOLDERS for path in Path(root).glob(pattern)]
+    return tuple(dict.fromkeys(str(path) for path in found if path.is_dir() and not path.is_symlink()))
+
+
 def bare_command(inside: Interpreter, uid: int | None, control: int) -> list[str]:
-    """The command line of a sandbox without namespaces (tier C, none)."""
+    """Return the command line of a sandbox without namespaces (tiers C and none)."""
     binds = [(inside.prefix, ""), (str(ZYGOTE), "")]
     return _as_account(_python(inside.executable, str(ZYGOTE), control), uid, binds, sources_only=False)
 
@@ -110,16 +120,16 @@ def _as_account(command: list[str], uid: int | None, binds: list[tuple[str, str]
 
 @lru_cache
 def _open_to_all(path: str) -> bool:
-    """May any account reach ``path``? True where every folder above it lets others pass."""
+    """Return whether any account can reach ``path``: it and every folder above let other users pass."""
     folders = [Path(path), *Path(path).parents]
     return all(folder.stat().st_mode & 0o001 or not folder.is_dir() for folder in folders)
 
 
 def end(process: subprocess.Popen[bytes], *, namespaced: bool) -> None:
-    """Kill a sandbox and all in it.
+    """Kill a sandbox and everything in it.
 
-    Its namespaces' first process dies before bubblewrap, which then takes note of the death. Left to the host's first
-    process, the dead one would count among the slot's processes until that looks, if it ever does.
+    The first process of its namespaces is killed before bubblewrap, so that bubblewrap reaps it. Otherwise it would
+    remain a zombie, and count as a process of the slot, until the host's init reaps it, if that ever happens.
     """
     if namespaced and (first := _children(process.pid)):
         for child in first:
@@ -135,5 +145,5 @@ def end(process: subprocess.Popen[bytes], *, namespaced: bool) -> None:
 def _children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:  # it has ended, or the kernel does not tell
+    except OSError:  # it has ended, or the kernel lacks this file
         return []

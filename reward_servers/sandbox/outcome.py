@@ -1,4 +1,4 @@
-"""What one run of a program came to, judged from exit status, clocks, counters and output."""
+"""Classifies one run of a program by its exit status, times, counters and output."""
 
 import signal
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from volley.scoring import SandboxLimits
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One test's run.
+    """One run of a program on one test.
 
     Attributes:
-        failure: why it did not end by itself with exit status 0; None where it did.
+        failure: how it failed; None if it exited with status 0 within its limits.
         stdout, stderr: bytes, cut at the limits.
-        cpu_ms, wall_ms: milliseconds of the program and the children it waited for.
+        cpu_ms: processor time in ms, including child processes.
+        wall_ms: wall time in ms.
         peak_mb: largest resident memory of one process.
-        detail: one line, where there is something to say.
+        detail: one line about the failure, or "".
     """
 
     failure: VerdictStatus | None
@@ -38,7 +39,7 @@ def classify(
     flooded: bool,
     killed_for_memory: bool,
 ) -> Outcome:
-    """Name the outcome. Raises ValueError where the sandbox failed to set the program up."""
+    """Return the outcome of a run. Raises ValueError if the sandbox failed to confine the program."""
     if answer["setup_error"]:
         raise ValueError(f"confinement failed: {answer['setup_error']}")
     failure, detail = _failure(answer, stderr, limits, flooded=flooded, killed_for_memory=killed_for_memory)
@@ -54,7 +55,7 @@ def _failure(
     if flooded:
         return VerdictStatus.OUTPUT_LIMIT, "wrote more than its output limit"
     if killed_for_memory:
-        return VerdictStatus.MEMORY_LIMIT, "the kernel killed it for memory"
+        return VerdictStatus.MEMORY_LIMIT, "the kernel killed it because memory ran out"
     if answer["timed_out"]:
         return VerdictStatus.TIMEOUT, f"wall time over {limits.wall_s:g} s"
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_s >= limits.cpu_s):
@@ -67,6 +68,6 @@ def _failure(
     if code == -signal.SIGXFSZ:
         return VerdictStatus.OUTPUT_LIMIT, "wrote a file over the size limit"
     if code == -signal.SIGSYS:
-        return VerdictStatus.SECURITY_VIOLATION, "called another architecture's system calls"
+        return VerdictStatus.SECURITY_VIOLATION, "used system calls of another architecture"
     what = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
     return VerdictStatus.RUNTIME_ERROR, what

@@ -1,10 +1,11 @@
-"""Probe attacks: small programs that try what the sandbox must deny. A tier is what its probes prove.
+"""Probe attacks: they try what the sandbox must deny, and so prove its tier.
 
-One program holds all probes; a test's standard input picks one. A probe prints ``denied`` when it was stopped.
+One program contains all probes; the standard input of a test selects one, which prints ``denied`` if it was stopped.
 """
 
 from reward_servers.sandbox.judge import Case, judge_program
-from reward_servers.sandbox.slot import Slot, SlotConfig
+from reward_servers.sandbox.slot import Slot
+from reward_servers.sandbox.slot_config import SlotConfig
 from reward_servers.sandbox.syscalls import machine_table
 from volley.scoring import SandboxLimits
 
@@ -23,7 +24,7 @@ def refused(action):
 
 def raw(number, *arguments):
     ctypes.set_errno(0)
-    # -1 as every argument that is not given: a call that is let through fails otherwise than with EPERM
+    # missing arguments are -1, so that a call that is allowed fails with another error than EPERM
     result = libc.syscall(number, *arguments, *[-1] * (6 - len(arguments)))
     return result == -1 and ctypes.get_errno() == errno.EPERM
 
@@ -53,6 +54,8 @@ probes = {
     "write": lambda: refused(lambda: os.open(words[1], os.O_WRONLY | os.O_CREAT, 0o600)),
     "list": lambda: refused(lambda: os.listdir(words[1])),
     "socket": lambda: refused(lambda: socket.socket(int(words[1]), socket.SOCK_STREAM)),
+    "pair": lambda: refused(lambda: socket.socketpair(socket.AF_UNIX, int(words[1]))),
+    "send": lambda: refused(lambda: socket.socketpair()[0].sendto(b"x", b"\\0nobody")),
     "raw": lambda: raw(*map(int, words[1:])),
     "setuid": lambda: os.getuid() != 0 and refused(lambda: os.setuid(0)),
     "raise": lambda: refused(lambda: resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)),
@@ -77,20 +80,21 @@ _ANYWHERE = (
     "capabilities",
 )  # fmt: skip
 _SOCKETS = ("socket 2", "socket 10", "socket 16", "socket 17", "socket 40")  # inet, inet6, netlink, packet, vsock
+_PAIRS = ("pair 2", "pair 5", "send")  # datagrams, packets, a message to a given address
 _CALLS = (
     "unshare", "mount", "ptrace", "bpf", "keyctl", "perf_event_open", "io_uring_setup", "userfaultfd", "setns",
-    "process_vm_readv", "open_by_handle_at", "mknodat",
+    "process_vm_readv", "open_by_handle_at", "mknodat", "sendmsg", "connect", "flock", "io_setup",
 )  # fmt: skip
 LIMITS = SandboxLimits(cpu_s=1.0, memory_mb=64, processes=8)
 
 
 def run_probes(slot: Slot) -> tuple[int, list[str]]:
-    """All probes of the slot's tier on the real path. Returns how many there were and the names of those not denied."""
+    """Judge all probes of the slot's tier like programs. Returns their number and the names of those not denied."""
     names = probes_of(slot.config)
     tests = [Case(name.encode() + b"\n", _denied) for name in names]
     failed = []
     for name, test in zip(names, tests, strict=True):
-        # one program per test, but leftovers in pairs: a mark must not outlive even a test of the same program
+        # one program per test, but leftovers twice: its files must not even survive until the program's next test
         pair = [test, test] if name == "leftovers" else [test]
         if judge_program(slot, PROGRAM, pair, LIMITS).passed != len(pair):
             failed.append(name)
@@ -98,13 +102,13 @@ def run_probes(slot: Slot) -> tuple[int, list[str]]:
 
 
 def probes_of(config: SlotConfig) -> list[str]:
-    """The probes that must be denied in ``config``'s tier."""
+    """Return the probes that ``config``'s tier must deny."""
     if config.tier == "none":
         return []
     _, number = machine_table()
     calls = [f"raw {number[name]}" for name in _CALLS if name in number]
     inside = ["alone"] if config.tier != "C" else ["write /tmp/pwned", "kill 1", "read /proc/self/status"]
-    return [*_ANYWHERE, *_SOCKETS, *calls, *inside]
+    return [*_ANYWHERE, *_SOCKETS, *_PAIRS, *calls, *inside]
 
 
 def _denied(stdout: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""One slot: a sandbox process of its own account and cgroup, driven over a socket, replaced at any surprise."""
+"""A slot: one sandbox process with its own account and cgroup, controlled over a socket and replaced on any failure."""
 
 import base64
 import contextlib
@@ -14,94 +14,84 @@ import socket
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from reward_servers.sandbox import accounts, cgroups, launch, policy, seccomp
+from reward_servers.sandbox.metering import LOOK_S, Meter, Rest
 from reward_servers.sandbox.outcome import Outcome, classify
+from reward_servers.sandbox.pipes import Pipes
+from reward_servers.sandbox.slot_config import SlotConfig, rlimits
 from volley.scoring import SandboxLimits
 
 log = logging.getLogger(__name__)
 
-Tier = Literal["A", "B", "C", "none"]
-START_DEADLINE_S = 60.0  # the packages to import first may be heavy
-GRACE_S = 5.0  # what the zygote may take beyond a test's own wall time
-CREDIT = 2.0  # share of a test's wall time that waiting for a processor may add to it
+START_DEADLINE_S = 60.0  # long, because packages are imported
+GRACE_S = 5.0  # allowed to the zygote beyond a test's wall time
+CREDIT = 2.0  # waiting for a processor may add up to this multiple of a test's wall time
 STEP_DEADLINE_S = 10.0
-CHUNK = 1 << 16
+MESSAGE_BYTES = 1 << 16
+MIN_WALL_S = 0.1
+NOTE_BYTES = 1 << 13
+SETUP_FAILED, COMPILE_FAILED = b"S", b"C"  # first byte of a note, sent if the program could not start
 ADD_SEALS, ALL_SEALS = 1033, 15
 
 
 class SandboxFailure(Exception):
-    """The sandbox itself failed: says nothing about the program."""
+    """The sandbox itself failed; this says nothing about the program."""
 
 
 class SlotEnded(Exception):
-    """The slot was told to end while it ran a program: there is no verdict, and nobody waits for one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotConfig:
-    """What a slot is made of.
-
-    Attributes:
-        tier: which layers surround a program.
-        mechanism: ``pooled`` serves many programs from one sandbox, ``fresh`` starts one for each.
-        packages: importable inside.
-        preload: imported before the first program, so that programs need not wait for them.
-        warm_up: trusted code run once before the first program, to fill caches that every program then shares.
-        limits: of one test, unless a program brings its own.
-        without: layers switched off; for tests that show what each layer is for.
-    """
-
-    tier: Tier
-    mechanism: Literal["pooled", "fresh"] = "pooled"
-    packages: tuple[str, ...] = ()
-    preload: tuple[str, ...] = policy.PRELOAD
-    warm_up: str = ""
-    limits: SandboxLimits = field(default_factory=SandboxLimits)
-    without: frozenset[str] = frozenset()
-
-    @property
-    def namespaced(self) -> bool:
-        return self.tier in ("A", "B") and "namespaces" not in self.without
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Names of the layers in force, outermost first."""
-        have = {
-            "A": ("account", "cgroup", "namespaces", "landlock", "seccomp", "rlimits"),
-            "B": ("account", "namespaces", "landlock", "seccomp", "rlimits"),
-            "C": ("account", "landlock", "seccomp", "rlimits"),
-            "none": ("rlimits",),
-        }[self.tier]
-        return tuple(name for name in have if name not in self.without and (name != "account" or os.geteuid() == 0))
+    """`Slot.end` was called, so there is no verdict."""
 
 
 class Slot:
-    """Runs programs one test at a time. Must be used from one thread: the sandbox ends with the thread that made it.
+    """Runs programs one test at a time.
 
-    Another thread may `end` it.
+    Must be used from one thread, because the sandbox ends with the thread that started it; only `end` may be called
+    from another.
     """
 
     def __init__(self, index: int, config: SlotConfig) -> None:
         self.index, self.config = index, config
         self.restarts = -1
         self._ids = itertools.count(1)
-        self._group = cgroups.create(f"{cgroups.PREFIX}{os.getpid()}-{index}") if "cgroup" in config.layers else None
-        if "cgroup" in config.layers and self._group is None:
-            raise SandboxFailure("no writable memory and pids cgroup")
+        self._group = self._make_group() if "cgroup" in config.layers else None
+        self._at_rest = Rest()
         self._account = accounts.claim(index) if "account" in config.layers else None
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._limits: SandboxLimits | None = None
-        self._ending = threading.Lock()  # held while the process begins or goes, so that `end` finds it or prevents it
+        self._ending = threading.Lock()  # held while starting or killing, so that `end` cannot miss a process
         self._ended = False
 
     # ---------------------------------------------------------------------------- life of the sandbox
 
+    def _make_group(self) -> cgroups.SlotGroup:
+        group = cgroups.create(f"{cgroups.PREFIX}{os.getpid()}-{self.index}")
+        if group is None:
+            raise SandboxFailure("no writable memory and pids cgroup")
+        return group
+
+    def _replace_group(self, group: cgroups.SlotGroup) -> None:
+        """Kill the sandbox and create a new cgroup; memory that the kernel cannot free stays charged to the old one."""
+        self.kill()
+        try:
+            group.remove()
+        except OSError as problem:
+            raise SandboxFailure(f"the slot's cgroup cannot be removed: {problem}") from problem
+        self._group = self._make_group()
+
     def start(self) -> None:
-        """Start the sandbox where none runs. Raises SandboxFailure, or SlotEnded."""
+        """Start the sandbox unless it runs already; replace it if a program left something behind.
+
+        Raises:
+            SandboxFailure: the sandbox did not start.
+            SlotEnded: `end` was called.
+        """
+        if self._group is not None and (excess := self._at_rest.excess(self._group)):
+            log.warning("slot %d: a program left behind %s; replacing the sandbox", self.index, excess)
+            self._replace_group(self._group)
         if self._process is not None:
             return
         self.restarts += 1
@@ -121,9 +111,7 @@ class Slot:
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         inside = launch.interpreter(self.config.packages)
         if self.config.namespaced:
-            command = launch.namespaced_command(
-                inside, self.uid, control.fileno(), first_process=self.config.mechanism == "fresh"
-            )
+            command = launch.namespaced_command(inside, self.uid, control.fileno())
         else:
             command = launch.bare_command(inside, self.uid, control.fileno())
         return subprocess.Popen(
@@ -136,7 +124,7 @@ class Slot:
         )
 
     def _configure(self) -> None:
-        config, nested = self.config, self.config.namespaced and self.config.mechanism == "pooled"
+        config = self.config
         strict = not config.namespaced
         members = self._group.open_members() if self._group else []
         self._apply_limits(config.limits)
@@ -148,24 +136,27 @@ class Slot:
                 seccomp.allow_filter() if strict and config.tier == "C" else seccomp.deny_filter()
             ).decode(),
             "layers": list(config.layers),
-            "nested": nested,
+            "nested": config.namespaced,
             "program_path": "program.py" if strict else f"{policy.TMP}/program.py",
             "scratch": [] if strict else [policy.TMP, policy.SHM],
             "scratch_options": f"size={policy.SCRATCH_BYTES},nr_inodes={policy.SCRATCH_INODES},mode=1777",
             "readable": [*(policy.READABLE_STRICT if strict else policy.READABLE), *self._bare_packages()],
             "writable": [] if strict else list(policy.WRITABLE),
+            "hidden": list(policy.PACKAGE_FOLDERS) if strict else [],
         }
         self._send(message, members)
         for fd in members:
             os.close(fd)
         if not self._receive(0, START_DEADLINE_S).get("ready"):
             raise SandboxFailure("the sandbox did not report ready")
+        if self._group is not None:
+            self._at_rest = Rest(self._group.memory_bytes(), self._group.process_count())
 
     def _bare_packages(self) -> list[str]:
         return [] if self.config.namespaced else [path for path, _ in launch.interpreter(self.config.packages).packages]
 
     def kill(self) -> None:
-        """End the sandbox and everything in it."""
+        """Kill the sandbox and everything in it."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -173,7 +164,7 @@ class Slot:
             if self._process is not None:
                 launch.end(self._process, namespaced=self.config.namespaced)
                 self._process = None
-        self._limits = None
+        self._limits, self._at_rest = None, Rest()
         for _ in range(200):
             left = self._group.processes() if self._group else []
             if not left:
@@ -184,7 +175,7 @@ class Slot:
             time.sleep(0.01)
 
     def end(self) -> None:
-        """From any thread: whatever runs is killed, nothing starts again, and the slot's own thread gets SlotEnded."""
+        """Kill whatever runs and prevent further starts: the slot's own thread gets SlotEnded. For any thread."""
         with self._ending:
             self._ended = True
             if self._process is not None:
@@ -196,7 +187,7 @@ class Slot:
             raise SlotEnded from problem
 
     def close(self) -> None:
-        """End the sandbox, remove its cgroup and give its account back."""
+        """Kill the sandbox, remove its cgroup and release its account."""
         self.kill()
         if self._group is not None:
             with contextlib.suppress(OSError):
@@ -206,35 +197,47 @@ class Slot:
 
     @property
     def uid(self) -> int | None:
-        """The account programs run as; None where it is that of this process."""
+        """The account that programs run as; None if it is that of this process."""
         return self._account.uid if self._account else None
 
     @property
     def pid(self) -> int:
-        """Process id of the sandbox's outermost process; 0 where none runs."""
+        """Process id of the sandbox's outermost process; 0 if it does not run."""
         return self._process.pid if self._process else 0
 
     # ------------------------------------------------------------------------------------ one program
 
     @contextlib.contextmanager
-    def program(self, source: bytes, limits: SandboxLimits | None = None) -> Any:
-        """Everything between ``begin`` and ``end`` of one program: yields ``run(stdin) -> Outcome``.
+    def program(self, source: bytes, limits: SandboxLimits | None = None) -> Iterator["RunTest"]:
+        """Set up one program and clean up after it; yields a function that runs one test.
 
         Raises:
-            SandboxFailure: the sandbox did not do what it was asked; it has been killed and may be used again.
+            SandboxFailure: the sandbox failed and was killed; the slot can be used again.
             SlotEnded: `end` was called.
         """
         limits = limits or self.config.limits
-        try:
+        with self._failures():
             self.start()
             self._apply_limits(limits)
             with _sealed(source) as fd:
-                self._ask("begin", STEP_DEADLINE_S, [fd])
-            yield lambda stdin: self._run(stdin, limits)
+                program_id = next(self._ids)
+                self._ask(program_id, "begin", [fd])
+        try:
+            yield lambda stdin, within_s=math.inf: self._run(stdin, limits, within_s)
+        except BaseException:
+            self.kill()
+            raise
+        with self._failures():
             if self.config.mechanism == "fresh":
                 self.kill()
             else:
-                self._ask("end", STEP_DEADLINE_S, [])
+                self._ask(program_id, "end", [])
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Kill the sandbox if the block raises anything; turn errors of the exchange into SandboxFailure."""
+        try:
+            yield
         except (OSError, ValueError, KeyError, SandboxFailure) as problem:
             self.kill()
             self._raise_if_ended(problem)
@@ -250,61 +253,54 @@ class Slot:
             self._group.limit(limits.memory_mb, limits.processes)
         self._limits = limits
 
-    def _ask(self, op: str, bound: float, fds: list[int]) -> None:
-        request_id = next(self._ids)
+    def _ask(self, request_id: int, op: str, fds: list[int]) -> None:
         self._send({"id": request_id, "op": op}, fds)
-        self._receive(request_id, bound)
+        self._receive(request_id, STEP_DEADLINE_S)
 
-    def _run(self, stdin: bytes, limits: SandboxLimits) -> Outcome:
+    def _run(self, stdin: bytes, limits: SandboxLimits, within_s: float) -> Outcome:
         request_id = next(self._ids)
-        out_in, out = os.pipe2(os.O_CLOEXEC)
-        err_in, err = os.pipe2(os.O_CLOEXEC)
-        if self.uid is not None:
-            for pipe in (out, err):
-                os.fchown(pipe, self.uid, -1)  # or the program could not open its own /dev/stdout
         ooms = self._group.oom_kills() if self._group else 0
-        test_limits = {
-            "wall_s": limits.wall_s,
-            "credit_s": CREDIT * limits.wall_s,
-            "rlimits": rlimits(limits, self.config),
-        }
-        try:
+        meter = Meter(self._group, limits.cpu_s)
+        wall_s = min(limits.wall_s, max(within_s, MIN_WALL_S))
+        credit_s = max(0.0, min(CREDIT * limits.wall_s, within_s - wall_s))
+        test_limits = {"wall_s": wall_s, "credit_s": credit_s, "rlimits": rlimits(limits, self.config)}
+        bounds = (limits.stdout_kb << 10, limits.stderr_kb << 10, NOTE_BYTES)
+        with self._failures(), Pipes(*bounds, owner=self.uid) as pipes:
             with _sealed(stdin) as fd:
-                self._send({"id": request_id, "op": "test", "limits": test_limits}, [fd, out, err])
-            os.close(out)
-            os.close(err)
-            out = err = -1
-            reader = _Reader({out_in: limits.stdout_kb << 10, err_in: limits.stderr_kb << 10})
-            answer = self._follow(reader, request_id, limits)
-        finally:
-            for pipe in (out_in, err_in, *(fd for fd in (out, err) if fd >= 0)):
-                os.close(pipe)
-        killed_for_memory = self._group is not None and self._group.oom_kills() > ooms
-        stdout, stderr = bytes(reader.data[out_in]), bytes(reader.data[err_in])
-        return classify(answer, stdout, stderr, limits, flooded=reader.over, killed_for_memory=killed_for_memory)
+                self._send({"id": request_id, "op": "test", "limits": test_limits}, [fd, *pipes.writers])
+            pipes.close_writers()
+            answer = self._follow(pipes, request_id, wall_s + credit_s + GRACE_S, meter)
+            killed_for_memory = self._group is not None and self._group.oom_kills() > ooms
+            stdout, stderr, note = pipes.contents()
+            answer["setup_error"], answer["compile_error"] = (
+                note[1:].decode(errors="replace") if note[:1] == kind else "" for kind in (SETUP_FAILED, COMPILE_FAILED)
+            )
+            answer["cpu_s"] += meter.hidden_s(answer["cpu_s"] + answer["own_cpu_s"])
+            return classify(answer, stdout, stderr, limits, flooded=pipes.over, killed_for_memory=killed_for_memory)
 
-    def _follow(self, reader: "_Reader", request_id: int, limits: SandboxLimits) -> dict[str, Any]:
-        """Read the test's output while waiting for its end, both with a bound."""
+    def _follow(self, pipes: Pipes, request_id: int, bound: float, meter: Meter) -> dict[str, Any]:
+        """Wait for the test to end, at most ``bound`` seconds, and read its output; have it killed at a limit."""
         control = self._control()
         poll = select.poll()
-        for fd in (*reader.data, control.fileno()):
+        for fd in (*pipes.readers, control.fileno()):
             poll.register(fd, select.POLLIN)
-        bound, answer, asked = (1 + CREDIT) * limits.wall_s + GRACE_S, None, False
+        answer, asked = None, False
         deadline = time.monotonic() + bound
-        while answer is None or reader.open:
-            events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not events:
+        while answer is None or pipes.open:
+            left = max(0.0, deadline - time.monotonic())
+            events = poll.poll(min(left, LOOK_S) * 1000)
+            if not events and left == 0.0:
                 if answer is None:
                     raise SandboxFailure(f"no reply within {bound:.0f} s")
-                raise SandboxFailure("something outlived its test and holds its output open")
+                raise SandboxFailure("a process outlived its test and holds its output open")
             for fd, _ in events:
                 if fd == control.fileno():
                     answer = self._receive(request_id, 0)
                     poll.unregister(fd)
                     deadline = time.monotonic() + GRACE_S
-                elif not reader.read(fd):
+                elif not pipes.read(fd):
                     poll.unregister(fd)
-            if reader.over and not asked and answer is None:
+            if answer is None and not asked and (pipes.over or meter.over()):
                 self._send({"id": request_id, "op": "kill"}, [])
                 asked = True
         return answer
@@ -313,7 +309,7 @@ class Slot:
 
     def _control(self) -> socket.socket:
         if self._sock is None:
-            raise SandboxFailure("no sandbox runs")
+            raise SandboxFailure("the sandbox is not running")
         return self._sock
 
     def _send(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -323,56 +319,26 @@ class Slot:
         control = self._control()
         if not select.select([control], [], [], bound)[0]:
             raise SandboxFailure(f"no reply within {bound:.0f} s")
-        data = control.recv(CHUNK)
+        data = control.recv(MESSAGE_BYTES)
         if not data:
             raise SandboxFailure("the sandbox ended")
         message = json.loads(data)
         if not isinstance(message, dict) or message.get("id") != request_id:
-            raise SandboxFailure(f"a reply to another request: {data[:200]!r}")
+            raise SandboxFailure(f"unexpected reply: {data[:200]!r}")
         return message
 
 
-class _Reader:
-    """Collects pipes up to a bound each, and goes on emptying them beyond it."""
+class RunTest(Protocol):
+    """Runs one test of a program in at most ``within_s`` seconds of wall time."""
 
-    def __init__(self, bounds: dict[int, int]) -> None:
-        self._bounds = bounds
-        self.data = {fd: bytearray() for fd in bounds}
-        self.open = set(bounds)
-        self.over = False
-
-    def read(self, fd: int) -> bool:
-        """Take what is there; False at the end of the pipe."""
-        piece = os.read(fd, CHUNK)
-        if not piece:
-            self.open.discard(fd)
-            return False
-        room = self._bounds[fd] - len(self.data[fd])
-        self.data[fd] += piece[: max(0, room)]
-        self.over |= len(piece) > room
-        return True
-
-
-def rlimits(limits: SandboxLimits, config: SlotConfig) -> dict[str, tuple[int, int]]:
-    """(soft, hard) per-process limits of one test. Without a cgroup the address space has to stand in for memory."""
-    memory = limits.memory_mb << 20
-    space = 4 * memory + (1 << 30) if "cgroup" in config.layers else memory + (256 << 20)
-    equal = {
-        "RLIMIT_AS": space,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_NOFILE": limits.open_files,
-        "RLIMIT_FSIZE": limits.file_mb << 20,
-        "RLIMIT_NPROC": limits.processes,
-        "RLIMIT_MSGQUEUE": 0,
-        "RLIMIT_MEMLOCK": 0,
-    }
-    cpu = math.ceil(limits.cpu_s)
-    return {name: (value, value) for name, value in equal.items()} | {"RLIMIT_CPU": (cpu, cpu + 1)}
+    def __call__(self, stdin: bytes, within_s: float = math.inf) -> Outcome:
+        """Run the program on ``stdin``. Raises SandboxFailure or SlotEnded."""
+        ...
 
 
 @contextlib.contextmanager
-def _sealed(data: bytes) -> Any:
-    """A read-only file that holds ``data``; not even its reader can open it for writing again."""
+def _sealed(data: bytes) -> Iterator[int]:
+    """Yield a read-only descriptor of a file with ``data`` that nobody can change, not even by reopening it."""
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(data)

@@ -1,8 +1,9 @@
-# ruff: noqa: PTH101, PTH102, PTH112, PTH123 - a few calls before exec, without the time pathlib takes to import
-"""Become a slot's own account, then the sandbox: ``python stage.py '{"uid", "stage", "command"}'``, started by root.
+# ruff: noqa: PTH101, PTH102, PTH112, PTH123 - avoids the time to import pathlib for a few calls before exec
+"""Switches to a slot's account and executes the sandbox. Started by root as ``python stage.py PLAN``.
 
-Paths the account can not reach are bound below a tmpfs in a mount namespace of this process alone, and the command
-line is rewritten to name them there. Nothing of it is seen outside, and it ends with the process.
+PLAN is JSON with ``uid``, ``command``, ``stage`` and ``sources_only``. The paths in ``stage``, which the account cannot
+reach, are bound below a tmpfs in a private mount namespace, and the command line is rewritten to use them there. The
+mounts are invisible outside and end with the process.
 """
 
 import ctypes
@@ -17,13 +18,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, kind: str, flags: int) -> None:
-    """mount(2). Raises OSError."""
+    """Call mount(2). Raises OSError."""
     if libc.mount(source.encode(), target.encode(), kind.encode(), flags, None) < 0:
         raise OSError(ctypes.get_errno(), f"mount {source} at {target}: {os.strerror(ctypes.get_errno())}")
 
 
 def stage(paths: list[str]) -> dict[str, str]:
-    """Bind each path below STAGING; returns old path -> new path."""
+    """Bind each path below STAGING; return a mapping from old to new paths."""
     if libc.unshare(CLONE_NEWNS) < 0:
         raise OSError(ctypes.get_errno(), "unshare of the mount namespace")
     mount("none", "/", "none", MS_REC | MS_SLAVE)
@@ -42,7 +43,7 @@ def stage(paths: list[str]) -> dict[str, str]:
 
 
 def rewrite(command: list[str], old: str, new: str, sources_only: bool) -> list[str]:
-    """``command`` with ``old`` named ``new``: everywhere, or only where bubblewrap takes the source of a mount."""
+    """Replace ``old`` with ``new`` in ``command``: everywhere, or only in the sources of bubblewrap's mounts."""
     if sources_only:
         return [new if word == old and command[at - 1] == "--ro-bind" else word for at, word in enumerate(command)]
     return [new + word[len(old) :] if word == old or word.startswith(old + "/") else word for word in command]

@@ -1,16 +1,21 @@
-# ruff: noqa: BLE001, PTH108, PTH112, PTH120, PTH123, PTH208, S102, SIM115, T201 - it stands for the interpreter itself
-"""The process inside the sandbox: it never runs model-written code itself, it forks processes that do.
+# ruff: noqa: BLE001, PTH112, PTH120, PTH123, PTH207, PTH208, S102, SIM115, T201 - this script stands in for the interpreter
+"""The process inside the sandbox. It never runs model-written code itself; it forks the processes that do.
 
-Started as a plain script (standard library only, nothing of Volley is visible in there) with the control socket as
-the file descriptor its argument names, one JSON object per datagram, file descriptors attached. Judge to zygote:
+It runs as a single-file script with only the standard library, since nothing else of Volley is visible inside. Its
+argument is the file descriptor of the control socket. Each packet is one JSON object, with file descriptors attached.
+The judge's requests and the replies are:
 
-    {"preload", "filter", "layers", ...}  once, with cgroup.procs files to join     -> {"id": 0, "ready": true}
+    {"preload", "filter", "layers", ...}  once, with the cgroup.procs files to join -> {"id": 0, "ready": true}
     {"id", "op": "begin"} + program source                                          -> {"id", "begun": true}
-    {"id", "op": "test", "limits"} + standard input, output, error                  -> {"id", "exit", "cpu_s", ...}
-    {"id", "op": "kill"}  while test ``id`` runs: its output is over the limit
-    {"id", "op": "end"}                                                             -> {"id", "ended": true}
+    {"id", "op": "test", "limits"} + standard input, output, error, note            -> {"id", "exit", "cpu_s", ...}
+    {"id", "op": "kill"}  while test ``id`` runs and exceeds a limit that the judge checks
+    {"id", "op": "end"}  with the id of its begin, answered when all processes ended -> {"id", "ended": true}
 
-Every reply carries the id of its request; the judge kills the whole sandbox at any surprise.
+Every reply carries the id of its request; the judge kills the whole sandbox if anything unexpected arrives.
+
+A forked process inherits the memory and descriptors of its parent. So neither this process nor the first process of a
+program reads any source, input or output: they pass descriptors on, and only the process that becomes the program
+reads them. If that process cannot start the program, it reports why to the judge through ``note``.
 """
 
 import _sitebuiltins
@@ -20,12 +25,12 @@ import builtins
 import contextlib
 import ctypes
 import gc
+import glob
 import importlib
 import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -36,20 +41,25 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-CONTROL_FD = 3
-LOST = -1  # the id of a message that answers nothing: the judge ends the sandbox
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29
+CONTROL_FD = NOTE_FD = 3  # the control socket; in the process that becomes a program, the note to the judge
+LOST = -1  # an id of no request, which makes the judge end the sandbox
+CLONE_VM, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 1 << 8, 1 << 17, 1 << 26, 1 << 27
+CLONE_NEWUSER, CLONE_NEWPID = 1 << 28, 1 << 29
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
 SYS_LANDLOCK, SYS_CAPSET = 444, {"x86_64": 126, "aarch64": 91}[os.uname().machine]
 SETUP_FAILED, COMPILE_FAILED = b"S", b"C"
+STACK_BYTES = 1 << 16
+WAIT_FOR_ALL = 0x40000000  # __WALL: children of any kind
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 libc = ctypes.CDLL(None, use_errno=True)
+libc.clone.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 
 
 def call(name: str, *arguments: Any) -> int:
-    """A libc function that returns -1 and sets errno when it fails."""
+    """Call a libc function. Raises OSError if it returns a negative value."""
     result: int = getattr(libc, name)(*arguments)
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
@@ -57,10 +67,11 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def main() -> None:
-    given = int(sys.argv[1])
-    if given != CONTROL_FD:
-        os.dup2(given, CONTROL_FD)
-        os.close(given)
+    control = int(sys.argv[1])
+    if control != CONTROL_FD:
+        os.dup2(control, CONTROL_FD)
+        os.close(control)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # with a handler, programs could interrupt the first process
     sock = socket.socket(fileno=CONTROL_FD)
     config, fds = receive(sock)
     for fd in fds:
@@ -69,20 +80,21 @@ def main() -> None:
     sys.path += config["import_path"]
     for module in config["preload"]:
         importlib.import_module(module)
+    compile("", "warm-up", "exec")  # the first compile() of a process costs a millisecond
     exec(config["warm_up"], {})
     box = Box(config)
-    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # nothing in the sandbox may look into this process
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # nothing in the sandbox may inspect this process
     gc.collect()
-    gc.freeze()  # the children share these pages as long as nobody counts references in them
+    gc.freeze()  # so that the collector does not touch, and thereby unshare, pages shared with children
     reply(sock, 0, ready=True)
     while True:
         request, fds = receive(sock)
         if request["op"] == "begin":
-            serve_program(sock, box, request, fds)
+            serve_program(sock, box, request["id"], fds[0])
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """One message and its file descriptors. A closed socket means the judge is gone."""
+    """Return one message and its file descriptors; exit when the judge has closed the socket."""
     data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 8)
     if not data:
         os._exit(0)
@@ -96,18 +108,22 @@ def reply(sock: socket.socket, request_id: int, **fields: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------- per program
 
 
-def serve_program(sock: socket.socket, box: "Box", request: dict[str, Any], fds: list[int]) -> None:
-    """Serve one program to its end; with namespaces of its own where the box says so."""
-    source = read_all(fds[0])
-    for fd in fds:
-        os.close(fd)
+def serve_program(sock: socket.socket, box: "Box", request_id: int, source: int) -> None:
+    """Serve one program until the judge ends it, in its own namespaces if the box has any."""
     if not box.nested:
-        serve_tests(sock, box, source, request["id"])
+        drop_bounding_set()
+        reply(sock, request_id, begun=True)
+        serve_tests(sock, box, source)
+        os.close(source)
+        reply(sock, request_id, ended=True)
         return
     child = os.fork()
     if child:
+        os.close(source)
         _, status = os.waitpid(child, 0)
-        if status != 0:
+        if status == 0:
+            reply(sock, request_id, ended=True)
+        else:
             reply(sock, LOST, error="the program's first process died")
         return
 
@@ -117,25 +133,20 @@ def serve_program(sock: socket.socket, box: "Box", request: dict[str, Any], fds:
         init = os.fork()
         if init == 0:
             call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            mount_fresh("/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, b"hidepid=2,subset=pid")
-            for path in box.scratch:
-                box.mount_scratch(path)
             call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-            serve_tests(sock, box, source, request["id"])
-        else:
-            _, status = os.waitpid(init, 0)
+            drop_bounding_set()
+            reply(sock, request_id, begun=True)
+            serve_tests(sock, box, source)
+            os._exit(0)
+        _, status = os.waitpid(init, 0)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(1 if status else 0)
 
 
-def read_all(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
-
-
 def enter_namespaces() -> None:
-    """New user, pid, mount, ipc and uts namespaces, in which this account is the only one."""
+    """Enter new user, pid, mount, ipc and uts namespaces, in which only this account exists."""
     uid, gid = os.getuid(), os.getgid()
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # only a dumpable process may write its own uid_map
     call("unshare", CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS)
@@ -144,62 +155,52 @@ def enter_namespaces() -> None:
             file.write(text)
 
 
-def mount_fresh(path: str, kind: bytes, flags: int, options: bytes) -> None:
-    call("mount", kind, path.encode(), kind, flags, options)
-
-
-def serve_tests(sock: socket.socket, box: "Box", source: bytes, request_id: int) -> None:
-    """The loop of one program. Ends with the program where it has namespaces, else returns to wait for the next."""
-    reply(sock, request_id, begun=True)
+def serve_tests(sock: socket.socket, box: "Box", source: int) -> None:
+    """Run the tests of one program until the judge ends it."""
+    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if box.nested else -1
     while True:
         request, fds = receive(sock)
         if request["op"] == "end":
-            reply(sock, request["id"], ended=True)
-            if box.nested:
-                os._exit(0)
             return
         if request["op"] == "test":
-            outcome = run_test(sock, box, source, request, fds)
-            box.freshen()
+            surroundings = Surroundings(box, own_namespace)
+            outcome = run_test(sock, box, source, request, fds, surroundings)
             reply(sock, request["id"], **outcome)
+            surroundings.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- per test
 
 
-def run_test(sock: socket.socket, box: "Box", source: bytes, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-    """Fork, run, wait with a bound, kill what is left."""
-    began = time.monotonic()
-    status_in, status_out = os.pipe()
+def run_test(
+    sock: socket.socket, box: "Box", source: int, request: dict[str, Any], fds: list[int], surroundings: "Surroundings"
+) -> dict[str, Any]:
+    """Fork the program, wait for it up to its limits and kill whatever it leaves behind."""
+    began, own_began = time.monotonic(), time.process_time()
     child = os.fork()
     if child == 0:
-        become_program(box, source, request["limits"], fds, status_out)
-    os.close(status_out)
+        become_program(box, source, request["limits"], fds)
     for fd in fds:
         os.close(fd)
-    timed_out = wait_or_kill(sock, child, request["id"], began, request["limits"])
+    timed_out = wait_or_kill(sock, child, request["id"], began, request["limits"], surroundings.proc(child))
     _, status, usage = os.wait4(child, 0)
-    box.sweep(child)
-    os.set_blocking(status_in, False)
-    note = b""
-    with contextlib.suppress(BlockingIOError):
-        note = os.read(status_in, 2000)
-    os.close(status_in)
+    left_behind_s = surroundings.kill(child)
     return {
         "exit": os.waitstatus_to_exitcode(status),
         "timed_out": timed_out,
-        "setup_error": note[1:].decode(errors="replace") if note[:1] == SETUP_FAILED else "",
-        "compile_error": note[1:].decode(errors="replace") if note[:1] == COMPILE_FAILED else "",
-        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "cpu_s": usage.ru_utime + usage.ru_stime + left_behind_s,
+        "own_cpu_s": time.process_time() - own_began,
         "wall_s": time.monotonic() - began,
         "peak_mb": usage.ru_maxrss / 1024,
     }
 
 
-def wait_or_kill(sock: socket.socket, child: int, request_id: int, began: float, limits: dict[str, Any]) -> bool:
-    """Wait for the child's end; True where its time ran out first. The judge may ask for its end at any moment.
+def wait_or_kill(
+    sock: socket.socket, child: int, request_id: int, began: float, limits: dict[str, Any], proc: str
+) -> bool:
+    """Wait for the child to end; return True if its time ran out first. The judge may request a kill at any moment.
 
-    The wall clock stands still, within a bound, while the child waits for a processor: a loaded host is not its fault.
+    Time that the child spends waiting for a processor does not count, up to ``credit_s``: a busy host is not its fault.
     """
     deadline = began + limits["wall_s"]
     handle = os.pidfd_open(child)
@@ -212,7 +213,7 @@ def wait_or_kill(sock: socket.socket, child: int, request_id: int, began: float,
             if any(fd == handle for fd, _ in events):
                 return False
             if not events:
-                deadline = began + limits["wall_s"] + min(seconds_starved(child), limits["credit_s"])
+                deadline = began + limits["wall_s"] + min(seconds_starved(proc), limits["credit_s"])
                 if time.monotonic() < deadline:
                     continue
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -225,43 +226,44 @@ def wait_or_kill(sock: socket.socket, child: int, request_id: int, began: float,
         os.close(handle)
 
 
-def seconds_starved(pid: int) -> float:
-    """How long the longest-waiting thread of ``pid`` was ready to run without a processor; 0 where nobody counts."""
+def seconds_starved(proc: str) -> float:
+    """Return how long the longest-waiting thread has waited for a processor; 0 if the kernel does not count it."""
     longest = 0
     with contextlib.suppress(OSError, IndexError, ValueError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+        for task in os.listdir(f"{proc}/task"):
+            with open(f"{proc}/task/{task}/schedstat") as file:
                 longest = max(longest, int(file.read().split()[1]))
     return longest / 1e9
 
 
-def become_program(box: "Box", source: bytes, limits: dict[str, Any], fds: list[int], status: int) -> NoReturn:
-    """In the forked child: give up everything, compile, run. Never returns."""
+def become_program(box: "Box", source: int, limits: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Confine the forked child, compile the program and run it."""
     try:
         os.setsid()
+        text = os.pread(source, os.fstat(source).st_size, 0)
         for target, fd in enumerate(fds):
-            os.dup2(fd, target)
-        os.dup2(status, CONTROL_FD, inheritable=False)
-        os.closerange(CONTROL_FD + 1, 1 << 12)
-        call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # for /proc/self; nothing secret is left in this memory
-        box.confine(limits, source)
+            os.dup2(fd, target, inheritable=target != NOTE_FD)
+        for begin, end in ((NOTE_FD + 1, box.ruleset), (max(NOTE_FD, box.ruleset) + 1, 1 << 12)):
+            os.closerange(begin, end)
+        call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # for /proc/self; this memory holds nothing of other programs
+        box.confine(limits, text)
     except BaseException as problem:
-        os.write(CONTROL_FD, SETUP_FAILED + f"{type(problem).__name__}: {problem}".encode())
+        os.write(NOTE_FD, SETUP_FAILED + f"{type(problem).__name__}: {problem}".encode())
         os._exit(125)
     try:
-        code = compile(source, box.program_path, "exec", dont_inherit=True)
+        code = compile(text, box.program_path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as problem:
-        os.write(CONTROL_FD, COMPILE_FAILED + f"{type(problem).__name__}: {problem}".encode(errors="replace"))
+        os.write(NOTE_FD, COMPILE_FAILED + f"{type(problem).__name__}: {problem}".encode(errors="replace")[:2000])
         os._exit(1)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os.close(CONTROL_FD)
+    os.close(NOTE_FD)
     run_as_main(code, box.program_path)
 
 
 def run_as_main(code: types.CodeType, path: str) -> NoReturn:
-    """What ``python program.py`` does: real files for the standard streams, ``__main__``, exit codes, exit handlers."""
+    """Behave like ``python program.py``: real files for standard streams, ``__main__``, exit codes, exit handlers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
@@ -296,7 +298,7 @@ def run_as_main(code: types.CodeType, path: str) -> NoReturn:
 
 
 class Box:
-    """What the judge's configuration makes of this sandbox: which layers, which paths, which mounts."""
+    """The layers, paths and mounts of this sandbox, from the judge's configuration."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.layers = frozenset(config["layers"])
@@ -304,57 +306,98 @@ class Box:
         self.program_path = config["program_path"]
         self.scratch = config["scratch"]
         self.scratch_options = config["scratch_options"].encode()
-        self.readable, self.writable = [*config["readable"], sys.base_prefix], config["writable"]
+        readable = sorted({os.path.realpath(path) for path in (*config["readable"], sys.base_prefix)})
+        hidden = {path for root in readable for pattern in config["hidden"] for path in glob.glob(f"{root}/{pattern}")}
+        rules = [rule for root in readable for rule in reading_rules(root, hidden)]
+        self.rules = [*rules, *((path, EVERYTHING) for path in config["writable"])]
+        # with mounts of its own, each test needs a new ruleset
+        self.ruleset = landlock_ruleset(self.rules) if "landlock" in self.layers and not self.nested else -1
         program = base64.b64decode(config["filter"])
         self._instructions = ctypes.create_string_buffer(program, len(program))
         self._filter = FilterProgram(len(program) // 8, ctypes.addressof(self._instructions))
 
-    def mount_scratch(self, path: str) -> None:
-        mount_fresh(path, b"tmpfs", MS_NOSUID | MS_NODEV, self.scratch_options)
-
-    def sweep(self, session: int) -> None:
-        """Kill every other process of this pid namespace; without one, those that stayed in the program's session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(session, signal.SIGKILL)
-        while os.getpid() == 1:  # for anybody else -1 means every process of the account
-            try:
-                os.kill(-1, signal.SIGKILL)
-                while True:
-                    os.waitpid(-1, 0)
-            except (ProcessLookupError, ChildProcessError):
-                return
-
-    def freshen(self) -> None:
-        """New /tmp and /dev/shm, so that a test can not tell the next one anything."""
-        if self.nested:
-            os.chdir("/")
-            for path in self.scratch:
-                call("umount2", path.encode(), MNT_DETACH)
-                self.mount_scratch(path)
-            return
-        for path in self.scratch:
-            for entry in os.scandir(path):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    os.unlink(entry.path)
-
     def confine(self, limits: dict[str, Any], source: bytes) -> None:
-        """From here to the end of the process: limits, no capability, no path, no system call beyond the policy's."""
+        """Apply the limits and the policy to this process, irrevocably."""
+        if self.nested:  # /proc shows the pid namespace of the process that mounts it
+            mount("/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, b"hidepid=2,subset=pid")
         if self.scratch:
             os.chdir(self.scratch[0])
             with open(self.program_path, "wb") as file:
                 file.write(source)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # out of memory, the kernel takes the program, not the zygote
+            file.write("1000")  # when memory runs out, the kernel kills the program, not the zygote
         for name, (soft, hard) in limits["rlimits"].items():
             resource.setrlimit(getattr(resource, name), (soft, hard))
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if "landlock" in self.layers:
-            landlock(self.readable, self.writable)
+            restrict(self.ruleset if self.ruleset >= 0 else landlock_ruleset(self.rules))
         drop_capabilities()
         if "seccomp" in self.layers:
             call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(self._filter), 0, 0)
+
+
+class Surroundings:
+    """New processes, /proc, /tmp and /dev/shm for every test, so that no test can pass anything to the next.
+
+    If the box has namespaces, each test gets a pid namespace. Its first process only waits to be killed, which kills
+    every process of the test at once. It shares this process's memory, because copying that would be wasteful.
+    """
+
+    def __init__(self, box: Box, own_namespace: int) -> None:
+        self._own_namespace = own_namespace
+        self._mounts = box.scratch if box.nested else []
+        if not box.nested:
+            self._first = 0
+            return
+        self._stack = ctypes.create_string_buffer(STACK_BYTES)
+        top = (ctypes.addressof(self._stack) + STACK_BYTES) & ~0xFF
+        pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+        call("unshare", CLONE_NEWPID)
+        self._first = call("clone", pause, top, CLONE_VM | signal.SIGCHLD, None)
+        for path in box.scratch:
+            mount(path, b"tmpfs", MS_NOSUID | MS_NODEV, box.scratch_options)
+
+    def proc(self, child: int) -> str:
+        """Return the folder of the program ``child`` in /proc; in its own pid namespace it is process 2."""
+        return "/proc/2" if self._first else f"/proc/{child}"
+
+    def kill(self, session: int) -> float:
+        """Kill the processes that the program left behind; return the processor seconds they used.
+
+        Without namespaces, only processes in the program's session are killed, and the result is 0.
+        """
+        if not self._first:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(session, signal.SIGKILL)
+            return 0.0
+        used = sum(processor_seconds(entry) for entry in os.listdir("/proc") if entry.isdigit())
+        os.kill(self._first, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:  # once all children are reaped, the namespace is gone
+                os.waitpid(-1, WAIT_FOR_ALL)
+        return used
+
+    def close(self) -> None:
+        """Unmount everything and return to this process's own pid namespace for children."""
+        for path in self._mounts:
+            call("umount2", path.encode(), MNT_DETACH)
+        if self._first:
+            libc.umount2(b"/proc", MNT_DETACH)  # fails if the process died before mounting it
+            call("setns", self._own_namespace, CLONE_NEWPID)
+
+
+def mount(path: str, kind: bytes, flags: int, options: bytes) -> None:
+    call("mount", kind, path.encode(), kind, flags, options)
+
+
+def processor_seconds(pid: str) -> float:
+    """Return the processor seconds of one process and of the children it has waited for."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICKS_PER_S
 
 
 class FilterProgram(ctypes.Structure):
@@ -363,33 +406,52 @@ class FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
-def drop_capabilities() -> None:
+def drop_bounding_set() -> None:
+    """Empty the bounding set, so that no child can ever gain a capability."""
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break
+
+
+def drop_capabilities() -> None:
     call("syscall", SYS_CAPSET, struct.pack("=Ii", 0x20080522, 0), bytes(24))
 
 
-READ_FILE, READ_DIR, EXECUTE = 1 << 2, 1 << 3, 1 << 0
-FILE_RIGHTS = EXECUTE | 1 << 1 | READ_FILE | 1 << 14 | 1 << 15  # write, truncate, device ioctl
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, DEVICE_IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
+FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | DEVICE_IOCTL
+READ, EVERYTHING = EXECUTE | READ_FILE | READ_DIR, (1 << 16) - 1
 
 
-def landlock(readable: list[str], writable: list[str]) -> None:
-    """Deny every path but these, TCP, signals and abstract sockets to others: as much of it as this kernel has."""
+def reading_rules(root: str, hidden: set[str]) -> list[tuple[str, int]]:
+    """Return Landlock rules to read everything below ``root`` except ``hidden`` folders, whose names stay visible."""
+    if not any(path.startswith(f"{root}/") for path in hidden):
+        return [] if root in hidden else [(root, READ)]
+    entries = [entry.path for entry in os.scandir(root) if not entry.is_symlink()]
+    return [(root, READ_DIR), *(rule for path in entries for rule in reading_rules(path, hidden))]
+
+
+def landlock_ruleset(rules: list[tuple[str, int]]) -> int:
+    """Create a ruleset that denies all other paths, TCP, and signals and abstract sockets of processes outside.
+
+    Uses as much of this as the kernel's version of Landlock supports.
+    """
     version = call("syscall", SYS_LANDLOCK, None, 0, 1)
     rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     network, scoped = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
     attributes = struct.pack("=QQQ", rights, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = call("syscall", SYS_LANDLOCK, attributes, len(attributes), 0)
-    for paths, granted in ((readable, READ_FILE | READ_DIR | EXECUTE), (writable, rights)):
-        for path in paths:
-            try:
-                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            access = granted & rights if os.path.isdir(path) else granted & rights & FILE_RIGHTS
-            call("syscall", SYS_LANDLOCK + 1, ruleset, 1, struct.pack("=Qi", access, fd), 0)
-            os.close(fd)
+    for path, granted in rules:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        access = granted & rights if os.path.isdir(path) else granted & rights & FILE_RIGHTS
+        call("syscall", SYS_LANDLOCK + 1, ruleset, 1, struct.pack("=Qi", access, fd), 0)
+        os.close(fd)
+    return ruleset
+
+
+def restrict(ruleset: int) -> None:
     call("syscall", SYS_LANDLOCK + 2, ruleset, 0)
     os.close(ruleset)
 

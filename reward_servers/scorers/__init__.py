@@ -1,17 +1,19 @@
-"""Scorers by kind. ``check_scorer`` runs before any process starts; ``build_scorer`` runs where samples are scored."""
+"""Scorers by kind. ``check_scorer`` runs before any process starts, ``build_scorer`` in the processes that score."""
 
+import contextlib
 import importlib
 from collections.abc import Iterable
 from typing import Any
 
 from reward_servers.scorers.base import Scorer
+from volley.errors import JobError
 from volley.plugins import SCORERS, ScorerPlugin, plugin_of, resolved
 from volley.records import Prompt
 from volley.scoring import FormatTerm, LengthTerm, PythonScorer, ScorerSpec, SumScorer, Term
 
-__all__ = ["Scorer", "brings_code", "build_scorer", "check_scorer"]
+__all__ = ["Scorer", "build_scorer", "check_scorer", "import_functions", "names_plugin"]
 
-_KINDS = {  # imported when asked for: a worker starts with what its scorer needs and no more
+_KINDS = {  # imported on demand, so that a worker loads only what its scorer needs
     "arc": "arc:Arc",
     "code": "code:Code",
     "countdown": "countdown:Countdown",
@@ -27,13 +29,13 @@ _KINDS = {  # imported when asked for: a worker starts with what its scorer need
 
 
 def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt], *, code_is_here: bool = True) -> None:
-    """Refuse a scorer that does not exist or rows it can not use.
+    """Check that the scorer exists and can use all rows.
 
     Args:
-        code_is_here: False where a function of the user's own only comes with the run's processes.
+        code_is_here: False if the user's functions can be imported only in the processes of the run.
 
     Raises:
-        JobError: names the import path, or the prompt and the field it lacks.
+        JobError: the scorer or a row is invalid; names the import path, or the prompt and the missing field.
     """
     parts = [part for part in _parts(spec) if not isinstance(part, LengthTerm | FormatTerm)]
     classes = [_class_of(part) for part in parts]
@@ -46,16 +48,24 @@ def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt], *, code_is_her
                 scorer.check_row(part, row)
 
 
-def brings_code(spec: ScorerSpec | Term) -> bool:
-    """Is any part of the scorer not Volley's own? Importing that may import anything."""
-    return any(isinstance(part, PythonScorer) or part.kind not in _KINDS for part in _parts(spec))
+def names_plugin(spec: ScorerSpec | Term) -> bool:
+    """Return whether any part of the scorer comes from a plug-in."""
+    return any(part.kind not in _KINDS for part in _parts(spec))
+
+
+def import_functions(spec: ScorerSpec | Term) -> None:
+    """Import the user's functions that the scorer names, ignoring failures, which `check_scorer` reports."""
+    for part in _parts(spec):
+        if isinstance(part, PythonScorer):
+            with contextlib.suppress(JobError):
+                _class_of(part).check(part)
 
 
 def build_scorer(spec: ScorerSpec | Term) -> Scorer:
-    """The scorer ``spec`` describes, ready to score; the caller closes it.
+    """Build the scorer that ``spec`` describes; the caller must close it.
 
     Raises:
-        HostError: this machine can not isolate model-written code as the scorer asks.
+        HostError: this machine cannot isolate model-written code as the scorer requires.
     """
     scorer: Scorer = _class_of(spec)(spec, build_scorer) if isinstance(spec, SumScorer) else _class_of(spec)(spec)
     return scorer

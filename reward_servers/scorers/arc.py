@@ -1,8 +1,7 @@
-"""``arc``: is the last grid of digits in the sample the expected one?"""
+"""``arc``: compares the last grid of digits in the sample with the expected grid."""
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from reward_servers.scorers.base import passed_or, row_error
 from volley.records import Prompt, Verdict, VerdictStatus
@@ -13,7 +12,7 @@ Grid = tuple[tuple[int, ...], ...]
 
 
 def last_grid(text: str) -> Grid | None:
-    """The last block of lines of digits, JSON rows or spaced digits, all rows equally long."""
+    """Return the last block of rows (digits, with or without spaces, or JSON lists); None if rows differ in length."""
     blocks: list[list[tuple[int, ...]]] = [[]]
     for line in text.splitlines():
         row = _row(line)
@@ -41,20 +40,20 @@ def _checked(rows: list[tuple[int, ...]]) -> Grid | None:
 
 
 class Arc:
-    """Equal grids, or the share of equal cells where the shapes agree."""
+    """Passes equal grids; with ``partial``, the reward is the share of equal cells if the shapes match, else 0."""
 
     def __init__(self, spec: ArcScorer) -> None:
         self._spec = spec
 
     @staticmethod
     def check(spec: ArcScorer) -> None:
-        """Any ``arc`` scorer can run."""
+        """Accept every ``arc`` scorer."""
 
     @staticmethod
     def check_row(spec: ArcScorer, prompt: Prompt) -> None:
-        """Raises JobError where the row lacks a grid."""
+        """Raise JobError if the row has no valid grid."""
         if _expected(prompt.reference.get(spec.field)) is None:
-            problem = f"the arc scorer needs rows of integers 0-9 in {spec.field!r}: [[1, 0], [0, 1]]"
+            problem = f"the arc scorer needs a grid of integers 0-9 in {spec.field!r}, such as [[1, 0], [0, 1]]"
             raise row_error(prompt, problem, spec.field)
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
@@ -71,7 +70,7 @@ class Arc:
         return Verdict(status, _overlap(got, wanted), answer=answer)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to stop."""
 
 
 def _overlap(got: Grid, wanted: Grid) -> float:
@@ -81,7 +80,7 @@ def _overlap(got: Grid, wanted: Grid) -> float:
     return sum(cells) / len(cells)
 
 
-def _expected(raw: Any) -> Grid | None:
+def _expected(raw: object) -> Grid | None:
     if not (isinstance(raw, list) and raw and all(isinstance(row, list) and row for row in raw)):
         return None
     if not all(type(cell) is int and 0 <= cell <= 9 for row in raw for cell in row):

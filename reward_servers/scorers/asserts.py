@@ -1,7 +1,8 @@
-"""Assert-style tests split into a call, made inside the sandbox, and an expectation, checked outside.
+"""Splits assert-style tests into a call, made inside the sandbox, and an expectation, checked outside.
 
-An in-process ``assert f(2) == 4`` trusts whatever ``==`` the program returns. Split, ``f(2)`` is evaluated inside, its
-value leaves as JSON, and 4 never enters. What can not be split is evaluated inside as a whole and marked weak.
+In ``assert f(2) == 4``, the program could return an object whose ``==`` is always true. After the split, the sandbox
+evaluates ``f(2)`` and returns the value as JSON, and 4 never enters it. An assertion that cannot be split is evaluated
+inside as a whole and marked as weak.
 """
 
 import ast
@@ -13,6 +14,7 @@ from typing import Any
 
 from reward_servers.scorers.values import Check, near, same
 
+MAX_DEPTH = 100  # of the syntax tree
 _ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -26,10 +28,10 @@ class SplitAssert:
     """One assertion.
 
     Attributes:
-        setup: statements before it, run inside after the program.
-        expression: evaluated inside.
-        check: value -> is it right.
-        weak: the decision itself is made inside, where the program could influence it.
+        setup: preceding statements, run in the sandbox after the program.
+        expression: evaluated in the sandbox.
+        check: returns whether the value of the expression is correct.
+        weak: the assertion is decided in the sandbox, where the program could influence it.
     """
 
     setup: str
@@ -39,15 +41,30 @@ class SplitAssert:
 
 
 def split_asserts(code: str, candidate: str | None = None) -> list[SplitAssert]:
-    """The assertions of trusted test code, at its top level or in the body of a ``check(candidate)`` function.
+    """Return the assertions of trusted test code, at its top level or in the body of a ``check(candidate)`` function.
 
     Raises:
-        ValueError: the code does not parse or asserts nothing.
+        ValueError: the code does not parse, is nested too deeply or contains no assert.
     """
     try:
-        body = ast.parse(code).body
+        tree = ast.parse(code)
     except SyntaxError as problem:
         raise ValueError(f"test code does not parse: {problem}") from problem
+    except (RecursionError, MemoryError) as problem:  # the parser may report deep nesting as MemoryError
+        raise ValueError("test code is nested too deeply") from problem
+    if _deeper_than(tree, MAX_DEPTH):
+        raise ValueError(f"test code is nested deeper than {MAX_DEPTH}")
+    return _split_all(tree.body, candidate)
+
+
+def _deeper_than(tree: ast.AST, limit: int) -> bool:
+    nodes = [tree]
+    for _ in range(limit):
+        nodes = [child for node in nodes for child in ast.iter_child_nodes(node)]
+    return bool(nodes)
+
+
+def _split_all(body: list[ast.stmt], candidate: str | None) -> list[SplitAssert]:
     setup: list[ast.stmt] = []
     found: list[SplitAssert] = []
     for statement in _flatten(body):
@@ -60,12 +77,12 @@ def split_asserts(code: str, candidate: str | None = None) -> list[SplitAssert]:
         else:
             setup.append(statement)
     if not found:
-        raise ValueError("test code holds no assert")
+        raise ValueError("test code contains no assert")
     return found
 
 
 def _flatten(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements themselves; of ``def check(candidate)`` its body, of a bare ``check(f)`` call nothing."""
+    """Yield the statements, with ``def check(candidate)`` replaced by its body and ``check(f)`` calls left out."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "check":
             yield from statement.body
@@ -92,7 +109,7 @@ def _source(statements: list[ast.stmt], candidate: str | None) -> str:
 
 
 def _bound(setup: list[ast.stmt]) -> frozenset[str]:
-    """Names that the test code itself gives a meaning."""
+    """Return the names that the test code itself defines, assigns or imports."""
     nodes = [node for statement in setup for node in ast.walk(statement)]
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -108,19 +125,19 @@ def _split(test: ast.expr, bound: frozenset[str]) -> Iterator[tuple[str, Check, 
     parts = _comparison(test) or _closeness(test)
     if parts is not None:
         yield (*parts, False)
-    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _only_asks(test.operand, bound):
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _is_plain_call(test.operand, bound):
         yield ast.unparse(test.operand), lambda value: not value, False
-    elif _only_asks(test, bound):
+    elif _is_plain_call(test, bound):
         yield ast.unparse(test), bool, False
     else:
         yield f"bool({ast.unparse(test)})", lambda value: value is True, True
 
 
-def _only_asks(test: ast.expr, bound: frozenset[str]) -> bool:
-    """``f(3, x)``: the program's own function, asked about plain values.
+def _is_plain_call(test: ast.expr, bound: frozenset[str]) -> bool:
+    """Return whether the expression calls a function of the program on literals and names, as in ``f(3, x)``.
 
-    Of a builtin or a helper, as in ``all(f(i) == i for i in ...)``, the program could make what it likes, and an
-    expectation among the arguments would be compared by what it returned.
+    The truth of such a call can be judged outside. Calls of builtins or helpers, as in ``all(f(i) == i for i in ...)``,
+    are excluded: they may compare an expectation with an object of the program, which controls the result.
     """
     if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Name)):
         return False
@@ -131,7 +148,7 @@ def _only_asks(test: ast.expr, bound: frozenset[str]) -> bool:
 
 
 def _comparison(test: ast.expr) -> tuple[str, Check] | None:
-    """``f(x) == literal`` and its kin, either way around."""
+    """Split ``f(x) == literal``, in either order, and the similar ``is``, ``in`` and ``abs(f(x) - c) < literal``."""
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1):
         return None
     left, op, right = test.left, test.ops[0], test.comparators[0]
@@ -149,14 +166,14 @@ def _comparison(test: ast.expr) -> tuple[str, Check] | None:
     if isinstance(op, ast.Lt | ast.LtE) and (difference := _difference(left)) is not None:
         call, centre = difference
         compare = _ORDER[type(op)]
-        return call, lambda value: _is_number(value) and bool(compare(abs(value - centre), wanted))
+        return call, lambda value: _is_number(value) and _within(compare, value, centre, wanted)
     if isinstance(op, ast.In) and isinstance(wanted, list | tuple | set):
         return ast.unparse(left), lambda value: any(same(value, item) for item in wanted)
     return None
 
 
 def _difference(node: ast.expr) -> tuple[str, Any] | None:
-    """(call, number) of ``abs(call - number)`` or ``abs(number - call)``."""
+    """Return (call, number) for ``abs(call - number)`` or ``abs(number - call)``, else None."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "abs" and node.args):
         return None
     inner = node.args[0]
@@ -170,7 +187,7 @@ def _difference(node: ast.expr) -> tuple[str, Any] | None:
 
 
 def _closeness(test: ast.expr) -> tuple[str, Check] | None:
-    """``math.isclose(call, number, rel_tol=..., abs_tol=...)``."""
+    """Split ``math.isclose(call, number, rel_tol=..., abs_tol=...)``; None for anything else."""
     if not (
         isinstance(test, ast.Call) and ast.unparse(test.func) in ("math.isclose", "isclose") and len(test.args) == 2
     ):
@@ -186,11 +203,18 @@ def _closeness(test: ast.expr) -> tuple[str, Check] | None:
 
 
 def _literal(node: ast.expr) -> tuple[Any] | None:
-    """The value of a literal in a 1-tuple, None where the node is none."""
+    """Return the value of a literal as a 1-tuple, or None if the node is not a literal."""
     try:
         return (ast.literal_eval(node),)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _within(compare: Callable[[Any, Any], bool], value: Any, centre: Any, wanted: Any) -> bool:
+    try:
+        return bool(compare(abs(value - centre), wanted))
+    except OverflowError:  # an integer too large for a float
+        return False
 
 
 def _is_number(value: object) -> bool:

@@ -1,7 +1,7 @@
-"""The tests of a ``code`` row, validated, and made into what the judge runs.
+"""Validates the tests of a ``code`` row and turns them into the judge's test cases.
 
-{"stdin": "3 4\\n", "expected": "7\\n"}                       a program's input and output
-{"function": "add", "args": [3, 4], "expected": 7}          a call and what it returns, both JSON
+{"stdin": "3 4\\n", "expected": "7\\n"}                       input and expected output of a program
+{"function": "add", "args": [3, 4], "expected": 7}          a call and its expected result, as JSON
 {"asserts": "assert add(3, 4) == 7", "function": "add"}     assertions, or a ``check(candidate)`` function
 """
 
@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from reward_servers.sandbox.judge import Case, same_tokens
 from reward_servers.scorers.asserts import split_asserts
-from reward_servers.scorers.values import Check, Malformed, read_answer, same
+from reward_servers.scorers.values import Check, Malformed, read_answer, same, shown
 from volley.base import Spec
 
 MAX_TESTS = 1000
@@ -23,19 +23,19 @@ COMPILE_ERROR = "compile error: "
 
 
 class StdinTest(Spec):
-    """What the program reads and what it must write, word by word."""
+    """Standard input of the program and its expected output, compared word by word."""
 
     stdin: str = ""
     expected: str
 
 
 class CallTest(Spec):
-    """A call of one of the program's functions, or of a method of its ``Solution``, and the JSON it must return."""
+    """A call of a function of the program, or a method of its class ``Solution``, and the expected JSON result."""
 
     function: str = Field(pattern=r"^[A-Za-z_]\w*$")
     args: list[Any] = Field(default_factory=list)
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    expected: Any
+    expected: object
 
 
 class AssertTest(Spec):
@@ -49,20 +49,20 @@ AnyTest = StdinTest | CallTest | AssertTest
 _TESTS: TypeAdapter[list[AnyTest]] = TypeAdapter(list[AnyTest])
 
 
-def parse_tests(raw: Any) -> list[AnyTest]:
-    """Validated tests of one problem. Raises ValueError, which says what a test looks like."""
+def parse_tests(raw: object) -> list[AnyTest]:
+    """Validate the tests of one problem. Raises ValueError with the supported formats."""
     try:
         tests = _TESTS.validate_python(raw)
     except ValidationError as problem:
         where = ".".join(str(part) for part in problem.errors()[0]["loc"])
         raise ValueError(
-            f'tests ({where or "missing"}): each is {{"stdin", "expected"}}, {{"function", "args", "expected"}} '
-            'or {"asserts", "function"}'
+            f'tests ({where or "missing"}): each must be {{"stdin", "expected"}}, '
+            '{"function", "args", "expected"} or {"asserts", "function"}'
         ) from problem
     if not 1 <= len(tests) <= MAX_TESTS:
         raise ValueError(f"{len(tests)} tests: a problem needs 1 to {MAX_TESTS}")
     if len({isinstance(test, StdinTest) for test in tests}) > 1:
-        raise ValueError("stdin tests and function tests do not mix in one problem")
+        raise ValueError("a problem cannot mix stdin tests and function tests")
     for test in tests:
         if isinstance(test, AssertTest):
             split_asserts(test.asserts, test.function)
@@ -70,12 +70,12 @@ def parse_tests(raw: Any) -> list[AnyTest]:
 
 
 def reads_stdin(tests: Sequence[AnyTest]) -> bool:
-    """True where the sample's program runs as it is; False where the harness calls into it."""
+    """Return True if the program runs as a script, False if the harness calls its functions."""
     return isinstance(tests[0], StdinTest)
 
 
 def is_weak(tests: Sequence[AnyTest]) -> bool:
-    """True where some assertion is decided inside the sandbox."""
+    """Return whether any assertion is decided inside the sandbox."""
     return any(
         split.weak
         for test in tests
@@ -85,7 +85,13 @@ def is_weak(tests: Sequence[AnyTest]) -> bool:
 
 
 def make_cases(tests: Sequence[AnyTest], source: str, tolerance: float | None) -> list[Case]:
-    """What the judge runs: for function tests the harness reads the program's source with each call."""
+    """Return the judge's test cases. For function tests, standard input passes the source and the call to the harness.
+
+    Args:
+        tests: validated tests.
+        source: the program.
+        tolerance: allowed difference between numbers, absolute or relative; None requires equality.
+    """
     cases: list[Case] = []
     for test in tests:
         if isinstance(test, StdinTest):
@@ -100,7 +106,7 @@ def make_cases(tests: Sequence[AnyTest], source: str, tolerance: float | None) -
     return cases
 
 
-def _json_equal(wanted: Any, tolerance: float | None) -> Check:
+def _json_equal(wanted: object, tolerance: float | None) -> Check:
     return lambda value: same(value, wanted, tolerance, json_types=True)
 
 
@@ -108,10 +114,10 @@ def _returns(check: Check) -> Any:
     def judge(stdout: bytes) -> str | None:
         try:
             kind, content = read_answer(stdout)
-            if kind == "compile_error":
-                return COMPILE_ERROR + str(content)
-            return None if check(content) else f"returned {content!r:.80}"
-        except (Malformed, RecursionError, OverflowError) as problem:
-            return str(problem) or type(problem).__name__
+        except Malformed as problem:
+            return str(problem)
+        if kind == "compile_error":
+            return f"{COMPILE_ERROR}{content[:1000]}"
+        return None if check(content) else f"returned {shown(content)}"
 
     return judge

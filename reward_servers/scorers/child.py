@@ -1,4 +1,4 @@
-"""A child process that calls one trusted function, so that a hang can be ended."""
+"""A child process that calls one trusted function and can be killed if it hangs."""
 
 import contextlib
 import json
@@ -15,11 +15,11 @@ KILL_SECONDS = 10.0
 
 
 class Child:
-    """One process that imported the function. One JSON line in, one JSON line out."""
+    """A process that has imported the function. Requests and answers are single lines of JSON."""
 
     def __init__(self, target: str) -> None:
         command = [sys.executable, "-m", "reward_servers.scorers.python_child", target]
-        importable = os.pathsep.join(path for path in sys.path if path)  # what this process can import, the child can
+        importable = os.pathsep.join(path for path in sys.path if path)  # the child can import what this process can
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -34,14 +34,18 @@ class Child:
             raise
 
     def call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Raises TimeoutError, EOFError or OSError; the child is then of no more use."""
+        """Send one request and return the answer.
+
+        Raises:
+            TimeoutError, EOFError, OSError, ValueError: the call failed; the child must not be used again.
+        """
         if self._process.stdin is None:
             raise OSError("the child has no standard input")
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         answer = json.loads(self._read_line(timeout_s, "answer"))
         if not isinstance(answer, dict):
-            raise ValueError("the child's answer is no JSON object")
+            raise ValueError("the child's answer is not a JSON object")
         return answer
 
     def _read_line(self, timeout_s: float, awaited: str) -> bytes:
@@ -59,11 +63,11 @@ class Child:
         return line
 
     def kill(self) -> None:
-        """End the child and what it started in its session; never waits for a pipe that others hold."""
+        """Kill the child and all processes of its session; never waits for a pipe that another process holds open."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(KILL_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what was not flushed has no reader
+                with contextlib.suppress(OSError):  # unflushed data has no reader any more
                     pipe.close()

@@ -1,4 +1,4 @@
-"""``code``: runs the sample's program on the row's tests in the sandbox."""
+"""``code``: runs the sample's program against the row's tests in the sandbox."""
 
 from collections.abc import Sequence
 
@@ -18,11 +18,11 @@ from reward_servers.scorers.extract import program_in
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import CodeScorer
 
-SHOWN = 2000  # characters of output a verdict carries
+SHOWN = 2000  # characters of output that a verdict includes
 
 
 class Code:
-    """All tests passed, or the share of them. Equal programs of a group are run once."""
+    """Rewards passing all tests, or the share of passed tests. Identical programs of a group run once."""
 
     def __init__(self, spec: CodeScorer, sandbox: Sandbox | None = None) -> None:
         self._spec = spec
@@ -31,11 +31,11 @@ class Code:
 
     @staticmethod
     def check(spec: CodeScorer) -> None:
-        """The host is looked at where the worker runs, not here."""
+        """Accept every spec: the worker checks its own host."""
 
     @staticmethod
     def check_row(spec: CodeScorer, prompt: Prompt) -> None:
-        """Raises JobError where the row's ``tests`` can not be run."""
+        """Raise JobError if the row's ``tests`` are missing or invalid."""
         try:
             parse_tests(prompt.reference.get("tests"))
         except ValueError as problem:
@@ -43,7 +43,7 @@ class Code:
 
     @property
     def report(self) -> SandboxReport:
-        """The tier programs run in."""
+        """The report of the sandbox that programs run in."""
         return self._sandbox.report
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""``sum``: weighted sums of scorers, with format and length terms and a clamp."""
+"""``sum``: a weighted sum of scorers, format terms and length terms, optionally clamped."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from volley.scoring import FormatTerm, LengthTerm, SumScorer
 
 
 class Sum:
-    """The first term gives status and answer; a term that fails to score a sample fails it for all."""
+    """Sums the rewards; the first term sets status and answer. If a term gives no reward, the sum has none."""
 
     def __init__(self, spec: SumScorer, build: Callable[..., Scorer]) -> None:
         self._spec = spec
@@ -41,7 +41,7 @@ class Sum:
 
 
 class Length:
-    """1 for short samples, 0 for long ones, a line between."""
+    """1 up to ``start`` characters, 0 from ``end`` on, linear in between."""
 
     def __init__(self, spec: LengthTerm) -> None:
         self._spec = spec
@@ -58,7 +58,7 @@ class Length:
 
 
 class Format:
-    """1 where every text occurs, in order."""
+    """1 if the sample contains all the given texts in order, else 0."""
 
     def __init__(self, spec: FormatTerm) -> None:
         self._spec = spec

@@ -1,6 +1,6 @@
-"""``countdown``: an expression in ``+ - *`` that uses each given number once and equals the target.
+"""``countdown``: checks that an expression in ``+ - *`` uses each given number once and equals the target.
 
-The grammar, without unary signs, so that every number of a correct answer is one of those given:
+The grammar has no unary signs, so that every number of a correct answer is a given one:
 
     sum     = product (("+" | "-") product)*
     product = factor ("*" factor)*
@@ -16,23 +16,23 @@ from reward_servers.scorers.base import passed_or, row_error
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import CountdownScorer
 
-MAX_LENGTH = 256  # characters of an expression worth reading
+MAX_LENGTH = 256  # characters of an expression, without white space
 MAX_DEPTH = 16  # nested parentheses
 MAX_DIGITS = 6
 
 
 class ParseError(ValueError):
-    """The text is no expression of the grammar."""
+    """The text is not an expression of the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What an expression says, however it was written.
+    """A parsed expression.
 
     Attributes:
-        value: what it equals.
-        numbers: the numbers it uses, in order of appearance.
-        canonical: equal for expressions that differ only in order, spacing and needless parentheses.
+        value: its value.
+        numbers: the numbers in it, in order of appearance.
+        canonical: normal form, equal for expressions that differ only in order, spacing and redundant parentheses.
     """
 
     value: int
@@ -41,7 +41,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression:
-    """Read one expression; linear in the length of ``text``. Raises ParseError."""
+    """Parse one expression in time linear in the length of ``text``. Raises ParseError."""
     compact = "".join(text.split())
     if not compact or len(compact) > MAX_LENGTH:
         raise ParseError("empty" if not compact else f"longer than {MAX_LENGTH} characters")
@@ -57,7 +57,7 @@ class _Term:
     """A signed product within a flattened sum."""
 
     sign: int
-    magnitude: int  # value without the sign in front; may itself be negative
+    magnitude: int  # value without ``sign``; may itself be negative
     factors: tuple[str, ...]
 
     @property
@@ -89,7 +89,7 @@ class _Parser:
         while self._peek() == "*":
             self.at += 1
             factors.append(self._factor(depth))
-        if len(factors) == 1:  # a lone parenthesis dissolves into the sum around it
+        if len(factors) == 1:  # a lone parenthesis merges into the enclosing sum
             return [_Term(sign * term.sign, term.magnitude, term.factors) for term in factors[0]]
         value = prod(sum(term.value for term in factor) for factor in factors)
         return [_Term(sign, value, tuple(part for factor in factors for part in _write_factor(factor)))]
@@ -109,7 +109,7 @@ class _Parser:
             self.at += 1
         digits = self.text[start : self.at]
         if not digits or len(digits) > MAX_DIGITS:
-            raise ParseError(f"a number of 1 to {MAX_DIGITS} digits was expected at {self.text[start : start + 8]!r}")
+            raise ParseError(f"expected a number of 1 to {MAX_DIGITS} digits at {self.text[start : start + 8]!r}")
         self.numbers.append(int(digits))
         return [_Term(1, int(digits), (str(int(digits)),))]
 
@@ -121,25 +121,25 @@ def _write_sum(terms: list[_Term]) -> str:
 
 
 def _write_factor(terms: list[_Term]) -> tuple[str, ...]:
-    """What one factor adds to the product around it: a product in brackets dissolves, a sum keeps them."""
+    """Return the factors of the enclosing product: a parenthesised product is flattened, a sum stays one factor."""
     if len(terms) == 1:
         return terms[0].factors
     return (f"({_write_sum(terms)})",)
 
 
 class Countdown:
-    """Right where the expression uses exactly the row's ``numbers`` and equals its ``target``."""
+    """Passes expressions that use exactly the row's ``numbers`` and equal its ``target``."""
 
     def __init__(self, spec: CountdownScorer) -> None:
         self._spec = spec
 
     @staticmethod
     def check(spec: CountdownScorer) -> None:
-        """Any ``countdown`` scorer can run."""
+        """Accept every ``countdown`` scorer."""
 
     @staticmethod
     def check_row(spec: CountdownScorer, prompt: Prompt) -> None:
-        """Raises JobError where the row lacks ``numbers`` or ``target``."""
+        """Raise JobError if the row has no valid ``numbers`` or ``target``."""
         numbers, target = prompt.reference.get("numbers"), prompt.reference.get("target")
         if not (isinstance(numbers, list | tuple) and numbers and all(_is_int(number) for number in numbers)):
             problem = 'the countdown scorer needs a list of integers, such as "numbers": [3, 5, 2, 7]'
@@ -166,7 +166,7 @@ class Countdown:
         return passed_or(status, values, answer=expression.canonical, detail=detail)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to stop."""
 
 
 def _is_int(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""``exact``: does the sample, white space trimmed, equal the row's expected text?"""
+"""``exact``: compares the sample with the row's expected text, ignoring white space at both ends."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from volley.scoring import ExactScorer
 
 
 class Exact:
-    """Equality after trimming white space at both ends."""
+    """Passes samples that equal the expected text after stripping white space at both ends."""
 
     def __init__(self, spec: ExactScorer) -> None:
         self._spec = spec
 
     @staticmethod
     def check(spec: ExactScorer) -> None:
-        """Any ``exact`` scorer can run."""
+        """Accept every ``exact`` scorer."""
 
     @staticmethod
     def check_row(spec: ExactScorer, prompt: Prompt) -> None:
-        """Raises JobError where the row lacks the expected text."""
+        """Raise JobError if the row has no expected text."""
         if not isinstance(prompt.reference.get(spec.field), str):
             raise row_error(prompt, f"the exact scorer needs the expected text in a string field {spec.field!r}")
 
@@ -29,9 +29,9 @@ class Exact:
 
     def _judge(self, answer: str, expected: str) -> Verdict:
         if not answer:
-            return passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="empty sample")
+            return passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="the sample is empty")
         status = VerdictStatus.PASSED if answer == expected else VerdictStatus.WRONG_ANSWER
         return passed_or(status, self._spec.values, answer=answer)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to stop."""

@@ -1,9 +1,9 @@
 # ruff: noqa: S102, S307 - runs inside the sandbox, where model-written code belongs
-"""Calls a function of a model-written program and writes what it returned. Runs inside the sandbox as the program.
+"""Calls a function of a model-written program and prints the result. Runs inside the sandbox as the program.
 
-Standard input is one JSON object: ``source`` of the program, ``setup`` to run after it, and either ``expression`` or
-``function`` with ``args`` and ``kwargs``. Standard output is one JSON value (see ``values.py``). What the value should
-be is not known in here: whatever the program does to this process, it can only change its own answer.
+Standard input is one JSON object: the program's ``source``, ``setup`` code to run after it, and either ``expression``
+or ``function`` with ``args`` and ``kwargs``. Standard output is one JSON value (see ``values.py``). This process does
+not know the expected value, so whatever the program does to it can only change the program's own answer.
 """
 
 import json
@@ -18,7 +18,7 @@ CHUNK = 1 << 16
 def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     answer = os.dup(1)
-    os.dup2(2, 1)  # what the program prints is not its answer
+    os.dup2(2, 1)  # the program's prints must not mix with the answer
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     try:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def find(module: types.ModuleType, name: str) -> Any:
-    """A function of the program, or a method of its ``Solution``."""
+    """Return a function of the program, or else a method of its class ``Solution``."""
     if name in vars(module):
         return vars(module)[name]
     return getattr(vars(module)["Solution"](), name)
@@ -49,7 +49,7 @@ def reply(fd: int, answer: dict[str, Any]) -> None:
 
 
 def encode(value: Any) -> Any:
-    """``value`` as JSON that keeps Python's types apart."""
+    """Return ``value`` as JSON that preserves Python's types."""
     if value is None or value is True or value is False or type(value) is str:
         return value
     if isinstance(value, int):

@@ -1,6 +1,6 @@
-"""``math``: is the sample's final answer equal to the row's? Cheap and exact first, symbolic and killable last.
+"""``math``: compares the sample's final answer with the row's, by cheap exact checks first and symbolically last.
 
-extract -> equal text -> exact rationals -> shape rules -> cost gate -> math-verify in the sandbox
+extract -> equal text -> exact rationals -> rules on form -> cost limit -> math-verify in the sandbox
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import NamedTuple
 from reward_servers.sandbox.health import Sandbox, SandboxReport
 from reward_servers.sandbox.judge import Case, ProgramResult
 from reward_servers.scorers.base import one_line, passed_or, row_error
-from reward_servers.scorers.math_text import final_answer, normal, rational, too_costly
+from reward_servers.scorers.math_text import final_answer, has_foreign_notation, normal, rational, too_costly
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import MathScorer
 
 CHECK = Path(__file__).with_name("math_check.py").read_bytes()
 PACKAGES = ("math_verify", "latex2sympy2_extended", "sympy", "mpmath", "antlr4")
-WALL_FACTOR = 2.5  # a loaded host must not turn a right answer into a time-out
+WALL_FACTOR = 2.5  # host load must not turn a correct answer into a timeout
 WARM_UP = r"""
 import logging
 logging.disable(logging.CRITICAL)
@@ -43,7 +43,7 @@ class _Expected(NamedTuple):
 
 
 class _Finding(NamedTuple):
-    """What a comparison came to; ``run`` where it ran in the sandbox."""
+    """The result of a comparison; ``run`` is set if it ran in the sandbox."""
 
     status: VerdictStatus
     detail: str
@@ -51,7 +51,7 @@ class _Finding(NamedTuple):
 
 
 class Math:
-    """Right where both are the same object of mathematics; equal answers share one id in maj@k."""
+    """Passes answers that are mathematically equal to the expected one; all of these count as one answer in maj@k."""
 
     def __init__(self, spec: MathScorer, sandbox: Sandbox | None = None) -> None:
         self._spec = spec
@@ -64,18 +64,20 @@ class Math:
 
     @staticmethod
     def check(spec: MathScorer) -> None:
-        """The host is looked at where the worker runs, not here."""
+        """Accept every spec: the worker checks its own host."""
 
     @staticmethod
     def check_row(spec: MathScorer, prompt: Prompt) -> None:
-        """Raises JobError where the row lacks the expected answer."""
+        """Raise JobError if the row has no expected answer."""
         expected = prompt.reference.get(spec.field)
         if not isinstance(expected, str | int | float) or isinstance(expected, bool) or not str(expected).strip():
-            raise row_error(prompt, f"the math scorer needs the expected answer in {spec.field!r}, text or a number")
+            raise row_error(
+                prompt, f"the math scorer needs the expected answer in {spec.field!r}, as a string or number"
+            )
 
     @property
     def report(self) -> SandboxReport:
-        """The tier symbolic comparisons run in."""
+        """The report of the sandbox that symbolic comparisons run in."""
         return self._sandbox.report
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
@@ -112,12 +114,14 @@ class Math:
         if text == gold.text:
             return _Finding(passed, "equal text")
         if value is not None and gold.value is not None:
-            return _Finding(passed if value == gold.value else wrong, "exact numbers")
-        said = text if "=" in gold.text else _right_hand_side(text)
+            return _Finding(passed if value == gold.value else wrong, "compared as exact numbers")
+        said = text if "=" in gold.text else _right_hand_side(text.replace("\\approx", "="))
         if said is None or (_opening(said) != _opening(gold.text) and not _RELATIONS.intersection(said)):
-            return _Finding(wrong, "another kind of answer")
+            return _Finding(wrong, "a different kind of answer")
+        if has_foreign_notation(text if "\\approx" not in text else said, gold.text):
+            return _Finding(wrong, "a different kind of answer")
         if said == gold.text or (gold.value is not None and rational(said) == gold.value):
-            return _Finding(passed, "equal after its variable")
+            return _Finding(passed, "equal, apart from its variable")
         costly = too_costly(text)
         if costly is not None:
             return _Finding(wrong, f"not evaluated: {costly}")
@@ -125,31 +129,31 @@ class Math:
 
     def _symbolic(self, answer: str, gold: str) -> _Finding:
         request = json.dumps({"gold": gold.strip("$"), "answer": answer.strip("$")}).encode()
-        result = self._sandbox.judge(CHECK, [Case(request, _said_equal)], self._limits)
+        result = self._sandbox.judge(CHECK, [Case(request, _check_equal)], self._limits)
         if result.status is VerdictStatus.RUNTIME_ERROR:
-            return _Finding(VerdictStatus.WRONG_ANSWER, f"not comparable: {result.detail}", result)
-        return _Finding(result.status, result.detail or "symbolic", result)
+            return _Finding(VerdictStatus.WRONG_ANSWER, f"the comparison failed: {result.detail}", result)
+        return _Finding(result.status, result.detail or "symbolically equal", result)
 
     def close(self) -> None:
         if self._owned:
             self._sandbox.close()
 
 
-def _said_equal(stdout: bytes) -> str | None:
+def _check_equal(stdout: bytes) -> str | None:
     return None if stdout.strip() == _EQUAL else "symbolically different"
 
 
 def _right_hand_side(text: str) -> str | None:
-    """``x=3`` says 3. ``4=3`` says nothing, and neither does a chain of equations: None."""
+    """Return 3 for ``x=3`` and ``=3``, and a text without ``=`` unchanged; None for ``4=3`` and chained equations."""
     left, equals, right = text.partition("=")
     if not equals:
         return text
-    names_one_variable = left.lstrip("\\").isalpha() and (len(left) == 1 or left.startswith("\\"))
+    names_one_variable = not left or (left.lstrip("\\").isalpha() and (len(left) == 1 or left.startswith("\\")))
     return right if names_one_variable and "=" not in right else None
 
 
 def _opening(text: str) -> str:
-    """The bracket around a tuple, an interval or a set; empty for a plain list or a number in brackets."""
+    """Return the opening bracket of a tuple, an interval or a set; "" for a plain list or a number in brackets."""
     if "," not in text:
         return ""
     return next((bracket for bracket in _BRACKETS if text.startswith(bracket)), "")

@@ -1,7 +1,7 @@
-# ruff: noqa: T201 - a program of the sandbox: its answer is what it prints
-"""One symbolic comparison. Runs inside the sandbox: a process of its own that can be killed, without gmpy2.
+# ruff: noqa: T201 - a program for the sandbox prints its answer
+"""Makes one symbolic comparison. Runs inside the sandbox, where it can be killed, and without gmpy2.
 
-Standard input: {"gold", "answer"}, LaTeX without delimiters. Prints ``equal`` or ``different``.
+Standard input is {"gold", "answer"}, both LaTeX without delimiters. Prints ``equal`` or ``different``.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Final answers in text: finding them, writing them one way, and reading exact rationals. No backtracking anywhere."""
+"""Finds final answers in text, normalises them and parses exact rationals, without any backtracking."""
 
+import re
 from fractions import Fraction
 
 MAX_ANSWER = 300
@@ -9,21 +10,41 @@ _ZERO_WIDTH = "\0\u200b\u200c\u200d\u2060\ufeff\u00ad"
 _BIDIRECTIONAL = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 _INVISIBLE = frozenset(_ZERO_WIDTH + _BIDIRECTIONAL)
 _DROPPED = (
-    "\\left", "\\right", "\\displaystyle", "\\,", "\\!", "\\;", "\\:", "\\ ", "~", "$",
+    "\\displaystyle", "\\,", "\\!", "\\;", "\\:", "\\ ", "~", "$",
     "^{\\circ}", "^\\circ", "\\%", "%",
 )  # fmt: skip
 _RENAMED = (
-    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cdot", "*"), ("\\times", "*"), ("{,}", ""), ("\u2212", "-"),
+    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("{,}", ""), ("\u2212", "-"),
     ("\\lbrace", "\\{"), ("\\rbrace", "\\}"), ("\\le ", "\\leq "), ("\\ge ", "\\geq "),
 )  # fmt: skip
+# LaTeX commands that may appear in an expression. math-verify ignores unknown commands, so they are rejected.
+_EXPRESSION = frozenset({
+    "frac", "sqrt", "pi", "times", "div", "pm", "mp", "infty", "log", "ln", "lg", "exp", "sin", "cos", "tan", "cot",
+    "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "max", "min", "gcd", "lcm", "binom", "dbinom",
+    "tbinom", "cfrac", "sum", "prod", "int", "lim", "begin", "end", "degree", "overline", "bar", "hat", "vec", "lfloor",
+    "rfloor", "lceil", "rceil", "lvert", "rvert", "langle", "rangle", "quad", "qquad", "prime", "operatorname", "Large",
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
+    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta",
+    "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega", ",", ";", " ", "!", ":", "$", "%", "&",
+})  # fmt: skip
+# Commands and characters of statements about sets and inequalities, allowed only if the expected answer is one.
+_STATEMENT = frozenset({
+    "leq", "geq", "le", "ge", "lt", "gt", "neq", "ne", "in", "notin", "cup", "cap", "setminus", "mathbb", "mathcal",
+    "emptyset", "varnothing", "land", "wedge", "lor", "vee", "mid", "{", "}",
+})  # fmt: skip
+_ORDER = frozenset("<>")
+_NO_BEGINNING = frozenset("*/^,;:)]}")
+_BEYOND_ASCII = frozenset("\u03c0\u221e\u221a\u00b0\u00b7\u00d7\u00f7\u2212")  # pi infinity root degree times minus
+_SIZED, _TIMES = re.compile(r"\\(?:left|right)(?![A-Za-z])"), re.compile(r"\\(?:cdot|times)(?![A-Za-z])")
+_COMMAND = re.compile(r"\\([A-Za-z]+|[^A-Za-z0-9])")
 _WRAPPERS = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\mbox", "\\boxed")
 
 
 def final_answer(text: str, how: str) -> str | None:
-    """The sample's final answer, after its last ``</think>``; None where there is none that can be read.
+    """Return the final answer after the last ``</think>``, or None.
 
-    A box counts before the phrase: a text that offers both must not be able to choose. Answers longer than
-    ``MAX_ANSWER`` characters or with invisible characters are no answers.
+    A ``\\boxed`` answer takes precedence over a phrase, so that a sample cannot offer two answers. An answer that is
+    longer than ``MAX_ANSWER`` characters or contains invisible characters is ignored.
     """
     tail = text.rpartition("</think>")[2]
     found = _last_boxed(tail) if how in ("boxed", "either") else None
@@ -35,6 +56,41 @@ def final_answer(text: str, how: str) -> str | None:
     return found if 0 < len(found) <= MAX_ANSWER and not _INVISIBLE.intersection(found) else None
 
 
+def has_foreign_notation(answer: str, gold: str) -> bool:
+    """Return whether ``answer`` uses notation that does not fit an answer like ``gold``; both must be ``normal``.
+
+    The symbolic parser ignores what it does not know, so it would read "17 or some other" and "17 is about 42" as 17.
+    An interval or a set may be written as a statement about its members.
+    """
+    (commands, characters), (known, _) = _notation(answer), _notation(gold)
+    statement = bool(known & _STATEMENT) or bool(_ORDER.intersection(gold)) or gold[:1] in ("(", "[")
+    allowed = _EXPRESSION | known | (_STATEMENT if statement else frozenset())
+    if "begin" in commands:
+        allowed |= {"\\"}  # between the rows of a matrix
+    elif "&" in answer:
+        return True
+    if not commands <= allowed or not characters <= _BEYOND_ASCII | set(gold):
+        return True
+    if _ORDER.intersection(answer) and not statement:
+        return True
+    return answer.count("|") % 2 == 1 or answer[:1] in _NO_BEGINNING or (_lists(answer) and not _lists(gold))
+
+
+def _notation(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the LaTeX commands in ``text`` and its non-ASCII characters."""
+    return frozenset(_COMMAND.findall(text)), frozenset(ch for ch in text if not ch.isascii())
+
+
+def _lists(text: str) -> bool:
+    """Return whether ``text`` lists several values; ``\\pm`` stands for two."""
+    depth = 0
+    for ch in text:
+        depth += (ch in "([{") - (ch in ")]}")
+        if depth == 0 and ch in ",;":
+            return True
+    return "\\pm" in text or "\\mp" in text
+
+
 def _last_boxed(text: str) -> str | None:
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -44,7 +100,10 @@ def _last_boxed(text: str) -> str | None:
 
 
 def balanced(text: str, at: int) -> str | None:
-    """What stands between the brace before ``at`` and the one that closes it; None where none does in time."""
+    """Return the text from ``at``, just after an opening brace, to its closing one.
+
+    None if that is more than ``MAX_ANSWER`` characters away or missing.
+    """
     depth = 1
     for end in range(at, min(len(text), at + MAX_ANSWER + 1)):
         if text[end] in "{}" and text[end - 1] != "\\":
@@ -64,8 +123,8 @@ def _after_phrase(text: str) -> str | None:
 
 
 def normal(answer: str) -> str:
-    """One way of writing what differs in spacing and markup only."""
-    text = answer.strip()
+    """Return ``answer`` without spacing and markup, so that answers that differ only in those are equal."""
+    text = _TIMES.sub("*", _SIZED.sub("", answer.strip()))
     for old, new in _RENAMED:
         text = text.replace(old, new)
     for word in _DROPPED:
@@ -85,7 +144,7 @@ def _unwrap(text: str, opening: str) -> str:
 
 
 def rational(text: str) -> Fraction | None:
-    """The exact value of a ``normal`` number: integers, decimals, fractions, powers of ten; None for anything else."""
+    """Return the exact value of a ``normal`` integer, decimal, fraction or power of ten; None for anything else."""
     sign = 1
     if text[:1] in ("+", "-"):
         sign, text = (-1 if text[0] == "-" else 1), text[1:]
@@ -135,7 +194,7 @@ def _decimal(text: str) -> Fraction | None:
 
 
 def _thousands(text: str) -> str:
-    """``1,234,567`` without its commas; anything else as it is."""
+    """Remove the commas of a number such as ``1,234,567``; return anything else unchanged."""
     groups = text.partition(".")[0].split(",")
     if len(groups) > 1 and 1 <= len(groups[0]) <= 3 and all(len(group) == 3 for group in groups[1:]):
         return text.replace(",", "")
@@ -143,7 +202,7 @@ def _thousands(text: str) -> str:
 
 
 def too_costly(text: str) -> str | None:
-    """Why evaluating ``text`` could take for ever: powers of powers, large factorials, sums; None where it is fine."""
+    """Return why evaluating ``text`` could take too long, such as a power of a power or a sum; None if it is cheap."""
     run = power_depth = deepest = depth = 0
     for at, ch in enumerate(text):
         run = run + 1 if ch.isdigit() else 0
@@ -170,14 +229,14 @@ def _costly_operand(text: str) -> str | None:
 
 
 def _tower(text: str, at: int) -> bool:
-    """Is the power at ``text[at]`` one to a power, or more than a small one of a power?"""
+    """Return whether the ``^`` at ``text[at]`` has a power as its exponent, or as its base with a large exponent."""
     base, exponent = _base(text[:at]), _exponent(text[at + 1 :])
     small = exponent.strip("{()} ")
     return "^" in exponent or ("^" in base and (len(small) > 1 or ")^" in base or "}^" in base))
 
 
 def _base(text: str) -> str:
-    """The brackets or braces that ``text`` ends with, or nothing."""
+    """Return the base that ``text`` ends with: a group in brackets or braces with its contents, or one character."""
     depth = 0
     for at in range(len(text.rstrip()) - 1, -1, -1):
         depth += (text[at] in "})") - (text[at] in "{(")
@@ -187,7 +246,7 @@ def _base(text: str) -> str:
 
 
 def _exponent(text: str) -> str:
-    """What stands behind a ``^``: its brackets or braces with all in them, or what comes before the next operator."""
+    """Return the exponent at the start of ``text``: a group in brackets or braces, or the text up to an operator."""
     text = text.lstrip(" ")
     depth = 0
     for at, ch in enumerate(text):

@@ -1,4 +1,4 @@
-"""``python``: a trusted function of the user's own, called in a child process so that a hang can be ended."""
+"""``python``: calls a trusted function of the user in a child process, which is killed if it hangs."""
 
 import importlib
 import json
@@ -15,14 +15,14 @@ RewardFunction = Callable[[str, dict[str, Any]], Any]
 
 
 def load_function(target: str) -> RewardFunction:
-    """The function that ``package.module:function`` names. Raises JobError."""
+    """Import the function named by ``package.module:function``. Raises JobError."""
     module_name, _, name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as problem:
         raise JobError(
             f"scorer target {target!r}: module {module_name!r} does not import ({type(problem).__name__}: {problem}); "
-            "put it beside the job file, or install it"
+            "put it next to the job file or install it"
         ) from problem
     function = getattr(module, name, None)
     if not callable(function):
@@ -31,7 +31,7 @@ def load_function(target: str) -> RewardFunction:
 
 
 class PythonFunction:
-    """Calls ``function(sample, row)``. An exception or a time-out is an infra error: that code is not the sample's."""
+    """Calls ``function(sample, row)``. An exception or a timeout is an infra error: it is not the sample's fault."""
 
     def __init__(self, spec: PythonScorer) -> None:
         self._spec = spec
@@ -39,16 +39,16 @@ class PythonFunction:
 
     @staticmethod
     def check(spec: PythonScorer) -> None:
-        """Raises JobError where the target does not import."""
+        """Raise JobError if the target cannot be imported."""
         load_function(spec.target)
 
     @staticmethod
     def check_row(spec: PythonScorer, prompt: Prompt) -> None:
-        """Raises JobError where the row can not reach the child process."""
+        """Raise JobError if the row cannot be sent to the child process as JSON."""
         try:
             json.dumps(dict(prompt.reference))
         except (TypeError, ValueError) as problem:
-            raise row_error(prompt, f"the python scorer hands the row over as JSON: {problem}") from problem
+            raise row_error(prompt, f"the python scorer sends the row to your function as JSON: {problem}") from problem
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
         row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
@@ -60,7 +60,7 @@ class PythonFunction:
                 self._child = Child(self._spec.target)
             answer = self._child.call({"sample": text, "row": row}, self._spec.timeout_s)
         except (TimeoutError, OSError, EOFError, ValueError) as problem:
-            self.close()  # what is left on a broken pipe must never reach the next sample
+            self.close()  # a late answer must never be read as that of the next sample
             return infra_error(f"{self._spec.target}: {problem}")
         if "error" in answer:
             return infra_error(f"{self._spec.target} raised {answer['error']}")

@@ -1,26 +1,21 @@
 """The child process of the ``python`` scorer, started as ``python -m reward_servers.scorers.python_child TARGET``.
 
-One JSON line ``{"sample", "row"}`` per call on standard input; one line ``{"reward", "answer", "detail"}`` or
-``{"error"}`` on what was standard output. The function may print: its output goes to standard error.
+Each call is one JSON line ``{"sample", "row"}`` on standard input, answered with one line ``{"reward", "answer",
+"detail"}`` or ``{"error"}`` on the original standard output. What the function prints goes to standard error.
 """
 
-import ctypes
 import json
 import math
-import os
-import signal
 import sys
 from typing import Any
 
 from reward_servers.scorers.python import RewardFunction, load_function
-
-PR_SET_PDEATHSIG = 1
+from volley.processes import die_with_parent, take_stdout
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a function that hangs must not outlive the worker
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    die_with_parent()  # a function that hangs must not outlive the worker
+    replies = take_stdout()
     function = load_function(sys.argv[1])
     print("{}", file=replies)
     for line in sys.stdin:
@@ -28,7 +23,7 @@ def main() -> None:
 
 
 def answer(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]:
-    """One call. The function returns a number, or a mapping with ``reward`` and maybe ``answer`` and ``detail``."""
+    """Call the function, which returns a number or a dict with ``reward`` and optionally ``answer`` and ``detail``."""
     try:
         result = function(request["sample"], request["row"])
         fields = result if isinstance(result, dict) else {"reward": result}

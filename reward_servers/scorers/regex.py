@@ -1,4 +1,4 @@
-"""``regex``: does a trusted pattern match the sample? In a child process: patterns may backtrack for ever."""
+"""``regex``: matches the sample with a trusted pattern, in a child process because patterns may backtrack forever."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ MAX_TEXT = 100_000
 
 
 def matches(sample: str, row: dict[str, Any]) -> float:
-    """Runs in the child: 1.0 where ``row['pattern']`` matches."""
+    """Return 1.0 if ``row['pattern']`` matches, else 0.0. Runs in the child process."""
     pattern = re.compile(row["pattern"])
     found = pattern.fullmatch(sample.strip()) if row["whole"] else pattern.search(sample)
     return float(found is not None)
 
 
 class Regex:
-    """A match is a pass; a pattern that runs out of time on a sample is that sample's time-out."""
+    """Passes samples that match. If matching takes too long, the sample's status is timeout."""
 
     def __init__(self, spec: RegexScorer) -> None:
         self._spec = spec
@@ -29,17 +29,17 @@ class Regex:
 
     @staticmethod
     def check(spec: RegexScorer) -> None:
-        """Raises JobError where the job's own pattern does not compile."""
+        """Raise JobError if the job's pattern does not compile."""
         if spec.pattern is not None:
             _compile(spec.pattern)
 
     @staticmethod
     def check_row(spec: RegexScorer, prompt: Prompt) -> None:
-        """Raises JobError where the row lacks a pattern that compiles."""
+        """Raise JobError if the row must supply the pattern and has no valid one."""
         if spec.pattern is None:
             pattern = prompt.reference.get(spec.field)
             if not isinstance(pattern, str):
-                raise row_error(prompt, f"the regex scorer needs a pattern in a string field {spec.field!r}")
+                raise row_error(prompt, f"the regex scorer needs a pattern in the string field {spec.field!r}")
             try:
                 _compile(pattern)
             except JobError as problem:
@@ -51,14 +51,14 @@ class Regex:
 
     def _judge(self, text: str, row: dict[str, Any]) -> Verdict:
         if len(text) > MAX_TEXT:
-            return passed_or(VerdictStatus.WRONG_ANSWER, self._spec.values, detail=f"over {MAX_TEXT} characters")
+            return passed_or(VerdictStatus.WRONG_ANSWER, self._spec.values, detail=f"longer than {MAX_TEXT} characters")
         try:
             if self._child is None:
                 self._child = Child(f"{__name__}:matches")
             answer = self._child.call({"sample": text, "row": row}, self._spec.timeout_s)
         except TimeoutError:
             self.close()
-            return passed_or(VerdictStatus.TIMEOUT, self._spec.values, detail="the pattern ran out of time")
+            return passed_or(VerdictStatus.TIMEOUT, self._spec.values, detail="matching the pattern took too long")
         except (OSError, EOFError, ValueError) as problem:
             self.close()
             return infra_error(str(problem))

@@ -1,8 +1,8 @@
-"""``http``: somebody else's reward server.
+"""``http``: scores with an external reward server.
 
     POST {"prompt": {"id", "text"}, "row": {...}, "samples": ["...", ...]}  ->  {"rewards": [0.0, null, ...]}
 
-``null`` is an infra error of that sample. Anything else that goes wrong is one for the whole group, after retries.
+``null`` is an infra error for that sample. Any other failure is, after retries, an infra error for the whole group.
 """
 
 import math
@@ -10,7 +10,6 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 
@@ -24,7 +23,7 @@ MAX_WAIT_S = 5.0
 
 
 class Remote:
-    """One request per group, retried within its deadline."""
+    """Sends one request per group, retried until ``timeout_s`` has passed."""
 
     def __init__(self, spec: HttpScorer, transport: httpx.BaseTransport | None = None) -> None:
         self._spec = spec
@@ -34,15 +33,15 @@ class Remote:
 
     @staticmethod
     def check(spec: HttpScorer) -> None:
-        """Raises JobError where the token's environment variable is not set."""
+        """Raise JobError if the token's environment variable is not set."""
         if spec.token_env and spec.token_env not in os.environ:
             raise JobError(
-                f"http scorer: the environment variable {spec.token_env} is not set; export it, or drop token_env"
+                f"http scorer: the environment variable {spec.token_env} is not set; export it or remove token_env"
             )
 
     @staticmethod
     def check_row(spec: HttpScorer, prompt: Prompt) -> None:
-        """Any row can be sent."""
+        """Accept every row."""
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
         body = {
@@ -67,22 +66,22 @@ class Remote:
             except httpx.HTTPError as failure:
                 problem = f"{type(failure).__name__}: {failure}"
             time.sleep(max(0.0, min(0.1 * 2**attempt * (1 + random.random()), MAX_WAIT_S, deadline - time.monotonic())))
-        return [infra_error(f"{self._spec.url}: {problem or 'out of time'}")] * len(texts)
+        return [infra_error(f"{self._spec.url}: {problem or 'timed out'}")] * len(texts)
 
     def close(self) -> None:
         self._client.close()
 
 
-def _verdicts(answer: Any, count: int) -> list[Verdict]:
+def _verdicts(answer: object, count: int) -> list[Verdict]:
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != count:
         raise ValueError(f'the answer must be {{"rewards": [...]}} with {count} numbers or nulls')
     return [_verdict(reward) for reward in rewards]
 
 
-def _verdict(reward: Any) -> Verdict:
+def _verdict(reward: object) -> Verdict:
     if reward is None:
-        return infra_error("the server gave no reward")
+        return infra_error("the server returned no reward")
     if not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise ValueError(f"a reward is {reward!r}, not a finite number")
+        raise ValueError(f"the server returned the reward {reward!r}, which is not a finite number")
     return Verdict(VerdictStatus.PASSED if reward > 0 else VerdictStatus.WRONG_ANSWER, float(reward))

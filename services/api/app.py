@@ -1,4 +1,4 @@
-"""The application: what it holds, which routes it has, and what runs beside them."""
+"""The FastAPI application: its state, routes and background loops."""
 
 import asyncio
 import contextlib
@@ -21,9 +21,9 @@ from services.api.routes import data, live, runs, service
 from services.api.samples import SampleIndex
 from services.api.series import SeriesCache
 from services.api.settings import ApiSettings
-from services.launcher import Launcher
-from services.start import cancel_all
-from services.store import Store, connect
+from services.store.redis import Client, Store, connect
+from services.supervisor.ray_jobs import Launcher
+from services.tasks import cancel_all
 from volley.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -44,38 +44,68 @@ def create_app(
     checker: Checker | None = None,
     background: Sequence[Background] = (),
 ) -> FastAPI:
-    """The application.
+    """Create the application.
 
     Args:
-        launcher: gives the drivers' logs; None: there are none to see.
-        cluster: gives the nodes; None: there are none to see.
-        checker: reads what a new job names; None: jobs are taken when they are well formed.
-        background: loops that run as long as the application. One that ends or dies ends the server, by
+        launcher: source of the drivers' logs; None without a launcher.
+        cluster: source of the nodes; None without a cluster.
+        checker: checks the files and code that a new job names; if None, every well-formed job is accepted.
+        background: loops that run as long as the application. If one ends or fails, the server ends, through
             ``app.state.give_up``.
     """
-    store = Store(settings.redis_url, retries=settings.redis_retries)
     redis = connect(settings.redis_url, retries=settings.redis_retries)
+    context = _context(settings, redis, launcher, cluster or NoCluster(), checker)
+    app = FastAPI(
+        title="Volley",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=_lifespan(context, redis, background),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=openapi.operation_id,
+    )
+    app.state.context = context
+    app.state.give_up = _do_nothing
+    problems.install(app)
+    openapi.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    if settings.dashboard.is_dir():
+        # A mount at / would answer 404 instead of 405 to wrong methods on the routes above.
+        app.router.default = StaticFiles(directory=settings.dashboard, html=True)
+    app.add_middleware(Gate, settings=settings, tokens=context.tokens, observe=context.metrics.observe)
+    return app
+
+
+def _context(
+    settings: ApiSettings, redis: Client, launcher: Launcher | None, cluster: Cluster, checker: Checker | None
+) -> Context:
+    store = Store(settings.redis_url, retries=settings.redis_retries)
     admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
-    tokens = Tokens(redis, admin_token, guarded=settings.guarded)
     index = RunIndex(store)
-    context = Context(
+    return Context(
         settings=settings,
         store=store,
-        tokens=tokens,
+        tokens=Tokens(redis, admin_token, guarded=settings.guarded),
         index=index,
         series=SeriesCache(store, settings.cache_bytes),
         samples=SampleIndex(store),
         live=Live(store, index, settings.live_clients),
         metrics=ServiceMetrics(),
         launcher=launcher,
-        cluster=cluster or NoCluster(),
+        cluster=cluster,
         checker=checker,
     )
 
+
+def _lifespan(
+    context: Context, redis: Client, background: Sequence[Background]
+) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        async with store, contextlib.aclosing(redis):
-            await _check_guard(settings, tokens)
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with context.store, contextlib.aclosing(redis):
+            await _check_guard(context.settings, context.tokens)
             tasks = [_start(app, loop) for loop in background]
             try:
                 yield
@@ -83,34 +113,14 @@ def create_app(
                 context.live.close()
                 await cancel_all(tasks)
 
-    app = FastAPI(
-        title="Volley",
-        version="1",
-        description=DESCRIPTION,
-        lifespan=life,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=openapi.operation_id,
-    )
-    app.state.context = context
-    app.state.give_up = _nobody_to_tell
-    problems.install(app)
-    openapi.install(app)
-    for router in ROUTERS:
-        app.include_router(router)
-    if settings.dashboard.is_dir():
-        # Not a mount at /, which would answer 404 to wrong methods on the routes above.
-        app.router.default = StaticFiles(directory=settings.dashboard, html=True)
-    app.add_middleware(Gate, settings=settings, tokens=tokens, observe=context.metrics.observe)
-    return app
+    return lifespan
 
 
 async def _check_guard(settings: ApiSettings, tokens: Tokens) -> None:
-    """Raise `HostError` where the server is reached from outside and no token lets anybody in."""
+    """Raise `HostError` if other machines can reach the server but there is no token to use it with."""
     if not settings.loopback and not await tokens.any():
         raise HostError(
-            f"{settings.host} is reached from other machines: set admin_token, or make a token while on a loopback host"
+            f"other machines can reach {settings.host}: set admin_token, or create a token while on a loopback host"
         )
 
 
@@ -121,7 +131,7 @@ def _start(app: FastAPI, loop: Background) -> "asyncio.Task[None]":
     def ended(task: "asyncio.Task[None]") -> None:
         if not task.cancelled():
             error = task.exception() or RuntimeError(f"{loop} ended")
-            log.critical("the server ends, a part of it did: %s", error, exc_info=error)
+            log.critical("the server stops because a background loop ended: %s", error, exc_info=error)
             app.state.give_up(error)
 
     task = asyncio.create_task(run())
@@ -129,5 +139,5 @@ def _start(app: FastAPI, loop: Background) -> "asyncio.Task[None]":
     return task
 
 
-def _nobody_to_tell(error: BaseException) -> None:
-    """Whoever serves the application puts in its place what ends the server."""
+def _do_nothing(error: BaseException) -> None:
+    """Default of ``app.state.give_up``; `services.api.serve` replaces it by what ends the server."""

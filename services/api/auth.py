@@ -1,4 +1,4 @@
-"""Who asks, and what they may: bearer tokens with one of three scopes, each of which includes the ones before it.
+"""Authentication and authorisation: bearer tokens with one of three scopes, each including the ones before it.
 
 Redis holds names, scopes and SHA-256 digests (hash ``volley:tokens``). A token has 256 random bits, so a plain digest
 is as good as a slow one.
@@ -10,6 +10,7 @@ import hmac
 import json
 import secrets
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +20,18 @@ from redis.exceptions import RedisError
 
 from services.api.problems import Problem
 from services.api.schemas import MadeToken, Scope, TokenView
+from services.store.redis import Client
 from volley.errors import HostError
 
 KEY = "volley:tokens"
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin")
-FRESH_SECONDS = 2.0  # a token revoked at another server is refused here after so long
+FRESH_SECONDS = 2.0  # a token that another server revoked may work here for this long
 LONGEST_TOKEN = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request comes from."""
+    """The sender of a request."""
 
     name: str
     scope: Scope
@@ -42,15 +44,15 @@ ANYBODY = Principal("anybody", "admin")
 
 
 class Tokens:
-    """The tokens of all servers on one Redis.
+    """The tokens shared by all servers on one Redis.
 
     Args:
-        redis: a client as of `services.store.connect`.
+        redis: a client from `services.store.redis.connect`.
         admin_token: the bootstrap token; it is never stored.
-        guarded: False: a request without a token may do everything.
+        guarded: if False, requests without a token may do everything.
     """
 
-    def __init__(self, redis: Any, admin_token: str | None, *, guarded: bool) -> None:
+    def __init__(self, redis: Client, admin_token: str | None, *, guarded: bool) -> None:
         self.guarded = guarded
         self._redis = redis
         self._bootstrap = digest(admin_token) if admin_token else None
@@ -59,7 +61,7 @@ class Tokens:
         self._reading = asyncio.Lock()
 
     async def principal(self, token: str | None) -> Principal | None:
-        """Whose token it is; None for nobody's. Raises `HostError` where Redis never told its tokens."""
+        """Return the token's owner, or None if nobody has it. Raises `HostError` if the tokens were never read yet."""
         if not self.guarded:
             return ANYBODY
         if not token or len(token) > LONGEST_TOKEN:
@@ -69,7 +71,7 @@ class Tokens:
             return Principal("bootstrap", "admin")
         await self._refresh()
         found = None
-        for stored, principal in self._known.values():  # all of them, so that time tells nothing
+        for stored, principal in self._known.values():  # all of them, so that timing reveals nothing
             if hmac.compare_digest(given, stored):
                 found = principal
         return found
@@ -80,7 +82,7 @@ class Tokens:
         return sorted(views, key=lambda view: view.created)
 
     async def make(self, name: str, scope: Scope) -> MadeToken:
-        """A new token; raises `Problem` 409 where there is one of that name."""
+        """Create a token. Raises `Problem` 409 if there is one with this name."""
         token, created = f"volley_{secrets.token_urlsafe(32)}", time.time()
         entry = json.dumps({"sha256": digest(token), "scope": scope, "created": created})
         if not await self._do(self._redis.hsetnx(KEY, name, entry)):
@@ -89,13 +91,13 @@ class Tokens:
         return MadeToken(name=name, scope=scope, created=created, token=token)
 
     async def delete(self, name: str) -> None:
-        """Raises `Problem` 404 where there is none of that name."""
+        """Revoke a token. Raises `Problem` 404 if there is none with this name."""
         if not await self._do(self._redis.hdel(KEY, name)):
             raise Problem(404, "no-such-token", f"there is no token {name}")
         self._read_at = None
 
     async def any(self) -> bool:
-        """Could anybody come in at all?"""
+        """Return whether there is any valid token."""
         return self._bootstrap is not None or bool(await self._do(self._redis.hlen(KEY)))
 
     async def _refresh(self) -> None:
@@ -107,33 +109,33 @@ class Tokens:
             except HostError:
                 if not self._known:
                     raise
-                return  # those known go on working while Redis is away
+                return  # known tokens keep working while Redis is away
             self._known = {
                 name: (entry["sha256"], Principal(name, entry["scope"]))
                 for name, entry in ((name, json.loads(text)) for name, text in stored.items())
             }
             self._read_at = time.monotonic()
 
-    async def _do(self, call: Any) -> Any:
+    async def _do(self, call: Awaitable[Any]) -> Any:
         try:
             return await call
         except (RedisError, OSError) as error:
-            raise HostError(f"Redis is away: {error}") from error
+            raise HostError(f"Redis does not answer: {error}") from error
 
 
 def digest(token: str) -> str:
-    """SHA-256 in hex."""
+    """Return the SHA-256 of ``token`` in hex."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def bearer(header: bytes | None) -> str | None:
-    """The token in an ``Authorization`` header."""
+    """Return the token in an ``Authorization`` header, or None."""
     scheme, _, token = (header or b"").partition(b" ")
     return token.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
 
 
-class Needs(HTTPBearer):
-    """A dependency: the route needs a scope. The gate has found out whose the request is."""
+class RequiredScope(HTTPBearer):
+    """A dependency of routes that need a scope; `services.api.gate.Gate` has already found the request's sender."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scheme_name="token", auto_error=False, description="scopes: read, operate, admin")
@@ -142,10 +144,10 @@ class Needs(HTTPBearer):
     async def __call__(self, request: Request) -> None:
         principal: Principal = request.state.principal
         if not principal.may(self.scope):
-            raise Problem(403, "scope-too-small", f"this needs the scope {self.scope}, the token has {principal.scope}")
+            raise Problem(403, "scope-too-small", f"this needs scope {self.scope}, the token has {principal.scope}")
 
 
-READ, OPERATE, ADMIN = (Depends(Needs(scope)) for scope in SCOPES)
+READ, OPERATE, ADMIN = (Depends(RequiredScope(scope)) for scope in SCOPES)
 
 
 def _public(entry: dict[str, Any]) -> dict[str, Any]:

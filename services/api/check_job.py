@@ -1,15 +1,15 @@
-"""``python -m services.api.check_job < JOB``: what is wrong with it, as ``{"problem": "..."}`` on the last line."""
+"""``python -m services.api.check_job < JOB`` checks a job and prints ``{"problem": "..."}`` as its last line."""
 
 import json
 import sys
 
-from services.run import prepare_alone
+from services.runs.run import prepare_alone
 from volley.errors import VolleyError
 from volley.job import JOB
 
 
 def main() -> None:
-    """Read a resolved job, and all that it names."""
+    """Check a resolved job and all the files and code it names; the problem is "" if there is none."""
     problem = ""
     try:
         prepare_alone(JOB.validate_json(sys.stdin.buffer.read()))

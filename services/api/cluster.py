@@ -1,4 +1,4 @@
-"""What the cluster has, and who holds what of it."""
+"""The cluster's resources, and which runs hold them."""
 
 import asyncio
 import time
@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, Self
 import httpx
 
 from services.api.schemas import Holder, NodeView
-from services.launcher import ray_token
-from services.state import ENDED, Observed, RunRecord
+from services.store.state import ENDED, Observed, RunRecord
+from services.supervisor.ray_jobs import ray_token
 from volley.errors import HostError
 
 FRESH_SECONDS = 2.0
@@ -21,25 +21,25 @@ Role = Literal["actor", "reward_worker", "learner_rank"]
 
 
 class Cluster(Protocol):
-    """The machines that runs are on."""
+    """The machines on which runs execute."""
 
     async def nodes(self) -> list[NodeView]:
-        """Raises `HostError` where the cluster does not answer."""
+        """Return all nodes. Raises `HostError` if the cluster does not answer."""
 
 
 class NoCluster:
-    """Of a server that is told of none: it serves what Redis holds."""
+    """For a server without a cluster: it serves only what Redis holds."""
 
     async def nodes(self) -> list[NodeView]:
         return []
 
 
 class RayCluster:
-    """A Ray cluster, over the REST API of its head; this process never joins it. Use as a block.
+    """A Ray cluster, read over its head's REST API without joining it. Use as an async context manager.
 
     Args:
         address: ``http://host:port`` of the job server.
-        token: of the cluster; None takes what Ray itself would.
+        token: the cluster's token; None uses the one that Ray itself would.
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
@@ -84,10 +84,10 @@ class RayCluster:
 
 
 def node_view(node: Mapping[str, Any], usage: Mapping[str, Any] | None) -> NodeView:
-    """A node as Ray's state API tells it.
+    """Convert a node from Ray's state API.
 
     Args:
-        usage: by resource, how much is used and how much there is; None: the node reports none.
+        usage: the used and total amount by resource; None if the node reports nothing.
     """
     total = {name: float(value) for name, value in node["resources_total"].items() if not name.startswith("node:")}
     used = {_CAMEL.get(name, name): float(pair[0]) for name, pair in (usage or {}).items()}
@@ -100,10 +100,10 @@ def node_view(node: Mapping[str, Any], usage: Mapping[str, Any] | None) -> NodeV
     )
 
 
-def holders(looked: Iterable[tuple[RunRecord, Observed]]) -> list[Holder]:
-    """What each live run has reserved: its processes, at what its job says one takes."""
+def holders(runs: Iterable[tuple[RunRecord, Observed]]) -> list[Holder]:
+    """Return what each live run has reserved: its process counts times the resources per process in its job."""
     found = []
-    for record, observed in looked:
+    for record, observed in runs:
         if observed.state in ENDED or observed.state == "queued":
             continue
         counts: dict[Role, int] = {
@@ -113,13 +113,13 @@ def holders(looked: Iterable[tuple[RunRecord, Observed]]) -> list[Holder]:
         }
         for role, count in counts.items():
             if count:
-                cpus, gpus = _each(record.job, role)
+                cpus, gpus = _per_process(record.job, role)
                 found.append(Holder(run=record.id, role=role, count=count, cpus=count * cpus, gpus=count * gpus))
     return found
 
 
-def _each(job: dict[str, Any], role: Role) -> tuple[float, float]:
-    """CPUs and GPUs of one process."""
+def _per_process(job: dict[str, Any], role: Role) -> tuple[float, float]:
+    """Return the CPUs and GPUs of one process."""
     if role == "learner_rank":
         part = job.get("learner", {})
         return float(part.get("cpus_per_rank", 0)), float(part.get("gpus_per_rank", 0))

@@ -1,4 +1,4 @@
-"""What the routes work with: one object for the life of an application."""
+"""The state that all routes share: one object per application."""
 
 import asyncio
 from collections import OrderedDict
@@ -19,10 +19,10 @@ from services.api.samples import SampleIndex
 from services.api.schemas import RunId
 from services.api.series import SeriesCache
 from services.api.settings import ApiSettings
-from services.job_file import Job
-from services.launcher import Launcher
-from services.state import Desired, Observed, RunRecord
-from services.store import Store
+from services.jobs.job_file import Job
+from services.store.redis import Store
+from services.store.state import Desired, Observed, RunRecord
+from services.supervisor.ray_jobs import Launcher
 from volley.job import JOB
 
 JOBS_KEPT = 200
@@ -30,7 +30,7 @@ JOBS_KEPT = 200
 
 @dataclass(slots=True)
 class Context:
-    """Everything of one server that outlives a request."""
+    """The objects of one server that outlive a request."""
 
     settings: ApiSettings
     store: Store
@@ -46,36 +46,36 @@ class Context:
     creating: dict[str, asyncio.Lock] = field(default_factory=dict)
     jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
 
-    async def look(self, run_id: str) -> tuple[RunRecord, Desired, Observed]:
-        """Raises `Problem` 404 where there is no such run."""
-        found = await self.store.look([run_id])
+    async def find_run(self, run_id: str) -> tuple[RunRecord, Desired, Observed]:
+        """Return the run's record and states. Raises `Problem` 404 if there is no such run."""
+        found = await self.store.read_runs([run_id])
         if not found:
             self.forget(run_id)
             raise no_run(run_id)
         return found[0]
 
     async def exists(self, run_id: str) -> None:
-        """Raises `Problem` 404 where there is no such run; of one that was there a moment ago Redis is not asked."""
+        """Raise `Problem` 404 if there is no such run. Recently seen runs are answered without asking Redis."""
         if not await self.index.has(run_id):
             self.forget(run_id)
             raise no_run(run_id)
 
     def job(self, record: RunRecord) -> Job:
-        """The run's job, parsed once. Raises `Problem` 409 for a record of another release."""
+        """Return the run's job, parsed once. Raises `Problem` 409 if another release wrote it and it does not parse."""
         job = self.jobs.get(record.id)
         if job is None:
             try:
                 job = self.jobs[record.id] = JOB.validate_python(record.job)
             except ValueError as error:
                 raise Problem(
-                    409, "job-of-another-release", f"this release can not read the run's job: {error}"
+                    409, "job-of-another-release", f"this release cannot read the run's job: {error}"
                 ) from error
             if len(self.jobs) > JOBS_KEPT:
                 self.jobs.popitem(last=False)
         return job
 
     def forget(self, run_id: str) -> None:
-        """The run is gone."""
+        """Drop everything cached about a run that no longer exists."""
         self.jobs.pop(run_id, None)
         self.series.forget(run_id)
         self.samples.forget(run_id)

@@ -1,19 +1,24 @@
-"""DeepSpeed's options that a job over the API may set: numbers, and names of a few. Others take paths or code."""
+"""The DeepSpeed options that jobs sent to the API may set: numbers and a few names. Others take paths or code."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+
+# Allowed values by option: nested options, or the names that are allowed besides numbers, true, false and null.
+Allowed = Mapping[str, "Allowed"] | frozenset[str]
 
 _DTYPES = frozenset({"fp32", "fp16", "bf16", "bfp16"})
 _DEVICES = frozenset({"cpu", "none"})
-_NUMBERS: frozenset[str] = frozenset()  # no text: a number, true, false or null
+_NUMBERS: frozenset[str] = frozenset()
 
 
-def _numbers(*names: str) -> dict[str, Any]:
+def _numbers(*names: str) -> dict[str, Allowed]:
     return dict.fromkeys(names, _NUMBERS)
 
 
-_OFFLOAD = {"device": _DEVICES, **_numbers("buffer_count", "buffer_size", "max_in_cpu", "pin_memory")}
-_ZERO = {
+_OFFLOAD: dict[str, Allowed] = {
+    "device": _DEVICES,
+    **_numbers("buffer_count", "buffer_size", "max_in_cpu", "pin_memory"),
+}
+_ZERO: dict[str, Allowed] = {
     **_numbers("stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "sub_group_size"),
     **_numbers("allgather_partitions", "allgather_bucket_size", "allgather_sequential", "overlap_comm"),
     **_numbers("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold"),
@@ -28,9 +33,8 @@ _ZERO = {
     "offload_param": _OFFLOAD,
     "offload_optimizer": {**_OFFLOAD, **_numbers("pipeline_read", "pipeline_write", "fast_init", "ratio")},
 }
-# A set holds the names that a leaf may have beside numbers.
-DEEPSPEED_OPTIONS: Mapping[str, Any] = {
-    **_numbers("gradient_clipping", "prescale_gradients", "gradient_predivide_factor", "steps_per_print"),
+DEEPSPEED_OPTIONS: Mapping[str, Allowed] = {
+    **_numbers("prescale_gradients", "gradient_predivide_factor", "steps_per_print"),
     **_numbers("wall_clock_breakdown", "memory_breakdown", "disable_allgather", "dump_state"),
     "communication_data_type": _DTYPES,
     "data_types": {"grad_accum_dtype": _DTYPES},
@@ -43,24 +47,24 @@ DEEPSPEED_OPTIONS: Mapping[str, Any] = {
 }
 
 
-def not_taken(options: Any, pointer: str, known: Any = DEEPSPEED_OPTIONS) -> Iterator[tuple[str, str]]:
-    """What of ``options`` is not known to be harmless: where it is, and what to write."""
-    if not isinstance(known, Mapping):
-        yield from _bad_leaf(options, pointer, known)
+def rejected_options(options: object, pointer: str, allowed: Allowed = DEEPSPEED_OPTIONS) -> Iterator[tuple[str, str]]:
+    """Yield the JSON pointer of every option that is not known to be harmless, and what is wrong with it."""
+    if not isinstance(allowed, Mapping):
+        yield from _rejected_value(options, pointer, allowed)
     elif not isinstance(options, Mapping):
-        yield pointer, f"is to be a mapping with keys among {', '.join(sorted(known))}"
+        yield pointer, f"must be a mapping with keys among {', '.join(sorted(allowed))}"
     else:
         for name, value in options.items():
             where = f"{pointer}/{name}"
-            if name in known:
-                yield from not_taken(value, where, known[name])
+            if name in allowed:
+                yield from rejected_options(value, where, allowed[name])
             else:
-                yield where, "may name code or files; only a server whose setting allow_code holds * takes it"
+                yield where, "may name code or files; only a server whose setting allow_code contains * accepts it"
 
 
-def _bad_leaf(value: Any, pointer: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _rejected_value(value: object, pointer: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
     if isinstance(value, str) and value in names:
         return
     if value is not None and not isinstance(value, bool | int | float):
         also = f" or {', '.join(sorted(names))}" if names else ""
-        yield pointer, f"is to be a number, true, false{also}; only a server whose allow_code holds * takes more"
+        yield pointer, f"must be a number, true, false{also}; only a server whose allow_code contains * accepts more"

@@ -1,9 +1,9 @@
-"""What every request passes before a route sees it, in one layer:
+"""The checks that every request passes before it reaches a route, in this order:
 
     host name -> cross-site? -> token -> rate -> body: size, time, JSON -> route -> security headers
 
-A browser on this machine can be made to send requests by any page it shows. The host name is checked against DNS
-rebinding, and what changes something is refused when another site's page sends it.
+Any web page can make a browser on this machine send requests. The host name is checked to prevent DNS rebinding, and
+requests that change something are rejected if another site's page sent them.
 """
 
 import math
@@ -12,15 +12,13 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from reward_servers.http_gate import LOOPBACK_HOSTS, PROBES, SAFE, from_another_site, host_name
 from services.api.auth import Tokens, bearer, digest
 from services.api.limits import RateLimiter, bounded, check_json, read_body, replayed
 from services.api.problems import Problem, away
 from services.api.settings import ApiSettings
 from volley.errors import HostError
 
-LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-PROBES = frozenset({"/healthz", "/readyz"})  # orchestrators ask by address, and the answers tell nothing
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -39,7 +37,7 @@ Observe = Callable[[str, str, int, float], None]  # method, route, status, secon
 
 
 class Gate:
-    """ASGI middleware; ``tokens`` is asked only while the application is up."""
+    """ASGI middleware; it uses ``tokens`` only while the application is up."""
 
     def __init__(self, app: ASGIApp, settings: ApiSettings, tokens: Tokens, observe: Observe) -> None:
         self.app, self.settings, self.tokens, self.observe = app, settings, tokens, observe
@@ -57,7 +55,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # Files of the dashboard change with a release: browsers ask for them again, and are answered with 304.
+                # The dashboard's files change with a release, so browsers must revalidate them; most answers are 304.
                 caching = b"no-store" if scope["path"].startswith("/v1/") else b"no-cache"
                 message["headers"] = [*message.get("headers", ()), *_RAW, (b"cache-control", caching)]
             await send(message)
@@ -77,8 +75,8 @@ class Gate:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if scope["path"] not in PROBES:
             self._check_host(headers)
-        if scope["method"] not in SAFE:
-            _check_site(headers)
+        if scope["method"] not in SAFE and from_another_site(headers):
+            raise Problem(403, "cross-site", "a page of another site sent this request")
         await self._check_client(scope, headers)
         if scope["method"] in SAFE:
             return bounded(receive, self.settings.max_body)
@@ -89,8 +87,8 @@ class Gate:
         return replayed(body, receive)
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        if not self._any_host and _name(headers.get(b"host", b"")) not in self._hosts:
-            raise Problem(421, "wrong-host", "the server is not known by this name: add it to its setting `hosts`")
+        if not self._any_host and host_name(headers.get(b"host", b"")) not in self._hosts:
+            raise Problem(421, "wrong-host", "the server does not have this host name: add it to its setting `hosts`")
 
     async def _check_client(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         token = bearer(headers.get(b"authorization"))
@@ -102,26 +100,10 @@ class Gate:
             )
         scope.setdefault("state", {})["principal"] = principal
         if principal is None and needs_token(scope["path"]):
-            detail = "send Authorization: Bearer TOKEN" if token is None else "nobody has this token"
+            detail = "send Authorization: Bearer TOKEN" if token is None else "there is no such token"
             raise Problem(401, "no-valid-token", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 def needs_token(path: str) -> bool:
-    """Health, readiness, the contract and the dashboard's files are for everybody."""
+    """Return whether ``path`` needs a token; health, readiness, the OpenAPI document and the dashboard do not."""
     return path.startswith("/v1/") or path == "/metrics"
-
-
-def _check_site(headers: dict[bytes, bytes]) -> None:
-    origin = headers.get(b"origin")
-    own = headers.get(b"host", b"").lower()
-    foreign = origin is not None and origin.lower().partition(b"://")[2] != own
-    if foreign or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-        raise Problem(403, "cross-site", "another site's page sent this")
-
-
-def _name(host: bytes) -> str:
-    """The host name in a ``Host`` header, without port and brackets."""
-    text = host.decode("latin-1").lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0]

@@ -1,6 +1,6 @@
-"""All runs at a glance: which there are, those that match a filter, and a summary of each.
+"""The list of all runs: filtering, paging and a summary per run.
 
-A run's record never changes, so it is read once; states are read when they are asked for.
+A run's record never changes, so it is read once; states are read on every request.
 """
 
 import asyncio
@@ -14,20 +14,19 @@ from typing import Any
 
 from services.api.problems import Problem
 from services.api.schemas import RunPage, RunSummary, SeenState
-from services.state import Desired, Observed, RunRecord
-from services.store import Store
+from services.store.redis import Store
+from services.store.state import Desired, Observed, RunRecord
 
 AT_ONCE = 100  # runs read in one round trip
+CURSOR_HINT = "send `next` of the previous page unchanged"
 FRESH_SECONDS = 0.2
-SPARK = 40
-SPARKS_KEPT = 2000
-
-Look = tuple[RunRecord, Desired, Observed]
+SPARK = 40  # values of a sparkline
+SPARKS_KEPT = 2000  # runs whose sparkline is cached
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """What a list needs of a record."""
+class RunCard:
+    """The part of a run's record that the list needs."""
 
     id: str
     name: str
@@ -39,7 +38,7 @@ class Card:
     max_lag: int | None = None
 
     @classmethod
-    def of(cls, record: RunRecord) -> "Card":
+    def of(cls, record: RunRecord) -> "RunCard":
         job = record.job
         return cls(
             record.id,
@@ -54,20 +53,20 @@ class Card:
 
     @property
     def place(self) -> tuple[float, str]:
-        """In the order of a list; newer runs have higher ones."""
+        """The run's sort key; newer runs have greater ones."""
         return self.created, self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Runs that are wanted; None takes all."""
+    """Which runs to list; None matches all."""
 
     state: SeenState | None = None
     kind: str | None = None
     name: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
 
-    def takes(self, card: Card) -> bool:
+    def matches(self, card: RunCard) -> bool:
         return (
             (self.kind is None or card.kind == self.kind)
             and (self.name is None or self.name.lower() in card.name.lower())
@@ -76,52 +75,54 @@ class Filter:
 
 
 class RunIndex:
-    """The runs in one Redis."""
+    """All runs in one Redis."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._cards: dict[str, Card] = {}
-        self._order: list[Card] = []  # newest first
+        self._cards: dict[str, RunCard] = {}
+        self._order: list[RunCard] = []  # newest first
         self._at = float("-inf")
         self._busy = asyncio.Lock()
         self._sparks: OrderedDict[str, tuple[tuple[int, int], list[float]]] = OrderedDict()
 
-    async def page(self, wanted: Filter, *, limit: int, cursor: str | None = None) -> RunPage:
-        """Newest first. Raises `Problem` 422 for a cursor that is none."""
+    async def page(self, criteria: Filter, *, limit: int, cursor: str | None = None) -> RunPage:
+        """Return one page of runs, newest first. Raises `Problem` 422 for an invalid cursor."""
         before = None if cursor is None else place_of(cursor)
-        cards = [card for card in await self.cards() if wanted.takes(card) and (before is None or card.place < before)]
-        at_once = AT_ONCE if wanted.state else min(AT_ONCE, limit + 1)
-        found: list[tuple[Card, Desired, Observed]] = []
+        cards = [
+            card for card in await self.cards() if criteria.matches(card) and (before is None or card.place < before)
+        ]
+        at_once = AT_ONCE if criteria.state else min(AT_ONCE, limit + 1)
+        found: list[tuple[RunCard, Desired, Observed]] = []
         for start in range(0, len(cards), at_once):
-            looked = await self.look(cards[start : start + at_once])
-            found += [each for each in looked if wanted.state in (None, seen_state(each[2]))]
+            runs = await self.read_states(cards[start : start + at_once])
+            found += [run for run in runs if criteria.state in (None, seen_state(run[2]))]
             if len(found) > limit:
                 break
         items = await asyncio.gather(*(self.summary(*each) for each in found[:limit]))
         more = cursor_of(found[limit - 1][0].place) if len(found) > limit else None
         return RunPage.model_construct(items=list(items), next=more)
 
-    async def cards(self) -> list[Card]:
-        """Of all runs, newest first."""
+    async def cards(self) -> list[RunCard]:
+        """Return the cards of all runs, newest first."""
         async with self._busy:
             if time.monotonic() - self._at >= FRESH_SECONDS:
                 await self._refresh()
         return self._order
 
     async def has(self, run_id: str) -> bool:
-        """Is there such a run? Of one that was there a moment ago Redis is not asked."""
+        """Return whether there is such a run. Recently seen runs are answered without asking Redis."""
         await self.cards()
         if run_id not in self._cards:
-            self.changed()  # it may be younger than the list
+            self.changed()  # it may be newer than the list
             await self.cards()
         return run_id in self._cards
 
-    async def look(self, cards: Iterable[Card]) -> list[tuple[Card, Desired, Observed]]:
+    async def read_states(self, cards: Iterable[RunCard]) -> list[tuple[RunCard, Desired, Observed]]:
         by_id = {card.id: card for card in cards}
-        looked = await self._store.look(list(by_id))
-        return [(by_id[record.id], desired, observed) for record, desired, observed in looked]
+        runs = await self._store.read_runs(list(by_id))
+        return [(by_id[record.id], desired, observed) for record, desired, observed in runs]
 
-    async def summary(self, card: Card, desired: Desired, observed: Observed) -> RunSummary:
+    async def summary(self, card: RunCard, desired: Desired, observed: Observed) -> RunSummary:
         return RunSummary.model_construct(
             id=card.id,
             name=card.name,
@@ -140,7 +141,7 @@ class RunIndex:
         )
 
     def changed(self) -> None:
-        """A run was made or deleted here: read the list again at once."""
+        """Read the list again on the next request, because this server created or deleted a run."""
         self._at = float("-inf")
 
     def forget(self, run_id: str) -> None:
@@ -151,15 +152,15 @@ class RunIndex:
         ids = await self._store.run_ids()
         missing = [name for name in ids if name not in self._cards]
         for start in range(0, len(missing), AT_ONCE):
-            for record, _, _ in await self._store.look(missing[start : start + AT_ONCE]):
-                self._cards[record.id] = Card.of(record)
+            for record, _, _ in await self._store.read_runs(missing[start : start + AT_ONCE]):
+                self._cards[record.id] = RunCard.of(record)
         if missing or len(ids) != len(self._cards):
             self._cards = {name: self._cards[name] for name in ids if name in self._cards}
         self._order = sorted(self._cards.values(), key=lambda card: card.place, reverse=True)
         self._at = time.monotonic()
 
     async def _spark(self, run_id: str, observed: Observed) -> list[float]:
-        """The newest rewards; read again only when the run has come on."""
+        """Return the newest mean rewards; they are read again only when the run has made progress."""
         at = (observed.life, observed.step)
         known = self._sparks.get(run_id)
         if known is not None and known[0] == at:
@@ -179,28 +180,28 @@ class RunIndex:
 
 
 def seen_state(observed: Observed) -> SeenState:
-    """The state as the API tells it."""
+    """Return the state as the API reports it."""
     return "lost" if observed.lost() else observed.state
 
 
 def objective_text(objective: Mapping[str, Any]) -> str:
-    """``max_at_k k=8``."""
+    """Format an objective as in ``max_at_k k=8``."""
     kind = str(objective.get("kind", ""))
     return f"{kind} k={objective['k']}" if kind and "k" in objective else kind
 
 
 def cursor_of(place: tuple[float, str]) -> str:
-    """An opaque text for a place in a list."""
+    """Encode a place in a list as opaque text."""
     return base64.urlsafe_b64encode(f"{place[0]!r} {place[1]}".encode()).decode().rstrip("=")
 
 
 def place_of(cursor: str) -> tuple[float, str]:
-    """The inverse of `cursor_of`; raises `Problem` 422."""
+    """Decode what `cursor_of` returned. Raises `Problem` 422 for anything else."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode("ascii")
         number, found, name = text.partition(" ")
         if not found:
-            raise ValueError("no blank")
+            raise ValueError("no space")
         return float(number), name
     except (binascii.Error, ValueError) as error:
-        raise Problem(422, "invalid-request", "query/cursor: give `next` of the page before, as it was") from error
+        raise Problem(422, "invalid-request", f"query/cursor: {CURSOR_HINT}") from error

@@ -1,24 +1,25 @@
-"""Is a job one that this server takes? What it may name, then everything that ``volley check`` looks at."""
+"""Whether this server accepts a job: first what the job may name, then everything that ``volley check`` checks."""
 
 import asyncio
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import ValidationError
 
-from services.api.deepspeed_options import not_taken
+from reward_servers.http_gate import LOOPBACK_HOSTS
+from services.api.deepspeed_options import rejected_options
 from services.api.problems import FieldProblem, Problem, invalid_job
 from services.api.settings import EVERYTHING, ApiSettings
-from services.job_file import Job
+from services.jobs.job_file import Job
 from volley.errors import HostError, JobError
 from volley.job import JOB
 
-# vLLM's options that take numbers and names of its own. Others take classes by import path, or run a model's code.
+# vLLM's options that take numbers or vLLM's own names. Other options import classes by path, or run a model's code.
 ENGINE_OPTIONS = frozenset(
     {
         *("async_scheduling", "block_size", "cpu_offload_gb", "data_parallel_size", "disable_custom_all_reduce"),
@@ -29,19 +30,20 @@ ENGINE_OPTIONS = frozenset(
         *("prefix_caching_hash_algo", "scheduling_policy", "seed", "swap_space", "tensor_parallel_size"),
     }
 )
+_WITHOUT_HOST = frozenset({"file", "sqlite", "databricks", ""})
 _SECRET = re.compile(r"key|token|secret|passw|pwd|sig|auth|credential", re.IGNORECASE)
 CHECKS_AT_ONCE = 2
 
 
 class Checker(Protocol):
-    """Reads what a job names."""
+    """Checks the files and code that a job names."""
 
     async def __call__(self, job: Job) -> None:
-        """Raises `JobError` for a job that can not run, `HostError` where that could not be found out."""
+        """Raise `JobError` if the job cannot run, `HostError` if the check itself failed."""
 
 
 def parse(tree: Mapping[str, Any], settings: ApiSettings) -> Job:
-    """The job, resolved. Raises `Problem` 422 for one that is none, or that this server does not take."""
+    """Return the resolved job. Raises `Problem` 422 if ``tree`` is no valid job or this server does not accept it."""
     try:
         job = JOB.validate_python(tree)
     except ValidationError as error:
@@ -51,77 +53,130 @@ def parse(tree: Mapping[str, Any], settings: ApiSettings) -> Job:
     return job
 
 
-def refusals(tree: Any, settings: ApiSettings, pointer: str = "/job") -> Iterator[FieldProblem]:
-    """What of a valid job this server does not take: foreign code, relative paths, secrets in the open."""
+def refusals(tree: object, settings: ApiSettings, pointer: str = "/job") -> Iterator[FieldProblem]:
+    """Yield what this server rejects in a valid job: code it does not allow, relative paths, secrets in plain text."""
     if isinstance(tree, list | tuple):
-        for i, each in enumerate(tree):
-            yield from refusals(each, settings, f"{pointer}/{i}")
-    if not isinstance(tree, Mapping):
-        return
-    if tree.get("kind") == "python" and "target" in tree:
-        yield from _code(str(tree["target"]), settings, f"{pointer}/target")
-    if tree.get("kind") == "http" and "url" in tree:
-        yield from _address(tree, settings, pointer)
-    for key, value in tree.items():
-        where = f"{pointer}/{key}"
-        if key == "path" and isinstance(value, str) and not value.startswith("/"):
-            yield FieldProblem(pointer=where, detail=f"{value!r} is relative: write the whole path")
-        if key == "runtime_env" and value and EVERYTHING not in settings.allow_code:
+        for index, item in enumerate(tree):
+            yield from refusals(item, settings, f"{pointer}/{index}")
+    elif isinstance(tree, Mapping):
+        if (scorer_rule := SCORER_RULES.get(str(tree.get("kind")))) is not None:
+            yield from scorer_rule(tree, settings, pointer)
+        for key, value in tree.items():
+            if (rule := KEY_RULES.get(key)) is not None:
+                yield from rule(value, settings, f"{pointer}/{key}")
+            if key not in FOREIGN_OPTIONS:
+                yield from refusals(value, settings, f"{pointer}/{key}")
+
+
+def _path(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    if isinstance(value, str) and not value.startswith("/"):
+        yield FieldProblem(pointer=pointer, detail=f"{value!r} is relative: write an absolute path")
+
+
+def _runtime_env(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    if value and not settings.allows_all_code:
+        yield FieldProblem(
+            pointer=pointer, detail="brings code; only a server whose setting allow_code contains * accepts it"
+        )
+
+
+def _engine(options: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    if isinstance(options, Mapping) and not settings.allows_all_code:
+        for name in sorted(options.keys() - ENGINE_OPTIONS):
             yield FieldProblem(
-                pointer=where, detail="brings code; only a server whose setting allow_code holds * takes it"
+                pointer=f"{pointer}/{name}",
+                detail="may name code; only a server whose setting allow_code contains * accepts it",
             )
-        if key == "engine" and isinstance(value, Mapping):
-            yield from _engine(value, settings, where)
-        elif key == "deepspeed" and EVERYTHING not in settings.allow_code:
-            yield from (FieldProblem(pointer=at, detail=detail) for at, detail in not_taken(value, where))
-        elif key != "deepspeed":
-            yield from refusals(value, settings, where)
 
 
-def _code(target: str, settings: ApiSettings, where: str) -> Iterator[FieldProblem]:
-    module = target.partition(":")[0]
-    if EVERYTHING in settings.allow_code:
+def _deepspeed(options: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    if not settings.allows_all_code:
+        yield from (FieldProblem(pointer=at, detail=detail) for at, detail in rejected_options(options, pointer))
+
+
+def _python_scorer(scorer: Mapping[str, Any], settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    if "target" not in scorer or settings.allows_all_code:
         return
+    module = str(scorer["target"]).partition(":")[0]
     if not any(module == each or module.startswith(f"{each}.") for each in settings.allow_code):
         allowed = ", ".join(settings.allow_code) or "nothing"
         yield FieldProblem(
-            pointer=where,
+            pointer=f"{pointer}/target",
             detail=f"the server's setting allow_code allows code from {allowed}, not from {module}: "
             f"start the service with: volley up --import-from DIR --allow-code {module}",
         )
 
 
-def _engine(options: Mapping[str, Any], settings: ApiSettings, where: str) -> Iterator[FieldProblem]:
-    for name in sorted(options.keys() - ENGINE_OPTIONS) if EVERYTHING not in settings.allow_code else ():
-        yield FieldProblem(
-            pointer=f"{where}/{name}",
-            detail="may name code; only a server whose setting allow_code holds * takes it",
-        )
-
-
-def _address(scorer: Mapping[str, Any], settings: ApiSettings, where: str) -> Iterator[FieldProblem]:
+def _http_scorer(scorer: Mapping[str, Any], settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    if "url" not in scorer:
+        return
     try:
         parts = urlsplit(str(scorer["url"]))
     except ValueError as error:
-        yield FieldProblem(pointer=f"{where}/url", detail=str(error))
+        yield FieldProblem(pointer=f"{pointer}/url", detail=str(error))
         return
-    if "@" in parts.netloc or any(_SECRET.search(key) for key, _ in parse_qsl(parts.query, keep_blank_values=True)):
+    if _holds_secret(parts):
         yield FieldProblem(
-            pointer=f"{where}/url",
-            detail="holds a secret, and records are read by many: put it into an environment variable of the reward "
-            "workers and name that in token_env",
+            pointer=f"{pointer}/url",
+            detail="contains a secret, and many users can read a run's job: put it into an environment variable of "
+            "the reward workers and name that in token_env",
         )
     name = scorer.get("token_env")
-    if name is not None and not any(str(name).startswith(each) for each in settings.scorer_env):
+    if name is not None and not any(str(name).startswith(prefix) for prefix in settings.scorer_env):
         allowed = ", ".join(settings.scorer_env) or "nothing"
         yield FieldProblem(
-            pointer=f"{where}/token_env",
+            pointer=f"{pointer}/token_env",
             detail=f"the server's setting scorer_env allows variables that begin with {allowed}",
         )
 
 
+def _tracking_uri(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    """The driver sends its MLflow credentials wherever this URI points."""
+    if not isinstance(value, str):
+        return
+    try:
+        parts = urlsplit(value)
+        host = parts.hostname
+    except ValueError as error:
+        yield FieldProblem(pointer=pointer, detail=str(error))
+        return
+    if _holds_secret(parts):
+        yield FieldProblem(
+            pointer=pointer,
+            detail="contains a secret, and many users can read a run's job: put it into the driver's environment, as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        )
+    if host is None and parts.scheme not in _WITHOUT_HOST:
+        yield FieldProblem(pointer=pointer, detail="names no host: write http://host:port or https://host")
+    if host is not None and not {host, EVERYTHING} & {*LOOPBACK_HOSTS, *settings.tracking_hosts}:
+        yield FieldProblem(
+            pointer=pointer,
+            detail=f"the server's setting tracking_hosts does not name {host}, which would get the driver's MLflow "
+            f"credentials: start the service with: volley up --tracking-host {host}",
+        )
+
+
+def _holds_secret(parts: SplitResult) -> bool:
+    named = (key for key, _ in parse_qsl(parts.query, keep_blank_values=True))
+    return "@" in parts.netloc or any(_SECRET.search(key) for key in named)
+
+
+SCORER_RULES: Mapping[str, Callable[[Mapping[str, Any], ApiSettings, str], Iterator[FieldProblem]]] = {
+    "python": _python_scorer,
+    "http": _http_scorer,
+}
+KEY_RULES: Mapping[str, Callable[[object, ApiSettings, str], Iterator[FieldProblem]]] = {
+    "path": _path,
+    "runtime_env": _runtime_env,
+    "engine": _engine,
+    "deepspeed": _deepspeed,
+    "tracking_uri": _tracking_uri,
+}
+FOREIGN_OPTIONS = frozenset({"engine", "deepspeed"})  # options of other libraries, which no other rule applies to
+
+
 class ProcessChecker:
-    """Checks each job in a process of its own: it imports the user's code, and may need much memory or hang."""
+    """Checks each job in its own process, because a check imports user code and may hang or need much memory."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -133,8 +188,8 @@ class ProcessChecker:
                 problem = await _check(job.model_dump_json().encode())
         except TimeoutError:
             raise HostError(
-                f"the job was not checked within {self._seconds:g} s: try again, or raise the server's setting "
-                "check_seconds"
+                f"the check of the job did not finish within {self._seconds:g} s: try again, or raise the server's "
+                "setting check_seconds"
             ) from None
         if problem:
             raise JobError(problem)

@@ -1,35 +1,34 @@
-"""What one client may use: requests a second, and bodies of bounded size, time and shape."""
+"""Limits per client: the rate of requests, and the size, duration and shape of bodies."""
 
 import asyncio
 import re
 import time
 from collections import OrderedDict
-from typing import Any
 
 from starlette.types import Message, Receive
 
 from reward_servers.http_body import BadBody, parse_json
 from services.api.problems import Problem
 
-CLIENTS = 10_000  # whose buckets are remembered
+CLIENTS = 10_000  # number of clients whose buckets are remembered
 _SURROGATE_OR_NUL = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
-_PARSED_AT_ONCE = 64 << 10
+_PARSED_INLINE = 64 << 10  # larger bodies are parsed in a thread
 
 
 class RateLimiter:
-    """A token bucket for each client.
+    """One token bucket per client.
 
     Args:
-        rate: requests a second.
-        burst: requests that may come at once.
+        rate: requests per second.
+        burst: requests that may arrive at once.
     """
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate, self._burst = rate, float(burst)
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and when that was
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # requests left, and when
 
     def wait(self, client: str, now: float | None = None) -> float:
-        """Take one request from ``client``; returns 0, or the seconds after which the next one is taken."""
+        """Count one request of ``client``. Returns 0, or the seconds until the client may send its next one."""
         now = time.monotonic() if now is None else now
         left, then = self._buckets.pop(client, (self._burst, now))
         left = min(self._burst, left + (now - then) * self._rate)
@@ -41,7 +40,7 @@ class RateLimiter:
 
 
 async def read_body(receive: Receive, declared: bytes | None, most: int, seconds: float) -> bytes:
-    """The whole body, chunked or not. Raises `Problem`: 413 too large, 408 too slow, 400 cut off."""
+    """Read the whole body, chunked or not. Raises `Problem` 413 if it is too large, 408 too slow, 400 cut off."""
     if declared is not None and (not declared.isdigit() or int(declared) > most):
         raise _too_large(most)
     body = bytearray()
@@ -51,7 +50,7 @@ async def read_body(receive: Receive, declared: bytes | None, most: int, seconds
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Problem(400, "cut-off", "the client went away")
+                    raise Problem(400, "cut-off", "the client disconnected")
                 body += message.get("body", b"")
                 if len(body) > most:
                     raise _too_large(most)
@@ -63,20 +62,19 @@ async def read_body(receive: Receive, declared: bytes | None, most: int, seconds
 
 
 async def check_json(body: bytes, content_type: bytes) -> None:
-    """Raise `Problem` (400, 415) unless ``body`` is JSON, of bounded depth, each key once, every text storable."""
+    """Raise `Problem` 400 or 415 unless ``body`` is JSON of bounded depth without duplicate keys or broken Unicode."""
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise Problem(415, "not-json", "send JSON, and Content-Type: application/json")
     try:
-        # A large body takes a while, and others are waiting.
-        tree = parse_json(body) if len(body) < _PARSED_AT_ONCE else await asyncio.to_thread(parse_json, body)
+        tree = parse_json(body) if len(body) < _PARSED_INLINE else await asyncio.to_thread(parse_json, body)
     except BadBody as error:
         raise Problem(error.status, "bad-json", error.problem) from error
     if _SURROGATE_OR_NUL.search(body) and not _storable(tree):
-        raise Problem(400, "bad-json", "a text holds half a surrogate pair, or U+0000")
+        raise Problem(400, "bad-json", "a string contains half a surrogate pair or U+0000")
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body`` first."""
+    """Return a ``receive`` that first returns ``body``, which has already been read."""
     given = False
 
     async def again() -> Message:
@@ -90,7 +88,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def bounded(receive: Receive, most: int) -> Receive:
-    """A ``receive`` for requests that need no body: what comes all the same is counted."""
+    """Return a ``receive`` for requests without a body; it disconnects a client that sends more than ``most`` bytes."""
     seen = 0
 
     async def counted() -> Message:
@@ -102,7 +100,7 @@ def bounded(receive: Receive, most: int) -> Receive:
     return counted
 
 
-def _storable(tree: Any) -> bool:
+def _storable(tree: object) -> bool:
     if isinstance(tree, dict):
         return all(_storable(key) and _storable(value) for key, value in tree.items())
     if isinstance(tree, list):

@@ -1,11 +1,10 @@
-"""Live views: one reader a run, however many look on.
+"""Live views: one reader per run, however many clients watch it.
 
     Redis ── one blocking read ──> Feed ── the same bytes ──> Subscription of each client ──> its connection
-    Redis ── what was missed, once at the start, up to where the feed stood when the client joined ──────^
+    Redis ── missed entries, once at the start, up to the feed's position when the client joined ────────^
 
-An event's id says how far into each stream it goes, so a client that comes back with ``Last-Event-ID`` gets what
-follows, whichever server it comes back to: nothing twice, nothing left out. A client that can not keep up is ended
-and comes back the same way.
+An event's id is its position in each stream, so a client that reconnects with ``Last-Event-ID`` receives every later
+event exactly once, even from another server. A client that cannot keep up is disconnected and can reconnect this way.
 """
 
 import asyncio
@@ -23,17 +22,17 @@ from services.api.problems import Problem
 from services.api.samples import entry_order
 from services.api.sse import PING, one_line
 from services.api.sse import message as event
-from services.state import Desired, Observed
-from services.store import Entry, Store
+from services.store.redis import Entry, Store
+from services.store.state import Desired, Observed
 from volley.errors import HostError
 
 log = logging.getLogger(__name__)
 
 STREAMS = ("metrics", "events", "evaluations")
-POLL_SECONDS = 1.0  # between looks at desired and observed state
-GATHER_SECONDS = 0.2  # what comes in this time goes out in one message
-PAGE = 500  # entries of one message at most
-BACKLOG = 256  # messages a client may be behind
+POLL_SECONDS = 1.0  # between reads of desired and observed state
+GATHER_SECONDS = 0.2  # entries that arrive within this time are sent in one message
+PAGE = 500  # most entries per message
+BACKLOG = 256  # messages that a client may be behind
 AWAY_SECONDS = 1.0
 RUNS_SHOWN = 200
 BEGINNING = "0-0"
@@ -45,7 +44,7 @@ Positions = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a feed tells: ``data`` as it is sent, and for new entries the feed's positions after them."""
+    """A message of a feed: the bytes to send and, for new entries, the feed's positions after them."""
 
     data: bytes
     positions: Positions = field(default_factory=dict)
@@ -54,7 +53,7 @@ class Message:
 
 
 class Subscription:
-    """The messages for one client. It ends when it is closed, or when ``BACKLOG`` messages wait."""
+    """The queue of messages for one client. It ends when closed, or when ``BACKLOG`` messages wait."""
 
     def __init__(self) -> None:
         self._waiting: deque[Message] = deque()
@@ -70,16 +69,16 @@ class Subscription:
             self._something.set()
 
     def forget(self) -> None:
-        """Drop what waits."""
+        """Drop the waiting messages."""
         self._waiting.clear()
 
     def close(self) -> None:
-        """No more is taken; what waits is still given."""
+        """Accept no more messages; waiting ones are still delivered."""
         self.closed = True
         self._something.set()
 
     async def get(self) -> Message | None:
-        """The next message, a ping after ``PING_SECONDS`` without one, None at the end."""
+        """Return the next message, a ping after ``PING_SECONDS`` without one, or None at the end."""
         while not self._waiting:
             if self.closed:
                 return None
@@ -93,12 +92,12 @@ class Subscription:
 
 
 class Feed:
-    """Reads on for all its subscribers, until the last one has left or there is nothing more to come."""
+    """Reads for all its subscribers until the last one leaves or nothing more can come."""
 
     def __init__(self, read: Callable[["Feed"], Awaitable[None]], name: str) -> None:
         self.subscribers: set[Subscription] = set()
         self.positions: Positions = {}
-        self.state: str | None = None  # told last; None until the first look
+        self.state: str | None = None  # the last one sent; None until the first read
         self.first = asyncio.Event()
         self._task = asyncio.create_task(self._run(read), name=name)
 
@@ -106,15 +105,15 @@ class Feed:
     def ended(self) -> bool:
         return self._task.done()
 
-    def tell(self, message: Message) -> None:
-        for each in self.subscribers:
-            each.put(message)
+    def send(self, message: Message) -> None:
+        for subscription in self.subscribers:
+            subscription.put(message)
 
-    def tell_state(self, kind: str, text: str) -> None:
-        """Send a state to all, if it is another one than before."""
+    def send_state(self, kind: str, text: str) -> None:
+        """Send a state to all subscribers if it has changed."""
         if text != self.state:
             self.state = text
-            self.tell(Message(event(kind, text)))
+            self.send(Message(event(kind, text)))
         self.first.set()
 
     def end(self) -> None:
@@ -131,8 +130,8 @@ class Feed:
             while True:
                 try:
                     return await read(self)
-                except HostError as error:  # a declared point: viewers stay, and see on when Redis is back
-                    log.warning("live views wait: %s", error)
+                except HostError as error:  # a declared point: views stay open until Redis is back
+                    log.warning("live views wait for Redis: %s", error)
                     await asyncio.sleep(AWAY_SECONDS)
         finally:
             self._close_all()
@@ -142,41 +141,45 @@ class Live:
     """All feeds of one server.
 
     Args:
-        most: clients at once.
+        most: most clients at once.
     """
 
     def __init__(self, store: Store, index: RunIndex, most: int) -> None:
         self._store, self._index, self._most = store, index, most
         self._feeds: dict[str, Feed] = {}
         self.clients = 0
-        self._over = False
+        self._closed = False
 
     def run(self, run_id: str, last_event_id: str | None = None) -> AsyncGenerator[bytes, None]:
-        """Messages about one run, from ``last_event_id`` or from now on. Raises `Problem` 422 for a bad id, 503."""
-        wanted = None if last_event_id is None else positions_of(last_event_id)
-        self._check_room()
-        return self._run(run_id, wanted)
+        """Stream messages about one run, after ``last_event_id`` or from now on.
+
+        Raises:
+            Problem: 422 for an invalid id, 503 if too many views are open.
+        """
+        start = None if last_event_id is None else positions_of(last_event_id)
+        self._check_capacity()
+        return self._run(run_id, start)
 
     def runs(self) -> AsyncGenerator[bytes, None]:
-        """The newest runs, whenever one of them changes. Raises `Problem` 503."""
-        self._check_room()
+        """Stream the newest runs whenever one of them changes. Raises `Problem` 503 if too many views are open."""
+        self._check_capacity()
         return self._runs()
 
     def close(self) -> None:
-        """End all live views; no more are taken."""
-        self._over = True
+        """End all live views and accept no more."""
+        self._closed = True
         for feed in tuple(self._feeds.values()):
             feed.end()
 
-    async def _run(self, run_id: str, wanted: Positions | None) -> AsyncGenerator[bytes, None]:
+    async def _run(self, run_id: str, start: Positions | None) -> AsyncGenerator[bytes, None]:
         async with self._join(run_id, lambda feed: self._read_run(feed, run_id)) as (feed, own):
             async for ping in _until_first(feed):
                 yield ping
             if feed.state is None:
                 return
             own.forget()
-            until = dict(feed.positions)  # what comes from here on is in the subscription
-            seen = dict(until if wanted is None else wanted)
+            until = dict(feed.positions)  # later entries are in the subscription
+            seen = dict(until if start is None else start)
             yield event("observed", feed.state, position_text(seen))
             async for data in self._missed(run_id, seen, until):
                 yield data
@@ -195,8 +198,8 @@ class Live:
             while (message := await own.get()) is not None:
                 yield message.data
 
-    def _check_room(self) -> None:
-        if self._over or self.clients >= self._most:
+    def _check_capacity(self) -> None:
+        if self._closed or self.clients >= self._most:
             raise Problem(503, "too-many-live-views", "try again later", headers={"Retry-After": "5"})
 
     @contextlib.asynccontextmanager
@@ -225,19 +228,19 @@ class Live:
                 newest = await self._store.newest(run_id, stream, 1)
                 feed.positions[stream] = newest[-1][0] if newest else BEGINNING
         loop = asyncio.get_running_loop()
-        looked = -math.inf
+        polled = -math.inf
         while True:
-            if loop.time() - looked >= POLL_SECONDS:
-                looked = loop.time()
-                found = await self._store.look([run_id])
+            if loop.time() - polled >= POLL_SECONDS:
+                polled = loop.time()
+                found = await self._store.read_runs([run_id])
                 if not found:
-                    feed.tell(Message(event("deleted", "{}")))
+                    feed.send(Message(event("deleted", "{}")))
                     return
-                feed.tell_state("observed", state_text(*found[0][1:]))
+                feed.send_state("observed", state_text(*found[0][1:]))
             new = await self._store.follow(run_id, feed.positions, seconds=POLL_SECONDS, count=PAGE)
             for stream, entries in new.items():
                 feed.positions[stream] = entries[-1][0]
-                feed.tell(
+                feed.send(
                     Message(entries_event(stream, entries, feed.positions), feed.positions.copy(), stream, entries)
                 )
             await asyncio.sleep(GATHER_SECONDS)
@@ -245,11 +248,11 @@ class Live:
     async def _read_runs(self, feed: Feed) -> None:
         while True:
             page = await self._index.page(Filter(), limit=RUNS_SHOWN)
-            feed.tell_state("runs", page.model_dump_json(include={"items"}))
+            feed.send_state("runs", page.model_dump_json(include={"items"}))
             await asyncio.sleep(POLL_SECONDS)
 
     async def _missed(self, run_id: str, seen: Positions, until: Positions) -> AsyncIterator[bytes]:
-        """What follows ``seen``, up to ``until`` and with it; ``seen`` goes along."""
+        """Yield the entries after ``seen`` up to and including ``until``, and advance ``seen``."""
         for stream in STREAMS:
             while entry_order(seen[stream]) < entry_order(until[stream]):
                 page = await self._store.entries(run_id, stream, after=seen[stream], count=PAGE)
@@ -261,7 +264,10 @@ class Live:
 
 
 def only_new(message: Message, seen: Positions) -> bytes | None:
-    """What of a feed's message its client has not ``seen``, which goes along: a client may come from further on."""
+    """Return the part of a feed's message that its client has not ``seen``, and advance ``seen``.
+
+    A client may be ahead of the feed if it comes from another server.
+    """
     if message.stream is None:
         return message.data
     last = entry_order(seen[message.stream])
@@ -275,7 +281,7 @@ def only_new(message: Message, seen: Positions) -> bytes | None:
 
 
 async def _until_first(feed: Feed) -> AsyncIterator[bytes]:
-    """Pings until the feed has looked, which takes long while Redis is away."""
+    """Yield pings until the feed's first read, which waits while Redis is away."""
     while not feed.first.is_set():
         try:
             async with asyncio.timeout(PING_SECONDS):
@@ -285,7 +291,7 @@ async def _until_first(feed: Feed) -> AsyncIterator[bytes]:
 
 
 def entries_event(stream: str, entries: list[Entry], positions: Positions) -> bytes:
-    """One message of new entries."""
+    """Format one message with new entries."""
     if stream == "metrics":
         body: dict[str, Any] = {"rows": [row for _, row in entries]}
     else:
@@ -299,12 +305,12 @@ def state_text(desired: Desired, observed: Observed) -> str:
 
 
 def position_text(positions: Mapping[str, str]) -> str:
-    """An event's id."""
+    """Encode positions as an event id."""
     return ".".join(positions[stream] for stream in STREAMS)
 
 
 def positions_of(event_id: str) -> Positions:
-    """The inverse of `position_text`; raises `Problem` 422."""
+    """Decode an event id. Raises `Problem` 422 for an invalid one."""
     if not re.fullmatch(r"\d{1,15}-\d{1,9}(\.\d{1,15}-\d{1,9}){2}", event_id, re.ASCII):
-        raise Problem(422, "invalid-request", "header/Last-Event-ID: give the id of an event of this run, as it was")
+        raise Problem(422, "invalid-request", "header/Last-Event-ID: send the id of an event of this run unchanged")
     return dict(zip(STREAMS, event_id.split("."), strict=True))

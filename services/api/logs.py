@@ -1,4 +1,4 @@
-"""What the processes of a run said: files in its run folder, and the driver's first words, which Ray keeps."""
+"""The logs of a run's processes: files in its run folder, and the driver's early output, which Ray keeps."""
 
 import codecs
 import os
@@ -18,7 +18,7 @@ _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes within a character
 
 
 def log_files(folder: Path) -> list[LogFile]:
-    """The files in ``folder/logs``; none where this server does not see the folder."""
+    """Return the log files in ``folder/logs``; none if this server cannot see the folder."""
     try:
         with os.scandir(folder / "logs") as entries:
             found = [
@@ -33,18 +33,18 @@ def log_files(folder: Path) -> list[LogFile]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a log, and the byte at which the next one begins."""
+    """A part of a log, and the byte offset at which the next part begins."""
 
     text: str
     next: int
 
 
 def read_log(folder: Path, process: str, most: int, offset: int | None = None) -> Piece | None:
-    """At most ``most`` bytes of a process's log; None where there is none.
+    """Read at most ``most`` bytes of a process's log; None if there is no such log.
 
     Args:
-        offset: the byte to begin at, the beginning where the log is shorter than that. None: the log's end, from the
-            beginning of a line, or within the last line where that alone is longer.
+        offset: the byte to begin at; 0 if the log is shorter. None reads the end of the log, beginning at the start of
+            a line, or within the last line if that alone is longer than ``most``.
     """
     logs = folder / "logs"
     try:
@@ -63,7 +63,7 @@ def read_log(folder: Path, process: str, most: int, offset: int | None = None) -
 
 def _end(file: BinaryIO, size: int, most: int) -> Piece:
     begin = max(0, size - most)
-    file.seek(max(0, begin - 1))  # one byte more says whether a line begins here
+    file.seek(max(0, begin - 1))  # one byte more shows whether a line begins here
     data = file.read(size - file.tell())
     if begin:
         whole = data.partition(b"\n")[2]
@@ -81,7 +81,7 @@ def _from(file: BinaryIO, size: int, most: int, offset: int) -> Piece:
 
 
 def _decoded(data: bytes) -> tuple[str, int]:
-    """The text, and how many bytes at the end are the beginning of a character."""
+    """Return the text, and how many bytes at the end belong to an incomplete character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     return text, len(decoder.getstate()[0])

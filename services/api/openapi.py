@@ -1,4 +1,4 @@
-"""The contract, ``/openapi.json``: what FastAPI derives from the routes, with the problems every route may answer."""
+"""The OpenAPI document: what FastAPI derives from the routes, plus the problems that every route may return."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,34 +7,35 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from services.api.gate import SAFE, needs_token
+from reward_servers.http_gate import SAFE
+from services.api.gate import needs_token
 from services.api.problems import MEDIA_TYPE, ProblemDocument
 
 WORDS = {
-    400: "the request is cut off, or is not JSON",
-    401: "there is no valid token",
-    403: "the token's scope is too small, or another site's page sent the request",
-    404: "there is no such thing",
-    408: "the body came too slowly",
-    409: "it can not be done as things stand",
+    400: "the request is cut off or not JSON",
+    401: "the request has no valid token",
+    403: "the token's scope is too small, or a page of another site sent the request",
+    404: "it does not exist",
+    408: "the body arrived too slowly",
+    409: "it is not possible in the present state",
     412: "somebody else changed it first",
     413: "the body is too large",
     415: "the body is not JSON",
-    421: "the server is not known by this name",
+    421: "the server does not have this host name",
     422: "a field is wrong; `errors` says which",
     429: "too many requests; see Retry-After",
-    503: "Redis or Ray is away; see Retry-After",
+    503: "Redis or Ray does not answer; see Retry-After",
 }
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Documentation of the problems that a route may answer, beside those that all may."""
+    """Document the problems that a route may return, besides those that every route may."""
     return {status: {"description": WORDS[status], **_PROBLEM} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
-    """Let ``app`` describe itself exactly."""
+    """Replace the OpenAPI document of ``app`` by one with its problem responses."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -45,7 +46,7 @@ def install(app: FastAPI) -> None:
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of the function that answers."""
+    """Use the name of the route's function as its operation id."""
     return route.name
 
 

@@ -1,4 +1,4 @@
-"""Errors as the client sees them: problem documents, RFC 9457."""
+"""Errors as clients see them: problem documents as in RFC 9457."""
 
 import http
 import logging
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from services.job_file import explain
+from services.jobs.job_file import explain
 from volley.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -24,27 +24,27 @@ class FieldProblem(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    pointer: str = Field(description="where: a JSON pointer into the body, or query/NAME, path/NAME, header/NAME")
+    pointer: str = Field(description="the field: a JSON pointer into the body, or query/NAME, path/NAME, header/NAME")
     detail: str
 
 
 class ProblemDocument(BaseModel):
-    """The body of every answer that is an error."""
+    """The body of every error response."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"title": "Problem"})
 
-    type: str = Field(description="names the kind of problem, the same for all its occurrences")
+    type: str = Field(description="identifies the kind of problem; the same for all its occurrences")
     title: str = Field(description="the kind of problem in words")
     status: int = Field(description="the HTTP status")
-    detail: str = Field("", description="this occurrence, and what to do about it")
+    detail: str = Field("", description="what went wrong this time, and what to do about it")
     errors: list[FieldProblem] = Field(default_factory=list)
 
 
 class Problem(Exception):
-    """Raised by a route: answer with this.
+    """Raised by a route to answer with a problem document.
 
     Args:
-        kind: what the problem is called, such as ``run-has-ended``.
+        kind: the last part of the problem's type, such as ``run-has-ended``.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ def no_run(run_id: str) -> Problem:
 
 
 def away(error: HostError) -> Problem:
-    """Redis or Ray does not answer."""
+    """Return the problem for Redis or Ray being unreachable."""
     return Problem(503, "unavailable", str(error), headers={"Retry-After": "5"})
 
 
 def field_problems(error: ValidationError | RequestValidationError, prefix: str = "") -> list[FieldProblem]:
-    """Each thing wrong, by its place."""
+    """Return one problem per field that failed validation."""
     found = error.errors(include_url=False) if isinstance(error, ValidationError) else error.errors()
     return [FieldProblem(pointer=_pointer(each["loc"], prefix), detail=_words(each)) for each in found]
 
@@ -91,7 +91,7 @@ def invalid_job(error: ValidationError, pointer: str = "/job") -> Problem:
 
 
 def install(app: FastAPI) -> None:
-    """Let ``app`` answer every error with a problem document."""
+    """Make ``app`` answer every error with a problem document."""
 
     @app.exception_handler(Problem)
     async def problem(_: Request, error: Problem) -> Response:
@@ -120,7 +120,7 @@ def install(app: FastAPI) -> None:
     async def bug(request: Request, error: Exception) -> Response:
         # The path holds no secret; the traceback is logged by the server.
         log.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
-        return Problem(500, "internal-error", "a fault of the server; its log says more").response()
+        return Problem(500, "internal-error", "the server failed; its log says why").response()
 
 
 def _pointer(loc: Sequence[Any], prefix: str) -> str:

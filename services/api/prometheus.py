@@ -1,23 +1,63 @@
 """Metrics of the service itself and of the runs, for Prometheus."""
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from services.api.index import Card, seen_state
-from services.state import ENDED, Observed
+from services.api.index import RunCard, seen_state
+from services.store.state import ENDED, Observed
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})
 
-Seen = tuple[Card, Observed, Mapping[str, Any]]  # the last one is the newest row of metrics, {} before the first
+
+class RunStatus(NamedTuple):
+    """A run as it was last seen; ``row`` is its newest row of metrics, {} before the first."""
+
+    card: RunCard
+    observed: Observed
+    row: Mapping[str, Any]
+
+
+class RunGauge(NamedTuple):
+    """A gauge with one value per live run; ``value`` returns None for runs that have none."""
+
+    name: str
+    meaning: str
+    value: Callable[[RunStatus], float | None]
+
+
+RUN_GAUGES = (
+    RunGauge("volley_run_step", "Steps done.", lambda run: run.observed.step),
+    RunGauge("volley_run_steps", "Steps of the job.", lambda run: run.observed.steps or run.card.steps),
+    RunGauge("volley_run_life", "Drivers the run has had.", lambda run: run.observed.life),
+    RunGauge("volley_run_actors", "Actors that serve.", lambda run: run.observed.actors),
+    RunGauge("volley_run_reward_workers", "Reward workers that serve.", lambda run: run.observed.reward_workers),
+    RunGauge(
+        "volley_run_updated_seconds",
+        "When the driver last reported, in seconds since 1970.",
+        lambda run: run.observed.updated,
+    ),
+    RunGauge(
+        "volley_run_checkpoint_seconds",
+        "When the newest checkpoint was written, in seconds since 1970.",
+        lambda run: run.observed.checkpointed,
+    ),
+    RunGauge("volley_run_reward_mean", "Mean reward of the newest step.", lambda run: run.row.get("reward_mean")),
+    RunGauge(
+        "volley_run_lag_mean",
+        "Mean lag of the newest step's tokens, in versions.",
+        lambda run: _mean_lag(run.row.get("lag_histogram")),
+    ),
+    RunGauge("volley_run_max_lag", "Largest lag that the job allows, in versions.", lambda run: run.card.max_lag),
+)
 
 
 class ServiceMetrics:
-    """Counts of one server."""
+    """Request counts and latencies of one server, and gauges of the runs."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -26,83 +66,65 @@ class ServiceMetrics:
         )
         self._seconds = Histogram(
             "volley_api_request_seconds",
-            "Time to answer, in seconds; of a live view, how long it was watched.",
+            "Time to answer a request, in seconds; for a live view, how long it stayed open.",
             ("route",),
             buckets=SECONDS,
             registry=self._registry,
         )
-        self._live = Gauge("volley_api_live_clients", "Live views at this moment.", registry=self._registry)
+        self._live = Gauge("volley_api_live_clients", "Live views open now.", registry=self._registry)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One request was answered."""
+        """Count one answered request."""
         self._requests.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def text(self, live_clients: int, runs: Iterable[Seen]) -> bytes:
-        """The exposition."""
+    def text(self, live_clients: int, runs: Iterable[RunStatus]) -> bytes:
+        """Return all metrics in Prometheus's text format."""
         self._live.set(live_clients)
         registry = CollectorRegistry()
-        registry.register(_Runs(list(runs)))
+        registry.register(_RunCollector(list(runs)))
         return generate_latest(self._registry) + generate_latest(registry)
 
 
-class _Runs:
-    """Gauges of runs as they were seen; of the ones that ended, their number only."""
+class _RunCollector:
+    """Gauges of the live runs; runs that have ended only count in ``volley_runs``."""
 
-    def __init__(self, runs: list[Seen]) -> None:
+    def __init__(self, runs: list[RunStatus]) -> None:
         self._runs = runs
+        self._live = [run for run in runs if run.observed.state not in ENDED]
 
     def collect(self) -> Iterator[Metric]:
-        states = GaugeMetricFamily("volley_runs", "Runs by state.", labels=["state"])
-        for state, count in sorted(Tally(seen_state(observed) for _, observed, _ in self._runs).items()):
-            states.add_metric([state], count)
-        yield states
-        live = [each for each in self._runs if each[1].state not in ENDED]
-        values: dict[str, tuple[str, list[tuple[Card, float]]]] = {
-            "volley_run_step": ("Steps done.", [(card, seen.step) for card, seen, _ in live]),
-            "volley_run_steps": ("Steps of the job.", [(card, seen.steps or card.steps) for card, seen, _ in live]),
-            "volley_run_life": ("Drivers the run has had.", [(card, seen.life) for card, seen, _ in live]),
-            "volley_run_actors": ("Actors that serve.", [(card, seen.actors) for card, seen, _ in live]),
-            "volley_run_reward_workers": (
-                "Reward workers that serve.",
-                [(card, seen.reward_workers) for card, seen, _ in live],
-            ),
-            "volley_run_updated_seconds": (
-                "When the driver last reported, seconds since 1970.",
-                [(card, seen.updated) for card, seen, _ in live],
-            ),
-            "volley_run_checkpoint_seconds": (
-                "When the newest checkpoint was written, seconds since 1970.",
-                [(card, seen.checkpointed) for card, seen, _ in live if seen.checkpointed is not None],
-            ),
-            "volley_run_reward_mean": (
-                "Mean reward of the newest step.",
-                [(card, row["reward_mean"]) for card, _, row in live if "reward_mean" in row],
-            ),
-            "volley_run_lag_mean": (
-                "Mean lag of the newest step's tokens, in versions.",
-                [(card, _mean_lag(row["lag_histogram"])) for card, _, row in live if row.get("lag_histogram")],
-            ),
-            "volley_run_max_lag": (
-                "Versions a token may be old, as the job says.",
-                [(card, card.max_lag) for card, _, _ in live if card.max_lag is not None],
-            ),
-        }
-        for name, (meaning, samples) in values.items():
-            family = GaugeMetricFamily(name, meaning, labels=["run", "name"])
-            for card, value in samples:
-                family.add_metric([card.id, card.name], value)
-            yield family
-        newest = GaugeMetricFamily(
-            "volley_run_metric", "The newest step's metrics; docs/metrics.md.", labels=["run", "name", "metric"]
+        yield self._states()
+        for gauge in RUN_GAUGES:
+            yield self._family(gauge)
+        yield self._newest_metrics()
+
+    def _states(self) -> Metric:
+        family = GaugeMetricFamily("volley_runs", "Runs by state.", labels=["state"])
+        for state, count in sorted(Tally(seen_state(run.observed) for run in self._runs).items()):
+            family.add_metric([state], count)
+        return family
+
+    def _family(self, gauge: RunGauge) -> Metric:
+        family = GaugeMetricFamily(gauge.name, gauge.meaning, labels=["run", "name"])
+        for run in self._live:
+            value = gauge.value(run)
+            if value is not None:
+                family.add_metric([run.card.id, run.card.name], value)
+        return family
+
+    def _newest_metrics(self) -> Metric:
+        family = GaugeMetricFamily(
+            "volley_run_metric", "Metrics of the newest step; see docs/metrics.md.", labels=["run", "name", "metric"]
         )
-        for card, _, row in live:
-            for metric, value in row.items():
+        for run in self._live:
+            for metric, value in run.row.items():
                 if isinstance(value, int | float):
-                    newest.add_metric([card.id, card.name, metric], value)
-        yield newest
+                    family.add_metric([run.card.id, run.card.name, metric], value)
+        return family
 
 
-def _mean_lag(tokens: Mapping[str, int]) -> float:
-    """Over a histogram of tokens by lag."""
-    return sum(int(lag) * count for lag, count in tokens.items()) / max(1, sum(tokens.values()))
+def _mean_lag(tokens_by_lag: Mapping[str, int] | None) -> float | None:
+    if not tokens_by_lag:
+        return None
+    return sum(int(lag) * count for lag, count in tokens_by_lag.items()) / max(1, sum(tokens_by_lag.values()))

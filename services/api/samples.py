@@ -1,7 +1,7 @@
-"""Finding samples of a run without reading all of them: an index in memory, fed from the tail of the stream.
+"""An in-memory index of each run's samples, fed from the tail of the stream, so that searches do not read all samples.
 
-A resumed run writes excerpts of some steps again; the later ones hold. Samples are listed newest step first, and
-within a step as the run wrote them: group by group, best reward first.
+A resumed run writes the excerpts of some steps again; the later ones replace the earlier. Samples are listed newest
+step first, and within a step as the run wrote them: group by group, best reward first.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from services.store import Entry, Store
+from services.store.redis import Entry, Store
 
-PAGE = 100  # samples parsed before others get their turn; they are large
+PAGE = 100  # samples, which are large, parsed before other tasks get a turn
 FRESH_SECONDS = 0.2
-RUNS = 32  # whose index is kept
-AT_ONCE = 16  # ranges of one page read side by side
+RUNS = 32  # runs whose index is kept
+AT_ONCE = 16  # ranges of one page that are read concurrently
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """Of a sample, what is asked for. ``before`` is the id of the stream's entry before it."""
+class SampleCard:
+    """The part of a sample that searches need. ``before`` is the id of the preceding entry in the stream."""
 
     id: str
     before: str
@@ -33,32 +33,32 @@ class Card:
     reward: float | None
 
 
-Wanted = Callable[[Card], bool]
+Predicate = Callable[[SampleCard], bool]
 
 
 class SampleIndex:
-    """The samples of the runs last asked for."""
+    """The samples of the most recently requested runs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._runs: OrderedDict[str, _Followed] = OrderedDict()
 
     async def page(
-        self, run_id: str, wanted: Wanted, *, limit: int, after: tuple[int, str] | None = None
+        self, run_id: str, matches: Predicate, *, limit: int, after: tuple[int, str] | None = None
     ) -> tuple[list[Entry], tuple[int, str] | None]:
-        """Samples that are ``wanted``, and where the next page begins (None: there is none).
+        """Return one page of matching samples, and where the next page begins (None if there is none).
 
         Args:
-            after: step and id of the last sample of the page before.
+            after: step and id of the last sample of the previous page.
         """
         followed = self._runs.setdefault(run_id, _Followed())
         self._runs.move_to_end(run_id)
         if len(self._runs) > RUNS:
             self._runs.popitem(last=False)
         await followed.catch_up(self._store, run_id)
-        found: list[Card] = []
+        found: list[SampleCard] = []
         for card in followed.cards(after):
-            if wanted(card):
+            if matches(card):
                 found.append(card)
                 if len(found) > limit:
                     break
@@ -69,13 +69,13 @@ class SampleIndex:
     def forget(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
 
-    async def _read(self, run_id: str, cards: list[Card]) -> list[Entry]:
+    async def _read(self, run_id: str, cards: list[SampleCard]) -> list[Entry]:
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(run: list[Card]) -> list[Entry]:
+        async def one(run: list[SampleCard]) -> list[Entry]:
             async with gate:
                 found = await self._store.entries(run_id, "samples", after=run[0].before, count=len(run))
-            own = {card.id for card in run}  # where the stream was trimmed, others are found in their place
+            own = {card.id for card in run}  # if the stream was trimmed, the read returns other entries instead
             return [entry for entry in found if entry[0] in own]
 
         parts = await asyncio.gather(*map(one, _neighbours(cards)))
@@ -83,11 +83,11 @@ class SampleIndex:
 
 
 class _Followed:
-    """One run's cards by step, and how far into the stream they go."""
+    """One run's cards by step, and the position in the stream up to which they were read."""
 
     def __init__(self) -> None:
-        self._by_step: dict[int, list[Card]] = {}
-        self._steps: list[int] = []  # rising
+        self._by_step: dict[int, list[SampleCard]] = {}
+        self._steps: list[int] = []  # ascending
         self._last = "0-0"
         self._at = float("-inf")
         self._busy = asyncio.Lock()
@@ -102,8 +102,8 @@ class _Followed:
                     self._at = time.monotonic()
                 await asyncio.sleep(0)
 
-    def cards(self, after: tuple[int, str] | None) -> Iterable[Card]:
-        """In the order they are listed."""
+    def cards(self, after: tuple[int, str] | None) -> Iterable[SampleCard]:
+        """Yield the cards in listing order."""
         for step in reversed(self._steps):
             if after is not None and step > after[0]:
                 continue
@@ -121,12 +121,12 @@ class _Followed:
             self._by_step[step] = []
             self._steps.append(step)
         self._by_step[step].append(
-            Card(name, self._last, step, group, str(row["status"]), str(row["prompt_id"]), row["reward"])
+            SampleCard(name, self._last, step, group, str(row["status"]), str(row["prompt_id"]), row["reward"])
         )
         self._last = name
 
     def _written_again(self, step: int, group: int) -> bool:
-        """Steps rise and a group's samples are neighbours, unless a resumed run writes them again."""
+        """Whether a resumed run writes this sample again: the step goes back, or the group appears a second time."""
         if not self._steps or step > self._steps[-1]:
             return False
         if step < self._steps[-1]:
@@ -142,14 +142,14 @@ class _Followed:
 
 
 def entry_order(name: str) -> tuple[int, int]:
-    """Stream ids compare as two numbers."""
+    """Return the sort key of a stream id: its two numbers."""
     milliseconds, _, number = name.partition("-")
     return int(milliseconds), int(number)
 
 
-def _neighbours(cards: list[Card]) -> list[list[Card]]:
-    """``cards`` cut where one does not follow the one before it in the stream."""
-    parts: list[list[Card]] = []
+def _neighbours(cards: list[SampleCard]) -> list[list[SampleCard]]:
+    """Split ``cards`` into runs of entries that are adjacent in the stream."""
+    parts: list[list[SampleCard]] = []
     for card in cards:
         if parts and card.before == parts[-1][-1].id:
             parts[-1].append(card)

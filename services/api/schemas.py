@@ -1,10 +1,10 @@
-"""What the API takes and gives, beside the models of `services.state`."""
+"""Bodies of the API's requests and responses, besides the models of `services.store.state`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from services.state import Desired, Observed, RunRecord, RunState
+from services.store.state import Desired, Observed, RunRecord, RunState
 from volley.base import Spec
 
 SeenState = Literal[RunState, "lost"]
@@ -17,9 +17,9 @@ EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,9}$")]
 
 
 class NewRun(Spec):
-    """A run to be."""
+    """A run to create."""
 
-    job: dict[str, Any] = Field(description="as /v1/schema/job says; paths are absolute, on the cluster's machines")
+    job: dict[str, Any] = Field(description="see /v1/schema/job; paths are absolute paths on the cluster's machines")
     tags: dict[TagName, Tag] = Field(default_factory=dict, max_length=32)
 
 
@@ -28,7 +28,7 @@ class JobToCheck(Spec):
 
 
 class Changes(Spec):
-    """Fields of the desired state to replace; null is as the job says. What is left out stays."""
+    """Fields of the desired state to replace. Null reverts a field to the job's value; omitted fields stay."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
@@ -36,14 +36,16 @@ class Changes(Spec):
     reward_workers: int | None = Field(None, ge=1, le=10_000)
     paused: bool | None = None
     objective: dict[str, Any] | None = Field(
-        None, description='fields in place of the objective\'s, such as {"k": 4}; they add up; null drops them all'
+        None, description='fields that override the objective\'s, such as {"k": 4}; they accumulate; null drops all'
     )
     learning_rate: float | None = Field(None, gt=0)
     max_lag: int | None = Field(None, ge=0, le=10_000)
 
 
-class ExportWish(Spec):
-    checkpoint: int | None = Field(None, ge=0, le=1_000_000_000, description="steps of a checkpoint; null: the newest")
+class ExportRequest(Spec):
+    checkpoint: int | None = Field(
+        None, ge=0, le=1_000_000_000, description="step of a checkpoint; null exports the newest"
+    )
 
 
 class NewToken(Spec):
@@ -52,7 +54,7 @@ class NewToken(Spec):
 
 
 class View(BaseModel):
-    """An answer."""
+    """Base of the response models."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +63,7 @@ class RunView(View):
     record: RunRecord
     desired: Desired
     observed: Observed
-    state: SeenState = Field(description="observed.state, or lost while its driver has been silent for too long")
+    state: SeenState = Field(description="observed.state, or lost if the driver has been silent for too long")
 
 
 class RunSummary(View):
@@ -76,7 +78,7 @@ class RunSummary(View):
     problem: str
     actors: int
     reward_workers: int
-    objective: str = Field(description="its kind and k; empty for a kind of job that has none")
+    objective: str = Field(description="kind and k; empty if this kind of job has no objective")
     tags: dict[str, str]
     spark: list[float] = Field(description="the newest values of reward_mean, at most 40")
 
@@ -88,11 +90,9 @@ class RunPage(View):
 
 class Series(View):
     steps: list[int] = Field(description="the last step of each bucket")
-    series: dict[str, list[float | None]] = Field(
-        description="the mean over each bucket; null where nothing was measured"
-    )
-    total: int = Field(description="rows in the range, before they were put into buckets")
-    names: list[str] = Field(description="all there are; of a histogram, one for each of its bins")
+    series: dict[str, list[float | None]] = Field(description="the mean over each bucket; null if nothing was measured")
+    total: int = Field(description="rows in the range, before bucketing")
+    names: list[str] = Field(description="all metrics of the run; a histogram has one name per bin")
 
 
 class Event(View):
@@ -105,7 +105,7 @@ class Event(View):
 
 class EventPage(View):
     items: list[Event]
-    next: str | None = Field(description="what to give as `after` for the rest; null where there is none")
+    next: str | None = Field(description="the value of `after` for the next page; null on the last one")
 
 
 class LedgerView(View):
@@ -133,7 +133,7 @@ class Rows(View):
 
 class LogFile(View):
     process: str
-    bytes: int | None = Field(description="null where Ray keeps it")
+    bytes: int | None = Field(description="size; null if Ray keeps the log")
 
 
 class LogList(View):
@@ -142,9 +142,9 @@ class LogList(View):
 
 class ExportView(View):
     run: str
-    checkpoint: int | None = Field(description="steps done; null where it is the finished model")
-    path: str = Field(description="folder in Hugging Face format, or of the checkpoint that `volley export` converts")
-    ready: bool = Field(description="is it there, as far as this server can see")
+    checkpoint: int | None = Field(description="steps done; null for the finished model")
+    path: str = Field(description="the model folder in Hugging Face format, or a checkpoint for `volley export`")
+    ready: bool = Field(description="whether the folder exists, as far as this server can see")
 
 
 class NodeView(View):
@@ -159,7 +159,7 @@ class Holder(View):
     run: str
     role: Literal["actor", "reward_worker", "learner_rank"]
     count: int
-    cpus: float = Field(description="of all of them together")
+    cpus: float = Field(description="total of all these processes")
     gpus: float
 
 
@@ -183,7 +183,7 @@ class TokenList(View):
 
 
 class MadeToken(TokenView):
-    token: str = Field(description="shown this once; the server keeps its SHA-256 only")
+    token: str = Field(description="shown only here; the server stores its SHA-256")
 
 
 class Health(View):

@@ -1,7 +1,8 @@
-"""Metrics of runs as columns in memory, fed from the tail of their streams: a chart is answered without parsing JSON.
+"""Metrics of runs as columns in memory, fed from the tail of their streams, so that charts need no JSON parsing.
 
-A run's table holds float64 columns; NaN is what a row does not have. ``{"lag_histogram": {"0": 5}}`` becomes the column
-``lag_histogram.0``. A row whose step is not higher than the last one's is a resumed run's: it replaces what follows.
+A run's table has float64 columns, with NaN for missing values. ``{"lag_histogram": {"0": 5}}`` becomes the column
+``lag_histogram.0``. A row whose step is not greater than the last one comes from a resumed run and replaces that step
+and all later ones.
 """
 
 import asyncio
@@ -9,27 +10,27 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.api.schemas import Series
-from services.store import Store
+from services.store.redis import Store
 
-COLUMNS = 1000  # of one run; a job that makes more names than these has its later ones left out
-PAGE = 500  # rows parsed before others get their turn
-FRESH_SECONDS = 0.2  # a table just brought up to date is good for so long
+COLUMNS = 1000  # most columns of one run; later ones are dropped
+PAGE = 500  # rows parsed before other tasks get a turn
+FRESH_SECONDS = 0.2  # a table is not updated again within this time
 _START_ROWS = 256
 
 
 class Table:
-    """The rows of one run's metrics, steps strictly rising."""
+    """The rows of one run's metrics, with strictly increasing steps."""
 
     def __init__(self) -> None:
         self._rows = 0
-        self._room = _START_ROWS
-        self._steps = np.zeros(self._room, np.int64)
+        self._capacity = _START_ROWS
+        self._steps = np.zeros(self._capacity, np.int64)
         self._columns: dict[str, NDArray[np.float64]] = {}
 
     def __len__(self) -> int:
@@ -44,11 +45,11 @@ class Table:
         return sorted(self._columns)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row; those with its step or a later one are forgotten."""
+        """Append a row, dropping rows with its step or a later one."""
         step = int(row["step"])
         if self._rows and step <= self._steps[self._rows - 1]:
             self._forget_from(step)
-        if self._rows == self._room:
+        if self._rows == self._capacity:
             self._grow()
         self._steps[self._rows] = step
         for name, value in _numbers(row):
@@ -56,19 +57,19 @@ class Table:
             if column is None:
                 if len(self._columns) >= COLUMNS:
                     continue
-                column = self._columns[name] = np.full(self._room, np.nan)
+                column = self._columns[name] = np.full(self._capacity, np.nan)
             column[self._rows] = value
         self._rows += 1
 
     def answer(
         self, names: Sequence[str] | None, first: int | None, last: int | None, points: int
     ) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]], int]:
-        """At most ``points`` points of the columns ``names`` (None: all) over steps ``first`` to ``last``, both in.
+        """Reduce the columns ``names`` (None for all) over steps ``first`` to ``last``, inclusive, to ``points``.
 
         Returns:
-            Last step of each bucket, int64 [points]; mean of each column over it, NaN where it has no value; and the
-            rows there were. Buckets are ranges of steps of one width, aligned to its multiples: a bucket stays what
-            it is while rows are added behind it.
+            The last step of each bucket, int64 [points]; the mean of each column over each bucket, NaN without a value;
+            and the number of rows in the range. Buckets have equal width in steps and are aligned to its multiples, so
+            a bucket does not change when later rows are added.
         """
         steps = self._steps[: self._rows]
         begin = 0 if first is None else int(np.searchsorted(steps, first, "left"))
@@ -89,19 +90,19 @@ class Table:
             column[self._rows :] = np.nan
 
     def _grow(self) -> None:
-        more = self._room
+        more = self._capacity
         self._steps = np.concatenate([self._steps, np.zeros(more, np.int64)])
         self._columns = {
             name: np.concatenate([column, np.full(more, np.nan)]) for name, column in self._columns.items()
         }
-        self._room += more
+        self._capacity += more
 
 
 class SeriesCache:
-    """The tables of the runs last asked for.
+    """The tables of the most recently requested runs.
 
     Args:
-        most_bytes: of all tables; the one least recently asked for goes first. The last one always stays.
+        most_bytes: size limit of all tables together. The least recently used ones are dropped, except the last.
     """
 
     def __init__(self, store: Store, most_bytes: int) -> None:
@@ -122,7 +123,7 @@ class SeriesCache:
         )
 
     async def table(self, run_id: str) -> Table:
-        """The run's table, with all that Redis holds by now."""
+        """Return the run's table, brought up to date."""
         followed = self._runs.setdefault(run_id, _Followed())
         self._runs.move_to_end(run_id)
         await followed.catch_up(self._store, run_id)
@@ -138,7 +139,7 @@ class SeriesCache:
 
 
 class _Followed:
-    """A table, and how far into the stream it has come."""
+    """A table, and the position in the stream up to which it was read."""
 
     def __init__(self) -> None:
         self.table = Table()
@@ -147,7 +148,7 @@ class _Followed:
         self._busy = asyncio.Lock()
 
     async def catch_up(self, store: Store, run_id: str) -> None:
-        async with self._busy:  # those who ask while one reads share what it reads
+        async with self._busy:  # concurrent requests share one read
             while time.monotonic() - self._at >= FRESH_SECONDS:
                 entries = await store.entries(run_id, "metrics", after=self._after, count=PAGE)
                 for name, row in entries:
@@ -168,24 +169,24 @@ def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _bucket_starts(steps: NDArray[np.int64], points: int) -> NDArray[np.intp]:
-    """Indices at which a bucket begins; at most ``points`` of them."""
+    """Return the indices at which buckets begin, at most ``points`` of them."""
     width = max(1, -(-int(steps[-1] - steps[0] + 1) // points))
     while True:
         starts = np.flatnonzero(np.diff(steps // width, prepend=-1))
         if len(starts) <= points:
             return starts
-        width += 1  # the range is not aligned: it touches one bucket more than it fills
+        width += 1  # a range that is not aligned spans one bucket more than it fills
 
 
 def _means(column: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
-    there = np.isfinite(column)
-    counts = np.add.reduceat(there, starts, dtype=np.int64)
-    sums = np.add.reduceat(np.where(there, column, 0.0), starts)
+    finite = np.isfinite(column)
+    counts = np.add.reduceat(finite, starts, dtype=np.int64)
+    sums = np.add.reduceat(np.where(finite, column, 0.0), starts)
     means: NDArray[np.float64] = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
     return means
 

@@ -1,6 +1,6 @@
 """The API server as a process: ``python -m services.api.serve < SETTINGS``, with `ApiSettings` as JSON.
 
-They come on standard input because they may hold a token: arguments and environment are for others to see.
+The settings arrive on standard input because they may contain a token, and others can see arguments and environment.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from reward_servers.http_connections import WaitingConnections
 from services.api.app import Background, create_app
 from services.api.cluster import Cluster, RayCluster
 from services.api.jobs import ProcessChecker
 from services.api.settings import ApiSettings
-from services.launcher import Launcher, RayJobLauncher
-from services.store import Store
-from services.supervisor import Supervisor
+from services.store.redis import Store
+from services.supervisor.ray_jobs import Launcher, RayJobLauncher
+from services.supervisor.supervisor import Supervisor
 from volley.errors import HostError, VolleyError
 
 GRACE_SECONDS = 2
@@ -37,11 +38,11 @@ async def serve(
     cluster: Cluster | None = None,
     background: Sequence[Background] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT; live views are closed within two seconds of it.
+    """Serve until SIGTERM or SIGINT; live views are closed within two seconds of the signal.
 
     Raises:
-        HostError: the port is taken, the server would be open to other machines, or Redis does not answer.
-        Exception: what a background loop died of.
+        HostError: the port is taken, other machines could reach the server without a token, or Redis does not answer.
+        Exception: the error of a background loop that failed.
     """
     checker = ProcessChecker(settings.check_seconds) if settings.check_jobs else None
     app = create_app(settings, launcher=launcher, cluster=cluster, checker=checker, background=background)
@@ -55,7 +56,7 @@ async def serve(
 
 
 async def serve_stack(settings: ApiSettings) -> None:
-    """`serve` with Ray's job server for the runs and the supervisor that looks after them."""
+    """Run `serve` together with the supervisor, which starts the drivers through Ray's job server."""
     if settings.ray_address is None:
         raise HostError("the server needs ray_address: http://host:port of Ray's job server")
     address, url = settings.ray_address, settings.redis_url
@@ -69,13 +70,13 @@ async def serve_stack(settings: ApiSettings) -> None:
 
 
 class GracefulServer(uvicorn.Server):
-    """Closes the live views when it is told to end, and ends when a part of the application has died."""
+    """Closes the live views before it shuts down, and shuts down when a background loop of the application ends."""
 
     def __init__(self, app: FastAPI, settings: ApiSettings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Impatient.within(settings.head_seconds),
+                http=HeaderTimeoutProtocol.within(settings.head_seconds),
                 ws="none",
                 lifespan="on",
                 proxy_headers=False,
@@ -100,105 +101,117 @@ class GracefulServer(uvicorn.Server):
         self.should_exit = True
 
 
-class Impatient(HttpToolsProtocol):
-    """Cuts off a client that sends a request's head slowly, or without end.
+class HeaderTimeoutProtocol(HttpToolsProtocol):
+    """Disconnects clients whose request headers arrive too slowly or never end.
 
-    A body that was answered unread is read on, for as long as a head may take: a client that is still sending it would
-    be told of a reset connection in place of the answer.
+    If a request was answered before its body was read, the rest of the body is still read, for ``head_seconds`` at
+    most; otherwise the client, still sending, would see a connection reset instead of the answer.
+
+    When all places are taken, the connection that has waited longest without a request is closed for a new one.
     """
 
     head_seconds = 10.0
+    waiting = WaitingConnections()
 
     @classmethod
-    def within(cls, seconds: float) -> type["Impatient"]:
-        """The protocol with another bound."""
-        return type("Impatient", (cls,), {"head_seconds": seconds})
+    def within(cls, seconds: float) -> type["HeaderTimeoutProtocol"]:
+        """Return the protocol class of one server, with this time limit."""
+        return type("HeaderTimeoutProtocol", (cls,), {"head_seconds": seconds, "waiting": WaitingConnections()})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_bytes = 0
-        self._alarm: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self._cut_off)
+        self._alarm: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self.cut_off)
         self._arriving = False
         self._leftover: asyncio.TimerHandle | None = None
+        self.waiting.add(self)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.waiting.cut_longest()
 
     def data_received(self, data: bytes) -> None:
         if self._alarm is not None:
             self._head_bytes += len(data)
         super().data_received(data)
         if self._alarm is not None and self._head_bytes > MAX_HEAD:
-            self._cut_off()
+            self.cut_off()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._alarm is None:
             self._head_bytes = 0
-            self._alarm = self.loop.call_later(self.head_seconds, self._cut_off)
+            self._alarm = self.loop.call_later(self.head_seconds, self.cut_off)
 
     def on_headers_complete(self) -> None:
-        self._calm()
+        self.waiting.discard(self)
+        self._cancel_timers()
         self._arriving = True
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self.waiting.add(self)
         if self._arriving and self.cycle.response_complete and not self.transport.is_closing():
-            self._leftover = self.loop.call_later(self.head_seconds, self._cut_off)
+            self._leftover = self.loop.call_later(self.head_seconds, self.cut_off)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._arriving = False
         if self._leftover is not None:
-            self._calm()
+            self._cancel_timers()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calm()
+        self.waiting.discard(self)
+        self._cancel_timers()
         super().connection_lost(exc)
 
-    def _calm(self) -> None:
+    def _cancel_timers(self) -> None:
         for timer in (self._alarm, self._leftover):
             if timer is not None:
                 timer.cancel()
         self._alarm = self._leftover = None
 
-    def _cut_off(self) -> None:
-        self._calm()
+    def cut_off(self) -> None:
+        self._cancel_timers()
+        self.connections.discard(self)  # at once: its loss may be reported after the next request has been counted
         if not self.transport.is_closing():
             self.transport.close()
 
 
 @contextlib.contextmanager
 def listening(settings: ApiSettings) -> Iterator[socket.socket]:
-    """A socket on the host and port; raises `HostError` where that is taken."""
+    """Yield a socket bound to the host and port. Raises `HostError` if that is not possible."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise HostError(f"{settings.host} is no address of this machine: {error}") from error
+        raise HostError(f"{settings.host} is not an address of this machine: {error}") from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
         except OSError as error:
             raise HostError(
-                f"port {settings.port} on {settings.host} can not be had: {error.strerror}; choose another"
+                f"cannot listen on port {settings.port} of {settings.host}: {error.strerror}; choose another port"
             ) from error
         yield listener
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT, with what standard input says."""
+    """Serve until SIGTERM or SIGINT with the settings on standard input; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         asyncio.run(serve_stack(ApiSettings.model_validate_json(sys.stdin.buffer.read())))
     except ValidationError as error:
-        sys.stderr.write(f"volley: the API server's settings\n{error.errors(include_url=False, include_input=False)}\n")
+        problems = error.errors(include_url=False, include_input=False)
+        sys.stderr.write(f"volley: invalid settings of the API server\n{problems}\n")
         return 2
     except VolleyError as error:
         sys.stderr.write(f"volley: {error}\n")

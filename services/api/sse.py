@@ -1,33 +1,32 @@
-"""Server-sent events: the format, and a response that notices when its client has gone or stopped reading."""
+"""Server-sent events: the format, and a response that notices when its client has left or stopped reading."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.start import cancel_all
+from services.tasks import cancel_all
 
-SEND_SECONDS = 30.0  # a client that takes nothing for so long is given up
+SEND_SECONDS = 30.0  # a client that reads nothing for this long is disconnected
 PING = b": ping\n\n"
 
 
-def one_line(tree: Any) -> str:
-    """JSON on one line; NaN and infinities, which JSON lacks, are null."""
+def one_line(tree: object) -> str:
+    """Return ``tree`` as JSON on one line; NaN and infinities, which JSON lacks, become null."""
     return to_json(tree, inf_nan_mode="null").decode()
 
 
 def message(kind: str, data: str, event_id: str | None = None) -> bytes:
-    """One event; ``data`` is a single line."""
+    """Format one event; ``data`` must be a single line."""
     ident = "" if event_id is None else f"id: {event_id}\n"
     return f"event: {kind}\n{ident}data: {data}\n\n".encode()
 
 
 class EventStream(Response):
-    """Sends what ``events`` yields until it ends, or the client does."""
+    """Sends what ``events`` yields until it ends or the client disconnects."""
 
     media_type = "text/event-stream"
 

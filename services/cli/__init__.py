@@ -1,4 +1,4 @@
-"""The command ``volley``. Heavy modules are imported inside the commands: ``volley --help`` must be quick."""
+"""The command ``volley``. Commands import heavy modules themselves, so that ``volley --help`` is quick."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,8 @@ from services.cli import local, models, runs, stack, steer, token
 from services.data import cli as data
 
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 failed, the last line says why; 2 not called as --help says; 3 no such run, token or "
-    "checkpoint; 4 in conflict with the state things are in; 130 interrupted."
+    "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, token or checkpoint; "
+    "4 conflict with the present state, such as a run that has ended; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -34,7 +34,7 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Entry point: a `VolleyError` is one clear line and its exit code; Ctrl-C is 130, which typer sees to."""
+    """Entry point: a `VolleyError` is printed as one line and sets the exit code; typer turns Ctrl-C into 130."""
     from volley.errors import VolleyError
 
     try:

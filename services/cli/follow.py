@@ -1,29 +1,29 @@
-"""The live view of a run, over server-sent events: a panel where people watch, lines where nobody does."""
+"""The live view of a run over server-sent events: a panel on a terminal, lines otherwise."""
 
 import json
 import time
 from typing import Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from services.cli import tables
-from services.remote import Event, Remote
-from services.state import ENDED
+from services.cli.client import ApiClient, Event
+from services.store.state import ENDED
 
 EVENTS_SHOWN = 8
 CURVE = 60  # steps in the sparkline
-LINE_SECONDS = 15.0  # between lines of figures where nobody watches
+LINE_SECONDS = 15.0  # between lines of metrics when the output is not a terminal
 POLL_SECONDS = 2.0
-LOG_BYTES = 1 << 20  # of a log at once
+LOG_BYTES = 1 << 20  # most bytes of a log per request
 
 
-def follow_run(api: Remote, run_id: str, *, as_json: bool) -> int:
-    """Show the run until it ends. The exit code: 0 when it is done, 1 when it failed or was stopped."""
+def follow_run(api: ApiClient, run_id: str, *, as_json: bool) -> int:
+    """Show the run until it ends. Returns the exit code: 0 if it is done, 1 if it failed or was stopped."""
     view = api.run(run_id)
     if as_json:
         return _print_events(api, run_id)
@@ -41,18 +41,18 @@ def follow_run(api: Remote, run_id: str, *, as_json: bool) -> int:
     return screen.exit_code
 
 
-def follow_log(api: Remote, run_id: str, process: str, tail: int) -> None:
-    """Print the log's end, then what comes, until interrupted."""
-    text, seen = api.log_piece(run_id, process, tail)
+def follow_log(api: ApiClient, run_id: str, process: str, tail: int) -> None:
+    """Print the log's end, then whatever is appended, until interrupted."""
+    text, offset = api.log_piece(run_id, process, tail)
     while True:
         typer.echo(text, nl=False)
         if not text:
             time.sleep(POLL_SECONDS)
-        text, seen = api.log_piece(run_id, process, LOG_BYTES, seen)
+        text, offset = api.log_piece(run_id, process, LOG_BYTES, offset)
 
 
 class Screen:
-    """All that is known of the run being watched; rich draws it."""
+    """Everything known about the watched run; rich renders it."""
 
     def __init__(self, view: dict[str, Any]) -> None:
         self.view = view
@@ -68,7 +68,7 @@ class Screen:
         return 0 if self.view["state"] == "done" else 1
 
     def take(self, event: Event) -> None:
-        """One more thing that happened."""
+        """Add one event to the picture."""
         match event.kind:
             case "observed":
                 self.view = {**self.view, **event.data}
@@ -84,16 +84,16 @@ class Screen:
                 self.evaluations += _items(event.data)
 
     def figures(self) -> str:
-        """The newest step in one line."""
+        """Return the headline metrics of the newest step in one line."""
         if not self.rows:
             return ""
         row = self.rows[max(self.rows)]
-        told = [f"{name} {row[name]:.4g}" for name in tables.HEADLINES if isinstance(row.get(name), int | float)]
-        return "  ".join(told)
+        numbers = [f"{name} {row[name]:.4g}" for name in tables.HEADLINES if isinstance(row.get(name), int | float)]
+        return "  ".join(numbers)
 
     def __rich__(self) -> Group:
         observed = self.view["observed"]
-        parts: list[Any] = [tables.overview(self.view, time.time())]
+        parts: list[RenderableType] = [tables.overview(self.view, time.time())]
         if observed["steps"]:
             parts.append(ProgressBar(total=observed["steps"], completed=observed["step"], width=CURVE))
         rewards = [row["reward_mean"] for row in self.rows.values() if row.get("reward_mean") is not None]
@@ -108,21 +108,21 @@ class Screen:
         return Group(*parts)
 
 
-def _print_lines(api: Remote, run_id: str, screen: Screen) -> int:
-    said, spoke, shown = "", 0.0, -1
+def _print_lines(api: ApiClient, run_id: str, screen: Screen) -> int:
+    printed_state, printed_at, printed_step = "", 0.0, -1
     typer.echo(f"{run_id}: {screen.view['state']}")
     if screen.ended():
         return screen.exit_code
     for event in api.follow(run_id):
         screen.take(event)
         newest = max(screen.rows, default=-1)
-        due = event.kind == "metrics" and time.monotonic() - spoke > LINE_SECONDS
-        if newest > shown and (due or screen.ended()):
-            shown, spoke = newest, time.monotonic()
+        due = event.kind == "metrics" and time.monotonic() - printed_at > LINE_SECONDS
+        if newest > printed_step and (due or screen.ended()):
+            printed_step, printed_at = newest, time.monotonic()
             typer.echo(f"  step {newest}  {screen.figures()}")
         state = " ".join(filter(None, (screen.view["state"], screen.view["observed"]["problem"])))
-        if event.kind == "observed" and state != said:
-            said = state
+        if event.kind == "observed" and state != printed_state:
+            printed_state = state
             typer.echo(f"{run_id}: {state}")
         elif event.kind == "events":
             for item in _items(event.data):
@@ -132,8 +132,8 @@ def _print_lines(api: Remote, run_id: str, screen: Screen) -> int:
     return screen.exit_code
 
 
-def _print_events(api: Remote, run_id: str) -> int:
-    """One JSON object a line."""
+def _print_events(api: ApiClient, run_id: str) -> int:
+    """Print one JSON object per line."""
     for event in api.follow(run_id):
         typer.echo(json.dumps({"event": event.kind, **event.data}))
         state = event.data.get("state") if event.kind == "observed" else None
@@ -156,6 +156,6 @@ def _events(events: list[dict[str, Any]]) -> Table:
 def _event_words(event: dict[str, Any]) -> str:
     if event["kind"] == "evaluation":
         estimates = "  ".join(f"@{each['k']} {each['mean']:.3f}" for each in event["estimates"])
-        return f"version {event['version']}, held out: pass{estimates}"
+        return f"version {event['version']}, held-out prompts: pass{estimates}"
     details = [f"{key}={value}" for key, value in event.items() if key not in ("id", "kind", "time")]
     return " ".join([event["kind"], *details])[:200]

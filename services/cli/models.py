@@ -1,4 +1,4 @@
-"""Commands about the models that runs make: take one out of a run, ask one for many answers."""
+"""Commands for the models that runs train: export one, evaluate one."""
 
 import contextlib
 import os
@@ -11,9 +11,10 @@ import typer
 from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, remote
 
 if TYPE_CHECKING:
-    from services.run_folder import RunFolder
+    from services.jobs.job_file import Job
+    from services.store.folder import RunFolder
 
-Checkpoint = Annotated[int | None, typer.Option(min=0, help="steps of the checkpoint [default: the newest]")]
+Checkpoint = Annotated[int | None, typer.Option(min=0, help="step of the checkpoint [default: the newest]")]
 
 
 def export(
@@ -23,13 +24,13 @@ def export(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Make a Hugging Face folder of a run's checkpoint."""
-    from services.checkpoints import steps_of
-    from services.export import export_checkpoint
+    """Export a run's checkpoint as a model folder in Hugging Face format."""
+    from services.runs.checkpoints import steps_of
+    from services.runs.export import export_checkpoint
 
     folder = _folder(run, server)
     _hush()
-    with contextlib.redirect_stdout(sys.stderr):  # libraries greet; the output is ours
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print; standard output is for the result
         used = export_checkpoint(folder, checkpoint, out.absolute())
     if as_json:
         print_json({"model": str(out.absolute()), "checkpoint": steps_of(used)})
@@ -39,18 +40,20 @@ def export(
 
 def eval_(
     model: Annotated[str, typer.Argument(help="model folder, run folder, or id of a run", metavar="MODEL|RUN")],
-    data: Annotated[Path | None, typer.Option(help="JSONL of prompts [default: the run's held-out data]")] = None,
+    data: Annotated[Path | None, typer.Option(help="prompts, JSONL [default: the run's held-out data]")] = None,
     scorer: Annotated[
-        str | None, typer.Option(help="kind, or YAML such as '{kind: math}' [default: the run's]")
+        str | None, typer.Option(help="kind of scorer, or YAML such as '{kind: math}' [default: the run's]")
     ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="samples a prompt")] = 64,
-    ks: Annotated[str, typer.Option("--k", help="pass@k for these")] = "1,2,4,8,16,32,64",
-    prompts: Annotated[int | None, typer.Option(min=1, help="only the first so many")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="[default: the run's, or 1024]")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="samples per prompt")] = 64,
+    ks: Annotated[str, typer.Option("--k", help="values of k to estimate pass@k for")] = "1,2,4,8,16,32,64",
+    prompts: Annotated[int | None, typer.Option(min=1, help="use only the first N prompts", metavar="N")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="longest sample, in tokens [default: the run's, or 1024]")
+    ] = None,
     checkpoint: Checkpoint = None,
-    out: Annotated[Path, typer.Option(help="folder that run folders are made in")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="folder in which the run folder is created")] = Path("runs"),
     set_: Annotated[
-        list[str], typer.Option("--set", help="a key of the eval job: actors.count=2", metavar="KEY=VALUE")
+        list[str], typer.Option("--set", help="set a key of the eval job, such as actors.count=2", metavar="KEY=VALUE")
     ] = [],  # noqa: B006
     server: Server = None,
     redis: Redis = None,
@@ -58,12 +61,12 @@ def eval_(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Ask a model for n answers to each prompt, here, and print pass@k with its interval."""
-    from services.display import Display
-    from services.foreground import run_in_foreground
-    from services.job_file import importable_from, parse_overrides
-    from services.run import prepare, run_alone
-    from services.run_folder import RunFolder
+    """Sample n answers per prompt from a model on this machine, and print pass@k with confidence intervals."""
+    from services.jobs.job_file import importable_from, parse_overrides
+    from services.recording.display import Display
+    from services.runs.run import prepare, run_alone
+    from services.signals import run_in_foreground
+    from services.store.folder import RunFolder
 
     is_model = any((Path(model) / file).exists() for file in ("config.json", "adapter_config.json"))
     folder = None if is_model else _folder(model, server)
@@ -81,51 +84,40 @@ def eval_(
         if folder is not None and (where := folder.import_from()) is not None:
             importable_from(where)
         prepared = prepare(job)
-        made = RunFolder.create(out, job)
-        run_in_foreground(run_alone(job, made, display, prepared=prepared, redis_url=redis, ray_address=ray))
-    row = made.read("evaluations")[-1]
+        created = RunFolder.create(out, job)
+        run_in_foreground(run_alone(prepared, created, display, redis_url=redis, ray_address=ray))
+    row = created.read("evaluations")[-1]
     if as_json:
-        print_json({**row, "folder": str(made.path)})
+        print_json({**row, "folder": str(created.path)})
     elif not quiet:
         typer.echo(
             "\n".join(f"pass@{e['k']:<4d} {e['mean']:.4f}  {e['low']:.4f}-{e['high']:.4f}" for e in row["estimates"])
         )
-        typer.echo(f"{made.path}")
+        typer.echo(f"{created.path}")
 
 
-def eval_job(model: Path, folder: "RunFolder | None", given: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """The eval job: what was ``given``, then what the run's own job says, then the defaults.
+def eval_job(model: Path, folder: "RunFolder | None", given: dict[str, Any], overrides: dict[str, Any]) -> "Job":
+    """Build the eval job from ``overrides``, ``given``, the run's own job and the defaults, in this order.
 
     Raises:
-        JobError: data or scorer are said by neither, or the job is none.
+        JobError: neither ``given`` nor the run has data or a scorer, or the job is invalid.
     """
     from pydantic import ValidationError
 
-    from services.job_file import assign, explain
-    from services.run_folder import RunFolder
+    from services.jobs.job_file import assign, explain
     from volley.errors import JobError
-    from volley.job import JOB, RLJob, SFTJob
+    from volley.job import JOB
 
     tree: dict[str, Any] = {"kind": "eval", "name": f"eval-{model.name}"[:64]}
     if folder is not None:
-        _, job = RunFolder.open(folder.path)
-        tree["name"] = f"eval-{job.name}"[:64]
-        if not isinstance(job, SFTJob):
-            tree |= job.model_dump(mode="json", include={"scorer", "data", "actors", "reward_workers", "seed"})
-            tree["sampling"] = {"max_tokens": job.sampling.max_tokens}
-        if isinstance(job, RLJob) and job.turns is not None:
-            tree["turns"] = job.turns.model_dump(mode="json")
-        if isinstance(job, RLJob) and job.evaluation is not None:
-            plan = job.evaluation.model_dump(mode="json")
-            tree |= {"data": plan["data"], "sampling": plan["sampling"]}
-        tree["model"] = {"dtype": job.model.dtype}
+        tree |= _defaults_from(folder)
     tree["model"] = {**tree.get("model", {}), "path": str(model)}
     for key, value in given.items():
         if value is not None:
             tree[key] = {**tree.get(key, {}), **value} if key == "sampling" else value
     for key in ("data", "scorer"):
         if key not in tree:
-            raise JobError(f"{model} is no run that could say which {key}: give --{key}")
+            raise JobError(f"{model} is not a run with {key}: pass --{key}")
     for key, value in overrides.items():
         assign(tree, key.split("."), value)
     try:
@@ -134,10 +126,28 @@ def eval_job(model: Path, folder: "RunFolder | None", given: dict[str, Any], ove
         raise JobError(explain("eval", error)) from error
 
 
+def _defaults_from(folder: "RunFolder") -> dict[str, Any]:
+    """Return the keys of an eval job that the job of the run in ``folder`` determines."""
+    from services.store.folder import RunFolder
+    from volley.job import RLJob, SFTJob
+
+    _, job = RunFolder.open(folder.path)
+    tree: dict[str, Any] = {"name": f"eval-{job.name}"[:64], "model": {"dtype": job.model.dtype}}
+    if not isinstance(job, SFTJob):
+        tree |= job.model_dump(mode="json", include={"scorer", "data", "actors", "reward_workers", "seed"})
+        tree["sampling"] = {"max_tokens": job.sampling.max_tokens}
+    if isinstance(job, RLJob) and job.turns is not None:
+        tree["turns"] = job.turns.model_dump(mode="json")
+    if isinstance(job, RLJob) and job.evaluation is not None:
+        plan = job.evaluation.model_dump(mode="json")
+        tree |= {"data": plan["data"], "sampling": plan["sampling"]}
+    return tree
+
+
 def _model_path(given: Path, folder: "RunFolder | None", checkpoint: int | None) -> Path:
-    """The folder of the model that is meant; a checkpoint is exported into the run's folder first."""
-    from services.checkpoints import steps_of
-    from services.export import export_checkpoint, find_checkpoint
+    """Return the model's folder; a checkpoint is first exported into the run folder."""
+    from services.runs.checkpoints import steps_of
+    from services.runs.export import export_checkpoint, find_checkpoint
 
     if folder is None:
         return given.resolve()
@@ -151,14 +161,14 @@ def _model_path(given: Path, folder: "RunFolder | None", checkpoint: int | None)
 
 
 def _hush() -> None:
-    """Have the libraries that load a model show no bars, and look for no accelerator: none is needed."""
+    """Stop the libraries that load a model from showing progress bars and looking for an accelerator."""
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def _folder(run: str, server: str | None) -> "RunFolder":
-    """The run's folder, which must be on this machine."""
-    from services.run_folder import RunFolder
+    """Return the run's folder, which must be visible on this machine."""
+    from services.store.folder import RunFolder
     from volley.errors import HostError
 
     here = local_folder(run)
@@ -167,11 +177,11 @@ def _folder(run: str, server: str | None) -> "RunFolder":
     with remote(server) as api:
         path = Path(api.run(run)["record"]["folder"])
     if not path.is_dir():
-        raise HostError(f"run {run} lies in {path}, which this machine does not see: run this where it does")
+        raise HostError(f"run {run} is in {path}, which this machine cannot see: run this command on one that can")
     return RunFolder(path)
 
 
-def _scorer(text: str | None) -> Any:
+def _scorer(text: str | None) -> object:
     import yaml
 
     from volley.errors import JobError
@@ -186,7 +196,7 @@ def _scorer(text: str | None) -> Any:
 
 
 def _ks(text: str, n: int) -> list[int]:
-    """Those of the list that n samples can tell."""
+    """Return the values of k in ``text`` for which n samples suffice."""
     from volley.errors import JobError
 
     try:

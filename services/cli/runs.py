@@ -1,4 +1,4 @@
-"""Commands about the runs of a service."""
+"""Commands for the runs of a service."""
 
 import time
 from typing import Annotated, Any
@@ -7,22 +7,22 @@ import typer
 
 from services.cli.options import JobFile, Json, Overrides, RunId, Server, print_json, remote
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="show it live until it ends; Ctrl-C ends only the view")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="watch it until it ends; Ctrl-C ends only the view")]
 Tags = Annotated[list[str], typer.Option("--tag", help="only runs with this tag", metavar="KEY=VALUE")]
 
 
 def submit(
     job_file: JobFile,
     set_: Overrides = [],  # noqa: B006
-    tag: Annotated[list[str], typer.Option(help="to find it by", metavar="KEY=VALUE")] = [],  # noqa: B006
-    key: Annotated[str | None, typer.Option(help="idempotency key: the same key makes one run only")] = None,
+    tag: Annotated[list[str], typer.Option(help="tag to find the run by", metavar="KEY=VALUE")] = [],  # noqa: B006
+    key: Annotated[str | None, typer.Option(help="idempotency key: repeating it creates no second run")] = None,
     follow: Follow = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Hand a job to the service; relative paths in the file are taken from its folder."""
+    """Submit a job to the service; relative paths in the job file are relative to its folder."""
     from services.cli.follow import follow_run
-    from services.job_file import load_job, parse_overrides
+    from services.jobs.job_file import load_job, parse_overrides
 
     job = load_job(job_file, parse_overrides(set_))
     with remote(server) as api:
@@ -39,9 +39,9 @@ def submit(
 def ls(
     state: Annotated[str | None, typer.Option(help="only runs in this state")] = None,
     kind: Annotated[str | None, typer.Option(help="only rl, sft, rft or eval")] = None,
-    name: Annotated[str | None, typer.Option(help="only runs whose name has this in it")] = None,
+    name: Annotated[str | None, typer.Option(help="only runs whose name contains this")] = None,
     tag: Tags = [],  # noqa: B006
-    limit: Annotated[int, typer.Option(min=1, help="the newest so many")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="most runs to list")] = 50,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +57,7 @@ def ls(
 
 
 def show(run: RunId, follow: Follow = False, server: Server = None, as_json: Json = False) -> None:
-    """Show how a run stands: state, workers, who waits for whom, newest figures and events."""
+    """Show a run: state, workers, what it waits for, evaluations, newest metrics."""
     from services.cli import tables
     from services.cli.follow import follow_run
 
@@ -75,9 +75,11 @@ def show(run: RunId, follow: Follow = False, server: Server = None, as_json: Jso
 
 def logs(
     run: RunId,
-    process: Annotated[str | None, typer.Argument(help="such as driver, actor-0, learner-0; none: list them")] = None,
-    tail: Annotated[int, typer.Option(min=1, max=1 << 20, help="last bytes")] = 16384,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on as it grows, until Ctrl-C")] = False,
+    process: Annotated[
+        str | None, typer.Argument(help="such as driver, actor-0, learner-0 [default: list them]")
+    ] = None,
+    tail: Annotated[int, typer.Option(min=1, max=1 << 20, help="number of bytes from the end")] = 16384,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="keep printing as it grows, until Ctrl-C")] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -105,12 +107,12 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     server: Server = None,
 ) -> None:
-    """Forget a run that has ended. Its folder stays."""
+    """Remove a run that has ended from the service. Its run folder stays."""
     with remote(server) as api:
         if not yes:
-            typer.confirm(f"forget run {run} on {api.server}?", abort=True)
+            typer.confirm(f"remove run {run} from {api.server}?", abort=True)
         api.delete(run)
-    typer.echo(f"{run}: removed; its folder stays")
+    typer.echo(f"{run}: removed; its run folder stays")
 
 
 def _tags(pairs: list[str]) -> dict[str, str]:

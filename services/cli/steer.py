@@ -1,4 +1,4 @@
-"""Commands that change what is desired of a live run: of the service by its id, or of `volley run` by its folder."""
+"""Commands that change a live run: one of the service, named by its id, or one of `volley run`, named by its folder."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +17,13 @@ def scale(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Change how many actors and reward workers a live run has."""
+    """Change the number of actors and reward workers of a live run."""
     from volley.errors import JobError
 
-    wanted = {"actors": actors, "reward_workers": reward_workers}
-    changes = {key: value for key, value in wanted.items() if value is not None}
+    counts = {"actors": actors, "reward_workers": reward_workers}
+    changes = {key: value for key, value in counts.items() if value is not None}
     if not changes:
-        raise JobError("nothing to scale: give --actors N, --reward-workers N or both")
+        raise JobError("nothing to scale: pass --actors N, --reward-workers N or both")
     _change(run, changes, server, as_json)
 
 
@@ -31,19 +31,21 @@ def set_(
     run: RunOrFolder,
     changes: Annotated[
         list[str],
-        typer.Argument(help="actors=2 max_lag=1 learning_rate=1e-6; k=4 is objective.k=4", metavar="KEY=VALUE"),
+        typer.Argument(
+            help="such as actors=2 max_lag=1 learning_rate=1e-6; k=4 is short for objective.k=4", metavar="KEY=VALUE"
+        ),
     ],
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Change a live run: its objective, learning rate, lag bound, workers. `null` is as the job says."""
-    from services.job_file import parse_overrides
+    """Change a live run: objective, learning rate, max_lag, workers. `null` reverts a key to the job's value."""
+    from services.jobs.job_file import parse_overrides
 
     _change(run, desired_changes(parse_overrides(changes)), server, as_json)
 
 
 def pause(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:
-    """Admit no more groups; those under way are finished and trained on."""
+    """Start no new groups; those in flight are finished and trained on."""
     _change(run, {"paused": True}, server, as_json)
 
 
@@ -55,30 +57,30 @@ def resume(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was paused, stopped or has failed; with a run folder, here and from its checkpoint."""
+    """Resume a run that is paused, stopped or failed. A run folder is resumed on this machine, from its checkpoint."""
     if local_folder(run) is not None:
         from services.cli.local import resume_here
 
         resume_here(Path(run), redis, ray, quiet=quiet)
         return
     with remote(server) as api:
-        _tell(api.resume(run), as_json)
+        _print_view(api.resume(run), as_json)
 
 
 def stop(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:
-    """Have a run write a checkpoint and end; `volley resume` goes on from it."""
+    """Make a run write a checkpoint and end; `volley resume` continues from there."""
     if local_folder(run) is not None:
         _change(run, {"stopped": True}, server, as_json)
         return
     with remote(server) as api:
-        _tell(api.stop(run), as_json)
+        _print_view(api.stop(run), as_json)
 
 
 def desired_changes(pairs: dict[str, Any]) -> dict[str, Any]:
-    """Fields of what is desired; a key that is none of them is a field of the objective.
+    """Return the fields of the desired state to change; a key that is not one of `FIELDS` belongs to the objective.
 
     Raises:
-        JobError: a key below something else than the objective.
+        JobError: a dotted key that does not begin with "objective".
     """
     from volley.errors import JobError
 
@@ -100,20 +102,20 @@ def _change(run: str, changes: dict[str, Any], server: str | None, as_json: bool
     folder = local_folder(run)
     if folder is None:
         with remote(server) as api:
-            _tell(api.change(run, changes), as_json)
+            _print_view(api.change(run, changes), as_json)
         return
-    from services.desired import change_in_folder
-    from services.run_folder import RunFolder
+    from services.store.desired import change_in_folder
+    from services.store.folder import RunFolder
 
     opened, job = RunFolder.open(folder.path)
     desired = change_in_folder(opened, job, changes).model_dump(mode="json")
     if as_json:
         print_json({"desired": desired})
     else:
-        typer.echo(f"{job.name}: {_words(desired)}; a live run here takes it up within seconds")
+        typer.echo(f"{job.name}: {_words(desired)}; if the run is live, it applies this within seconds")
 
 
-def _tell(view: dict[str, Any], as_json: bool) -> None:
+def _print_view(view: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(view)
     else:
@@ -121,9 +123,9 @@ def _tell(view: dict[str, Any], as_json: bool) -> None:
 
 
 def _words(desired: dict[str, Any]) -> str:
-    said = [
+    fields = [
         f"{key}={value}"
         for key, value in desired.items()
         if key != "revision" and value is not None and value is not False and value != {}
     ]
-    return f"{' '.join(said) or 'as the job says'} (revision {desired['revision']})"
+    return f"{' '.join(fields) or 'as in the job'} (revision {desired['revision']})"

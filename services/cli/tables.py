@@ -1,4 +1,4 @@
-"""What people read: tables of runs, workers, figures."""
+"""Terminal tables of runs, workers, evaluations and tokens."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def runs(found: Sequence[Mapping[str, Any]], now: float) -> None:
 
 
 def run(view: Mapping[str, Any], metrics: Mapping[str, Any], now: float) -> None:
-    """All that `volley show` tells."""
+    """Print everything that `volley show` shows."""
     console = Console(highlight=False)
     console.print(overview(view, now))
     for part in (_workers(view["observed"]["workers"]), evaluations(view.get("evaluations") or ())):
@@ -57,7 +57,7 @@ def run(view: Mapping[str, Any], metrics: Mapping[str, Any], now: float) -> None
 
 
 def overview(view: Mapping[str, Any], now: float) -> Group:
-    """A few lines that say how a run stands."""
+    """Summarise the state of a run in a few lines."""
     record, observed, desired = view["record"], view["observed"], view["desired"]
     lines = [
         Text.assemble((record["id"], "bold"), "  ", state_text(view["state"]), f"  {record['kind']}"),
@@ -75,9 +75,11 @@ def overview(view: Mapping[str, Any], now: float) -> Group:
         lines.append(Text(observed["problem"], style="red"))
     lines += [Text(words, style="yellow") for words in observed["waiting"]]
     if desired["revision"] != observed["revision"] and view["state"] not in ("done", "failed", "stopped"):
-        lines.append(Text(f"revision {desired['revision']} is desired, {observed['revision']} holds", style="dim"))
+        lines.append(
+            Text(f"revision {desired['revision']} is desired, {observed['revision']} is in effect", style="dim")
+        )
     if observed["updated"]:
-        lines.append(Text(f"heard of {age(now - observed['updated'])} ago  folder {record['folder']}", style="dim"))
+        lines.append(Text(f"updated {age(now - observed['updated'])} ago  folder {record['folder']}", style="dim"))
     return Group(*lines)
 
 
@@ -101,7 +103,7 @@ def state_text(state: str) -> Text:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character a value, between the lowest and the highest."""
+    """Draw one character per value, scaled between the lowest and the highest."""
     if not values:
         return ""
     low, span = min(values), (max(values) - min(values)) or 1.0
@@ -109,7 +111,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def age(seconds: float) -> str:
-    """``seconds`` as people say it."""
+    """Format ``seconds`` as in ``3 h``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

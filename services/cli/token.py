@@ -1,4 +1,4 @@
-"""``volley token``: who may use the API, with which scope."""
+"""``volley token``: create, list and remove the tokens of the API."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ import typer
 from services.cli.options import Json, Server, print_json, remote
 
 app = typer.Typer(help="Tokens of the API.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(help="whose it is")]
+Name = Annotated[str, typer.Argument(help="name of the token, such as its owner's")]
 
 
 @app.command()
@@ -17,18 +17,18 @@ def create(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it. This is the only time: the server keeps a hash of it."""
+    """Create a token and print it. It cannot be shown again: the server stores only a hash of it."""
     with remote(server) as api:
-        made = api.create_token(name, scope)
+        created = api.create_token(name, scope)
     if as_json:
-        print_json(made)
+        print_json(created)
     else:
-        typer.echo(made["token"])
+        typer.echo(created["token"])
 
 
 @app.command("ls")
 def ls(server: Server = None, as_json: Json = False) -> None:
-    """List tokens: names and scopes, never the tokens."""
+    """List the names and scopes of all tokens, never the tokens themselves."""
     from services.cli import tables
 
     with remote(server) as api:
@@ -41,7 +41,7 @@ def ls(server: Server = None, as_json: Json = False) -> None:
 
 @app.command("rm")
 def rm(name: Name, server: Server = None) -> None:
-    """Remove a token; whoever holds it is locked out at once."""
+    """Remove a token; the server rejects it within two seconds."""
     with remote(server) as api:
         api.delete_token(name)
     typer.echo(f"{name}: removed")

@@ -1,91 +1,98 @@
-"""What ``volley data check`` finds in a data set: counts, lengths, tags, repeated prompts, bad rows by line."""
+"""What ``volley data check`` reports about a data set: counts, lengths, tags, duplicate prompts, bad rows by line."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.data.prompts import stream, what_lacks
+from services.data.prompts import stream, why_unusable
 from services.data.report import DropReport
 from volley.data import DataSpec
 from volley.errors import DataError, JobError
 from volley.records import Prompt
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 MAX_BAD = 50
 SHOWN_VALUES = 12
-CHUNK = 1000  # texts tokenised at once
+CHUNK = 1000  # texts per call of the tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a data set holds.
+    """The content of a data set, and what is wrong with it.
 
     Attributes:
-        bad: the first `MAX_BAD` problems; reading stops there.
-        complete: the whole set was read.
-        lack: why a job could not use the set though no row is bad; empty where it could.
+        bad: the first `MAX_BAD` errors; reading stops there.
+        complete: whether the whole set was read.
+        obstacle: why a job cannot use the set even though no row is bad; "" if it can.
     """
 
     prompts: list[Prompt]
     drops: DropReport
     bad: list[DataError | JobError]
     complete: bool
-    lack: str
+    obstacle: str
 
 
-class _Enough(Exception):
-    """Fifty bad rows are told; more would not help."""
+class _TooManyErrors(Exception):
+    """`MAX_BAD` rows are bad; more would not help the user."""
 
 
-def examine(spec: DataSpec, tokenizer: Any | None = None) -> Findings:
-    """Read all of ``spec``, collecting what is wrong in place of stopping at the first."""
+def examine(spec: DataSpec, tokenizer: "PreTrainedTokenizerBase | None" = None) -> Findings:
+    """Read all rows of ``spec``, collecting errors instead of stopping at the first."""
     report, bad, prompts = DropReport(), list[DataError | JobError](), list[Prompt]()
     complete = False
 
     def note(error: DataError) -> None:
         bad.append(error)
         if len(bad) == MAX_BAD:
-            raise _Enough
+            raise _TooManyErrors
 
     try:
         prompts.extend(each.prompt for each in stream(spec, tokenizer, report, note))
         complete = True
-    except _Enough:
+    except _TooManyErrors:
         pass
-    except JobError as error:  # the rest of the file can not be read
+    except JobError as error:  # the rest of the file cannot be read
         bad.append(error)
-    return Findings(prompts, report, bad, complete, what_lacks(spec, prompts, report) if not bad else "")
+    return Findings(prompts, report, bad, complete, why_unusable(spec, prompts, report) if not bad else "")
 
 
-def lines(findings: Findings, tokenizer: Any | None) -> list[str]:
-    """The findings for people."""
+def lines(findings: Findings, tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
+    """Format the findings for the terminal."""
     prompts = findings.prompts
-    rows = max(findings.drops.read, len(prompts) + findings.drops.dropped + len(findings.bad))  # some can not be parsed
-    said = [f"{len(prompts)} prompts of {rows} rows{'' if findings.complete else ', and not all was read'}"]
+    rows = max(findings.drops.read, len(prompts) + findings.drops.dropped + len(findings.bad))  # unparsable rows too
+    output = [f"{len(prompts)} prompts of {rows} rows{'' if findings.complete else '; reading stopped early'}"]
     if prompts:
-        said.append(f"  characters  {_spread([len(prompt.text) for prompt in prompts])}")
-        if tokenizer is not None:
-            said.append(f"  tokens      {_spread(token_lengths(tokenizer, prompts))}")
-        repeated = len(prompts) - len({prompt.text for prompt in prompts})
-        if repeated:
-            said.append(f"  {repeated} prompts repeat an earlier one word for word")
-        said.append(f"  fields      {', '.join(sorted({name for prompt in prompts for name in prompt.reference}))}")
-        said += _tags(prompts)
+        output += _prompt_lines(prompts, tokenizer)
     if findings.drops.dropped:
-        said += [f"dropped: {findings.drops.dropped}", *findings.drops.lines()]
+        output += [f"dropped: {findings.drops.dropped}", *findings.drops.lines()]
     if findings.bad:
-        said += [f"bad rows: {len(findings.bad)}{' or more' if len(findings.bad) >= MAX_BAD else ''}"]
-        said += [f"  {error}" for error in findings.bad]
-    if findings.lack:
-        said.append(f"of no use to a job: {findings.lack}")
-    return said
+        output += [f"bad rows: {len(findings.bad)}{' or more' if len(findings.bad) >= MAX_BAD else ''}"]
+        output += [f"  {error}" for error in findings.bad]
+    if findings.obstacle:
+        output.append(f"a job cannot use this data: {findings.obstacle}")
+    return output
 
 
-def token_lengths(tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
-    """Tokens of each prompt under the model's tokenizer."""
+def _prompt_lines(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
+    output = [f"  characters  {_spread([len(prompt.text) for prompt in prompts])}"]
+    if tokenizer is not None:
+        output.append(f"  tokens      {_spread(token_lengths(tokenizer, prompts))}")
+    duplicates = len(prompts) - len({prompt.text for prompt in prompts})
+    if duplicates:
+        output.append(f"  {duplicates} prompts are identical to an earlier one")
+    output.append(f"  fields      {', '.join(sorted({name for prompt in prompts for name in prompt.reference}))}")
+    return output + _tags(prompts)
+
+
+def token_lengths(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt]) -> list[int]:
+    """Return the number of tokens of each prompt."""
     return [
         len(ids)
         for start in range(0, len(prompts), CHUNK)
@@ -94,10 +101,10 @@ def token_lengths(tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
 
 
 def load_spec(file: Path, recipe: str | None) -> list[tuple[str, DataSpec, Path | None]]:
-    """(name, data, model) of a data file, or of each data set that a job file names."""
+    """Return (name, data, model) of a data file, or of each data set that a job file names."""
     if file.suffix.lower() not in (".yaml", ".yml"):
         return [(str(file), DataSpec.model_validate({"path": file, "recipe": recipe}), None)]
-    from services.job_file import load_job
+    from services.jobs.job_file import load_job
 
     job = load_job(file)
     evaluation = getattr(job, "evaluation", None)
@@ -107,7 +114,7 @@ def load_spec(file: Path, recipe: str | None) -> list[tuple[str, DataSpec, Path 
 
 def _spread(lengths: Sequence[int]) -> str:
     low, median, high, top = np.percentile(lengths, [0, 50, 99, 100]).astype(int)
-    return f"least {low}, median {median}, 99% {high}, most {top}, in all {sum(lengths)}"
+    return f"min {low}, median {median}, 99% {high}, max {top}, total {sum(lengths)}"
 
 
 def _tags(prompts: Sequence[Prompt]) -> list[str]:

@@ -1,17 +1,20 @@
-"""``volley data``: look at data, convert published sets, keep an evaluation set out of a training set."""
+"""``volley data``: check data, convert published data sets, remove an evaluation set from a training set."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from volley.data import DataSpec
 
-app = typer.Typer(help="Look at data, convert published sets, decontaminate.", no_args_is_help=True)
+app = typer.Typer(help="Check, convert and decontaminate data.", no_args_is_help=True)
+T = TypeVar("T")
 
-Recipe = Annotated[str | None, typer.Option(help="the rows are in this published layout: math, taco, arc_agi ...")]
+Recipe = Annotated[str | None, typer.Option(help="published layout of the rows: math, taco, arc_agi ...")]
 Split = Annotated[str | None, typer.Option(help="split of a Hugging Face data set")]
 Config = Annotated[str | None, typer.Option(help="configuration of a Hugging Face data set")]
 
@@ -22,7 +25,7 @@ def check(
     model: Annotated[Path | None, typer.Option(help="model folder, for lengths in tokens")] = None,
     recipe: Recipe = None,
 ) -> None:
-    """Counts, lengths, tags, what is dropped and every bad row by line; exit code 1 where there is one."""
+    """Print counts, lengths, tags, dropped rows and every bad row with its line; exit code 1 if there is a bad row."""
     from services.data.check import examine, lines, load_spec
 
     bad = False
@@ -30,7 +33,7 @@ def check(
         tokenizer = _tokenizer(model or of_job)
         findings = examine(spec, tokenizer)
         typer.echo("\n".join([f"{name}:", *lines(findings, tokenizer)]))
-        bad |= bool(findings.bad or findings.lack)
+        bad |= bool(findings.bad or findings.obstacle)
     if bad:
         raise typer.Exit(1)
 
@@ -39,22 +42,24 @@ def check(
 def convert(
     recipe: Annotated[str, typer.Argument(help="math, math500, harp, gsm8k, aime, codecontests, taco, ...")],
     source: Annotated[str, typer.Argument(help="file or folder as published, or hub:OWNER/NAME")],
-    out: Annotated[Path, typer.Argument(help="JSON lines to write; must not exist")],
+    out: Annotated[Path, typer.Argument(help="JSON lines file to write; must not exist")],
     config: Config = None,
     split: Split = None,
     revision: Annotated[str | None, typer.Option(help="revision of a hub data set")] = None,
-    min_tests: Annotated[int | None, typer.Option(min=1, help="code: fewest tests of a problem")] = None,
-    language: Annotated[str | None, typer.Option(help="code: a correct solution in it must be known")] = None,
-    report: Annotated[Path | None, typer.Option(help="write what was dropped and why, JSON")] = None,
+    min_tests: Annotated[int | None, typer.Option(min=1, help="code: drop problems with fewer tests")] = None,
+    language: Annotated[
+        str | None, typer.Option(help="code: drop problems without a correct solution in this language")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="write the number of dropped rows by reason, JSON")] = None,
 ) -> None:
-    """A published data set to JSON lines that a job reads as they are."""
+    """Convert a published data set to JSON lines that a job can read directly."""
     from services.data.files import write_prompts, write_report
     from services.data.prompts import read_prompts
     from services.data.report import DropReport
 
-    place: dict[str, Any] = {"hub": source[4:]} if source.startswith("hub:") else {"path": source}
+    location: dict[str, Any] = {"hub": source[4:]} if source.startswith("hub:") else {"path": source}
     options = {"min_tests": min_tests, "language": language}
-    fields = {**place, "recipe": recipe, "config": config, "split": split, "revision": revision}
+    fields = {**location, "recipe": recipe, "config": config, "split": split, "revision": revision}
     spec = _spec({**fields, "recipe_options": options})
     drops = DropReport()
     prompts = read_prompts(spec, report=drops)
@@ -69,16 +74,18 @@ def convert(
 @app.command()
 def decontaminate(
     train: Annotated[Path, typer.Argument(help="training set")],
-    against: Annotated[list[Path], typer.Option(help="evaluation set; may be given more than once")],
-    out: Annotated[Path | None, typer.Option(help="write the training set without what overlaps")] = None,
-    ngram: Annotated[int, typer.Option(min=1, help="words of an n-gram")] = 8,
-    threshold: Annotated[float, typer.Option(help="share of an evaluation prompt's n-grams, over 0, up to 1")] = 0.5,
+    against: Annotated[list[Path], typer.Option(help="evaluation set; repeat for more")],
+    out: Annotated[Path | None, typer.Option(help="write the training set without the overlapping prompts")] = None,
+    ngram: Annotated[int, typer.Option(min=1, help="words per n-gram")] = 8,
+    threshold: Annotated[
+        float, typer.Option(help="share of an evaluation prompt's n-grams that counts as overlap, above 0 and up to 1")
+    ] = 0.5,
     report: Annotated[Path | None, typer.Option(help="write every overlap, JSON")] = None,
     recipe: Recipe = None,
-    prompt_field: Annotated[str, typer.Option(help="field that holds the prompt, in all sets")] = "prompt",
+    prompt_field: Annotated[str, typer.Option(help="field with the prompt, in all sets")] = "prompt",
     against_recipe: Annotated[str | None, typer.Option(help="published layout of the evaluation sets")] = None,
 ) -> None:
-    """Which training prompts overlap with an evaluation set, and the training set without them."""
+    """Find training prompts that overlap with an evaluation set, and write the training set without them."""
     from services.data.decontaminate import find_contaminated, problem_text
     from services.data.files import write_prompts, write_report
     from services.data.prompts import read_prompts
@@ -118,12 +125,11 @@ def decontaminate(
 def _spec(fields: dict[str, Any]) -> "DataSpec":
     from volley.data import DataSpec
 
-    spec: DataSpec = _valid(lambda: DataSpec.model_validate(fields))
-    return spec
+    return _valid(lambda: DataSpec.model_validate(fields))
 
 
-def _valid(make: Callable[[], Any]) -> Any:
-    """What ``make`` returns; values that do not fit are one clear line."""
+def _valid(make: Callable[[], T]) -> T:
+    """Return what ``make`` returns; a value that is invalid becomes a one-line `JobError`."""
     from pydantic import ValidationError
 
     from volley.errors import JobError
@@ -139,9 +145,9 @@ def _valid(make: Callable[[], Any]) -> Any:
         raise JobError(str(error)) from error
 
 
-def _tokenizer(model: Path | None) -> Any | None:
+def _tokenizer(model: Path | None) -> "PreTrainedTokenizerBase | None":
     if model is None:
         return None
-    from services.tokens import load_tokenizer
+    from services.data.tokens import load_tokenizer
 
     return load_tokenizer(model)

@@ -1,7 +1,8 @@
-"""Which prompts of a training set overlap with an evaluation set: exactly after normalisation, or by word n-grams.
+"""Finds the prompts of a training set that overlap with an evaluation set, exactly or by word n-grams.
 
-The overlap of a training prompt with an evaluation prompt is the share of the evaluation prompt's distinct n-grams that
-the training prompt holds. n-grams are compared as 64-bit hashes, so a set of a million words takes seconds.
+Texts are normalised first. The overlap of a training prompt with an evaluation prompt is the share of the evaluation
+prompt's distinct n-grams that the training prompt contains. n-grams are compared as 64-bit hashes, so a set of a
+million words takes seconds.
 """
 
 import hashlib
@@ -16,18 +17,18 @@ from numpy.typing import NDArray
 from volley.records import Prompt
 
 WORD = re.compile(r"\w+")
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, so multiplication keeps all 64 bits apart
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication is a bijection on 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Contaminated:
-    """A training prompt that is not independent of the evaluation set.
+    """A training prompt that overlaps with the evaluation set.
 
     Attributes:
-        index: its number in the training set.
-        against: id of the evaluation prompt it overlaps with most.
-        overlap: share of that prompt's n-grams it holds; 1.0 where they are equal after normalisation.
-        exact: they are equal after normalisation.
+        index: its index in the training set.
+        against: id of the evaluation prompt that it overlaps with most.
+        overlap: share of that prompt's n-grams that it contains; 1.0 if they are equal after normalisation.
+        exact: whether they are equal after normalisation.
     """
 
     index: int
@@ -37,12 +38,12 @@ class Contaminated:
 
 
 def words_of(text: str) -> list[str]:
-    """The text's words in lower case, compatibility forms unified; punctuation and spacing are no words."""
+    """Return the words of ``text``, case-folded and with compatibility forms unified, without punctuation."""
     return WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def problem_text(prompt: Prompt) -> str:
-    """What is compared: the statement where a recipe gives one, else the prompt. Shared instructions are no overlap."""
+    """Return the text to compare: the problem if a recipe provides it, so that shared instructions do not count."""
     problem = prompt.reference.get("problem")
     return problem if isinstance(problem, str) and problem else prompt.text
 
@@ -55,18 +56,18 @@ def find_contaminated(
     ngram: int = 8,
     threshold: float = 0.5,
 ) -> list[Contaminated]:
-    """The training texts that overlap with some evaluation text by ``threshold`` or more, in order.
+    """Return the training texts that overlap with an evaluation text by at least ``threshold``, in order.
 
     Args:
         names: ids of the evaluation texts.
-        ngram: words an n-gram has; a text of fewer words is only compared as a whole.
-        threshold: share of an evaluation text's distinct n-grams, over 0 and up to 1.
+        ngram: words per n-gram; a text with fewer words is only compared as a whole.
+        threshold: share of an evaluation text's distinct n-grams, above 0 and up to 1.
 
     Raises:
         ValueError: ``ngram`` or ``threshold`` is out of range.
     """
     if ngram < 1 or not 0 < threshold <= 1:
-        raise ValueError(f"ngram {ngram} must be 1 or more, and threshold {threshold} over 0 and up to 1")
+        raise ValueError(f"ngram {ngram} must be 1 or more, and threshold {threshold} above 0 and at most 1")
     index = _Index(evaluation, ngram)
     found = []
     for number, text in enumerate(training):
@@ -77,7 +78,7 @@ def find_contaminated(
 
 
 class _Index:
-    """The evaluation set's n-grams: sorted hashes, each with the texts that hold it."""
+    """The evaluation set's n-grams: sorted hashes, each with the text that contains it."""
 
     def __init__(self, texts: Sequence[str], ngram: int) -> None:
         self.ngram = ngram
@@ -95,7 +96,7 @@ class _Index:
         self._grams_sorted, self._owners = flat[order], owners[order]
 
     def best(self, text: str) -> tuple[int, float, bool] | None:
-        """(evaluation text, overlap, exact) of the closest one, None where nothing is shared."""
+        """Return (evaluation text, overlap, exact) of the closest text, or None if no n-gram is shared."""
         words = words_of(text)
         whole = self._whole.get(" ".join(words))
         if whole is not None:
@@ -113,7 +114,7 @@ class _Index:
         return int(numbers[closest]), float(shares[closest]), False
 
     def _grams(self, words: Sequence[str]) -> NDArray[np.uint64]:
-        """uint64 [distinct n-grams], a polynomial in the hashes of the words."""
+        """Return the distinct n-gram hashes, uint64: each is a polynomial in the hashes of its words."""
         count = len(words) - self.ngram + 1
         if count < 1:
             return np.zeros(0, np.uint64)

@@ -1,4 +1,4 @@
-"""Writing data: JSON lines that a job reads as they are, and reports."""
+"""Writes prompts as JSON lines that a job can read directly, and reports as JSON."""
 
 import json
 from collections.abc import Iterable
@@ -10,21 +10,21 @@ from volley.records import Prompt
 
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
-    """One object a line: ``id``, ``prompt`` and the scorer's fields. Raises `JobError` where ``path`` exists."""
+    """Write one object per line: ``id``, ``prompt`` and the scorer's fields. Raises `JobError` if ``path`` exists."""
     try:
         with path.open("x", encoding="utf-8") as file:
             for prompt in prompts:
                 row = {"id": prompt.id, **prompt.reference, "prompt": prompt.text}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     except FileExistsError:
-        raise JobError(f"{path} exists: name another file, or remove it") from None
+        raise JobError(f"{path} already exists: name another file, or remove it") from None
     except OSError as error:
-        raise JobError(f"{path} can not be written: {error.strerror or error}") from error
+        raise JobError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
-    """A JSON file, replaced where it exists."""
+    """Write a report as JSON, replacing an existing file. Raises `JobError` if that fails."""
     try:
         path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise JobError(f"{path} can not be written: {error.strerror or error}") from error
+        raise JobError(f"{path} cannot be written: {error.strerror or error}") from error

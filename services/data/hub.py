@@ -1,21 +1,24 @@
-"""Rows of Hugging Face data sets through the ``datasets`` library: hub names, saved folders, folders of data files."""
+"""Reads Hugging Face data sets with the ``datasets`` library: hub names, saved folders, folders of data files."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from services.data.readers import Bad, Row, is_plain, plain, read_file
 from volley.data import FormatName, SourceSpec
 from volley.errors import HostError, JobError
 from volley.plugins import DATA, ReaderPlugin, plugin_of, resolved
 
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
 FORMATS: tuple[str, ...] = get_args(FormatName)
-SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what save_to_disk leaves
+SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that save_to_disk writes
 
 
 def read_source(spec: SourceSpec, bad: Bad) -> Iterator[Row]:
-    """Rows of a source's file, folder or hub data set; errors as `read_file`'s."""
+    """Yield the rows of a source's file, folder or hub data set. Raises the same errors as `read_file`."""
     if spec.path is None:
         yield from _rows(_load(str(spec.hub), spec), Path(str(spec.hub)))
     elif spec.format not in FORMATS:
@@ -31,17 +34,17 @@ def read_source(spec: SourceSpec, bad: Bad) -> Iterator[Row]:
 
 
 def _plugged_in(path: Path, name: str) -> Iterator[Row]:
-    """Rows of a plug-in's reader, numbered as they come."""
+    """Yield the rows of a plug-in's reader, numbered from 1."""
     read = resolved(plugin_of(DATA, name, ReaderPlugin).read)
     try:
         for number, fields in enumerate(read(path), 1):
             yield Row(path, number, plain(dict(fields)))
     except (OSError, ValueError, TypeError) as error:
-        raise JobError(f"data file {path}: the reader of format {name} says: {_short(error)}") from error
+        raise JobError(f"data file {path}: the reader of format {name} failed: {_short(error)}") from error
 
 
 def _is_tree(spec: SourceSpec) -> bool:
-    """A recipe's folder of JSON files, one problem each, as MATH and ARC were first published."""
+    """Whether the source is a recipe's folder with one JSON file per problem, as MATH and ARC were first published."""
     path = spec.path
     return (
         path is not None
@@ -56,7 +59,7 @@ def _tree(folder: Path, bad: Bad) -> Iterator[Row]:
         yield from read_file(path, "json", bad)
 
 
-def _saved(folder: Path, spec: SourceSpec) -> Any:
+def _saved(folder: Path, spec: SourceSpec) -> "Dataset":
     datasets = _library()
     try:
         loaded = datasets.load_from_disk(str(folder))
@@ -65,7 +68,7 @@ def _saved(folder: Path, spec: SourceSpec) -> Any:
     return _one_split(loaded, spec)
 
 
-def _load(name: str, spec: SourceSpec) -> Any:
+def _load(name: str, spec: SourceSpec) -> "Dataset":
     datasets = _library()
     try:
         loaded = datasets.load_dataset(name, spec.config, split=spec.split, revision=spec.revision)
@@ -74,7 +77,7 @@ def _load(name: str, spec: SourceSpec) -> Any:
     return _one_split(loaded, spec)
 
 
-def _one_split(loaded: Any, spec: SourceSpec) -> Any:
+def _one_split(loaded: "Dataset | DatasetDict", spec: SourceSpec) -> "Dataset":
     if not isinstance(loaded, dict):
         return loaded
     splits = list(loaded)
@@ -83,11 +86,11 @@ def _one_split(loaded: Any, spec: SourceSpec) -> Any:
             raise JobError(f"data {spec.place} has no split {spec.split!r}; it has {', '.join(splits)}")
         return loaded[spec.split]
     if len(splits) != 1:
-        raise JobError(f"data {spec.place} has the splits {', '.join(splits)}: say split: {splits[0]}")
+        raise JobError(f"data {spec.place} has the splits {', '.join(splits)}: choose one, such as split: {splits[0]}")
     return loaded[splits[0]]
 
 
-def _rows(data: Any, path: Path) -> Iterator[Row]:
+def _rows(data: "Dataset", path: Path) -> Iterator[Row]:
     data = data.with_format(None)
     simple = all(is_plain(field.type) for field in data.features.arrow_schema)
     number = 0

@@ -1,20 +1,20 @@
-"""What a job says of a row's fields: renaming, JSON texts, filters, tags. Nothing here evaluates code."""
+"""Applies a job's settings to a row's fields: renaming, JSON decoding, filters, tags. Nothing here evaluates code."""
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.data.readers import Row, each_key_once
+from services.data.readers import Row, unique_keys
 from volley.data import FilterSpec, SourceSpec
 
 MISSING = object()
 
 
 def look_up(fields: Mapping[str, Any], path: str) -> Any:
-    """The value under ``path``: a field's name, or names joined by dots; `MISSING` where there is none."""
+    """Return the value at ``path``, a field name or names joined by dots, or `MISSING` if there is none."""
     if path in fields:
         return fields[path]
-    value: Any = fields
+    value: object = fields
     for name in path.split("."):
         if not isinstance(value, Mapping) or name not in value:
             return MISSING
@@ -23,7 +23,7 @@ def look_up(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def mapped(spec: SourceSpec, row: Row) -> dict[str, Any]:
-    """The row's fields with the job's names beside them and its JSON texts decoded; raises `DataError`."""
+    """Return the row's fields, plus those the job renames, with JSON strings decoded. Raises `DataError`."""
     fields = dict(row.fields)
     for name, path in spec.fields.items():
         value = look_up(row.fields, path)
@@ -34,23 +34,23 @@ def mapped(spec: SourceSpec, row: Row) -> dict[str, Any]:
         value = fields.get(name)
         if isinstance(value, str):
             try:
-                fields[name] = json.loads(value, object_pairs_hook=each_key_once)
+                fields[name] = json.loads(value, object_pairs_hook=unique_keys)
             except (ValueError, RecursionError) as error:
                 raise row.error(f"field '{name}' is not JSON: {error}") from error
     return fields
 
 
 def failed_filter(filters: tuple[FilterSpec, ...], fields: Mapping[str, Any]) -> FilterSpec | None:
-    """The first filter that drops the row, None where all keep it."""
+    """Return the first filter that drops the row, or None if all keep it."""
     return next((each for each in filters if not _keeps(each, look_up(fields, each.field))), None)
 
 
 def describe(each: FilterSpec) -> str:
-    """The filter as one reads it."""
+    """Describe the filter as the reason for a drop."""
     return f"filter {each.field} {each.op} {json.dumps(each.value)}"
 
 
-def _keeps(each: FilterSpec, value: Any) -> bool:
+def _keeps(each: FilterSpec, value: object) -> bool:
     missing = value is MISSING or value is None
     if each.op == "present":
         return missing is (each.value is False)
@@ -63,7 +63,7 @@ def _keeps(each: FilterSpec, value: Any) -> bool:
     return _OPERATIONS[each.op](value, each.value)
 
 
-def _equal(value: Any, wanted: Any) -> bool:
+def _equal(value: object, wanted: object) -> bool:
     if isinstance(wanted, bool) or isinstance(value, bool):
         return value is wanted
     number = as_number(value) if isinstance(wanted, int | float) else None
@@ -71,7 +71,7 @@ def _equal(value: Any, wanted: Any) -> bool:
 
 
 def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    def check(value: Any, wanted: Any) -> bool:
+    def check(value: object, wanted: object) -> bool:
         if isinstance(wanted, str):
             return isinstance(value, str) and compare(value, wanted)
         number = as_number(value)
@@ -80,13 +80,13 @@ def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     return check
 
 
-def _contains(value: Any, wanted: Any) -> bool:
+def _contains(value: object, wanted: object) -> bool:
     if isinstance(value, str):
         return str(wanted) in value
     return isinstance(value, list | tuple) and any(_equal(item, wanted) for item in value)
 
 
-def _length(value: Any) -> int | None:
+def _length(value: object) -> int | None:
     return len(value) if isinstance(value, str | list | tuple | dict) else None
 
 
@@ -105,8 +105,8 @@ _OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def as_number(value: Any) -> float | int | None:
-    """A number, or the number a text spells; None for anything else."""
+def as_number(value: object) -> float | int | None:
+    """Return a number, or the number that a string spells; None for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -122,7 +122,7 @@ def as_number(value: Any) -> float | int | None:
 
 
 def tags_of(names: tuple[str, ...], row: Row, fields: Mapping[str, Any]) -> dict[str, str]:
-    """The row's tags as text; a list's items are joined by commas. Raises `DataError` for an object."""
+    """Return the row's tags as strings, with list items joined by commas. Raises `DataError` for an object."""
     tags = {}
     for name in names:
         value = look_up(fields, name)

@@ -1,8 +1,9 @@
-"""The endless order in which a run meets its prompts. ``order[position]`` depends on nothing but the position, the seed
-and the data: a run resumes from its cursor alone.
+"""The endless order in which a run uses its prompts.
 
-Order            pass after pass, each shuffled by a seed of its own
-MixtureOrder     sources interleaved by weight, each in an Order of its own
+``order[position]`` depends only on the position, the seed and the data, so a run can resume from its cursor alone.
+
+Order            pass after pass, each shuffled with its own seed
+MixtureOrder     sources interleaved by weight, each with its own Order
 CurriculumOrder  a pool that grows from easy to hard, then an Order of everything
 """
 
@@ -20,20 +21,20 @@ from volley.data import DATASET_TAG, CurriculumSpec, DataSpec
 from volley.errors import JobError
 from volley.records import Prompt
 
-MAX_PERIOD = 10_000  # weights are kept to one part in so many
+MAX_PERIOD = 10_000  # longest period of a mixture, so weights are exact to one part in 10,000
 
 
 class PromptOrder(Protocol):
-    """Position in the run to row number."""
+    """Maps a position in the run to a row number."""
 
     def __getitem__(self, position: int) -> int: ...
 
 
 def order_of(spec: DataSpec, prompts: Sequence[Prompt], *, seed: int) -> PromptOrder:
-    """The order the job asks for over ``prompts``, as `read_prompts` returned them or a subset.
+    """Return the job's order over ``prompts``, which `read_prompts` returned, or over a subset of them.
 
     Raises:
-        JobError: a curriculum's tag or difficulty is missing from a prompt.
+        JobError: a prompt lacks the curriculum's tag, or the tag has no known difficulty.
     """
     if spec.curriculum is not None:
         return CurriculumOrder(difficulties(spec.curriculum, prompts), over=spec.curriculum.over, seed=seed)
@@ -52,7 +53,7 @@ def order_of(spec: DataSpec, prompts: Sequence[Prompt], *, seed: int) -> PromptO
 
 
 class Order:
-    """The order in which a run meets ``count`` rows: pass after pass, each shuffled by a seed of its own."""
+    """Goes through ``count`` rows pass after pass, each shuffled with its own seed."""
 
     def __init__(self, count: int, *, seed: int, shuffle: bool, stream: int | None = None) -> None:
         self.count, self.shuffle = count, shuffle
@@ -70,14 +71,14 @@ class Order:
 
 
 class MixtureOrder:
-    """Sources interleaved so that each has its weight's share of every window, to within two prompts.
+    """Interleaves sources so that each has its weight's share of every window, to within two prompts.
 
-    Which source a position takes repeats with the weights' common denominator; which of its rows is the source's own
-    `Order`, so a small source is met again while a large one is in its first pass.
+    The sequence of sources repeats with the weights' common denominator. Each source goes through its rows with its
+    own `Order`, so a small source repeats while a large one is still in its first pass.
 
     Args:
-        rows: row numbers of each source, none empty.
-        weights: positive, one a source; kept to one part in `MAX_PERIOD`.
+        rows: row numbers of each source; no source is empty.
+        weights: one positive weight per source, used with a precision of one part in `MAX_PERIOD`.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]], weights: Sequence[float], *, seed: int, shuffle: bool) -> None:
@@ -91,7 +92,7 @@ class MixtureOrder:
         self._orders = [Order(len(each), seed=seed, shuffle=shuffle, stream=number) for number, each in enumerate(rows)]
 
     def source(self, position: int) -> int:
-        """The source that ``position`` takes its prompt from."""
+        """Return the source of the prompt at ``position``."""
         return int(self._sources[position % len(self._sources)])
 
     def __getitem__(self, position: int) -> int:
@@ -101,7 +102,7 @@ class MixtureOrder:
 
 
 def integer_weights(weights: Sequence[float]) -> list[int]:
-    """The smallest whole numbers in the ratio of ``weights``, or the nearest ratio with a sum of `MAX_PERIOD`."""
+    """Return the smallest integers in the ratio of ``weights``, or the nearest ratio that sums to `MAX_PERIOD`."""
     exact = [Fraction(str(weight)) for weight in weights]
     total = sum(exact, Fraction(0))
     shares = [weight / total for weight in exact]
@@ -116,21 +117,21 @@ def integer_weights(weights: Sequence[float]) -> list[int]:
 
 
 def chairmen(shares: Sequence[int]) -> NDArray[np.int64]:
-    """One period of the fairest schedule: int64 [sum(shares)], the source of each position.
+    """Return one period of the fairest schedule: the source at each position, int64 [sum(shares)].
 
-    After every p positions source i was taken p * share_i / sum times, to within less than one: the algorithm of
-    R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980), in whole numbers.
+    After p positions, source i has been chosen p * share_i / sum times, with an error below one. The algorithm is
+    R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980), in integers.
     """
     count, total = len(shares), sum(shares)
     if count == 1:
         return np.zeros(total, dtype=np.int64)
     share = np.asarray(shares, dtype=np.int64)
-    due = np.zeros(count, dtype=np.int64)  # total * (what a source is owed), before the position's choice
+    due = np.zeros(count, dtype=np.int64)  # total * (choices that a source is owed) before this position
     chosen = np.empty(total, dtype=np.int64)
     slack = 2 * count - 2
     for position in range(total):
         due += share
-        urgency = ((slack - 1) * total - slack * due) / share  # time until it would be owed too much
+        urgency = ((slack - 1) * total - slack * due) / share  # positions until a source would be owed too much
         urgency[slack * due < total] = np.inf
         chosen[position] = int(np.argmin(urgency))
         due[chosen[position]] -= total
@@ -138,10 +139,10 @@ def chairmen(shares: Sequence[int]) -> NDArray[np.int64]:
 
 
 class CurriculumOrder:
-    """A pool of prompts that grows by one difficulty at equal steps over the first ``over`` positions.
+    """A pool of prompts that grows by one difficulty at equal intervals over the first ``over`` positions.
 
     Args:
-        ranks: difficulty of each row, 0 the easiest, no rank skipped.
+        ranks: difficulty of each row: 0 is the easiest, without gaps.
     """
 
     def __init__(self, ranks: Sequence[int], *, over: int, seed: int) -> None:
@@ -153,7 +154,7 @@ class CurriculumOrder:
         ]
 
     def stage(self, position: int) -> int:
-        """The hardest difficulty in the pool at ``position``."""
+        """Return the hardest difficulty in the pool at ``position``."""
         return min(position * self.stages // self.over, self.stages - 1)
 
     def __getitem__(self, position: int) -> int:
@@ -163,7 +164,7 @@ class CurriculumOrder:
 
 
 def difficulties(spec: CurriculumSpec, prompts: Sequence[Prompt]) -> list[int]:
-    """The rank of each prompt's difficulty, 0 the easiest; raises `JobError`."""
+    """Return the rank of each prompt's difficulty, 0 for the easiest. Raises `JobError`."""
     values = [prompt.tags.get(spec.tag) for prompt in prompts]
     if None in values:
         name = prompts[values.index(None)].id
@@ -174,7 +175,7 @@ def difficulties(spec: CurriculumSpec, prompts: Sequence[Prompt]) -> list[int]:
     if spec.order:
         unknown = sorted(present - set(spec.order))
         if unknown:
-            raise JobError(f"curriculum.order lacks {', '.join(map(repr, unknown))}, which {spec.tag!r} holds")
+            raise JobError(f"curriculum.order lacks {', '.join(map(repr, unknown))}, values of tag {spec.tag!r}")
         ordered = [value for value in spec.order if value in present]
     else:
         ordered = sorted(present, key=lambda value: (_number_in(spec, value), value))
@@ -183,11 +184,11 @@ def difficulties(spec: CurriculumSpec, prompts: Sequence[Prompt]) -> list[int]:
 
 
 def _number_in(spec: CurriculumSpec, value: str) -> float:
-    """3 for ``3``, ``Level 3`` and ``3.0``."""
+    """Return the number in a tag's value: 3 for ``3``, ``Level 3`` and ``3.0``."""
     number = as_number(value)
     if number is None:
         found = re.findall(r"\d+(?:\.\d+)?", value)
         number = as_number(found[-1]) if found else None
     if number is None:
-        raise JobError(f"curriculum: {spec.tag!r} holds {value!r}, which has no number: write curriculum.order")
+        raise JobError(f"curriculum: tag {spec.tag!r} has the value {value!r}, not a number: write curriculum.order")
     return float(number)

@@ -1,4 +1,4 @@
-"""A `DataSpec` to prompts: read, put through the recipe, map, filter, render, name.
+"""Reads the prompts of a `DataSpec`.
 
 rows -> recipe (one published row to problems) -> fields -> filters -> prompt text -> id, tags -> Prompt
 """
@@ -6,7 +6,7 @@ rows -> recipe (one published row to problems) -> fields -> filters -> prompt te
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.data.hub import read_source
 from services.data.mapping import describe, failed_filter, mapped, tags_of
@@ -19,44 +19,47 @@ from volley.data import DATASET_TAG, DataSpec, MixtureSource, SourceSpec
 from volley.errors import DataError, JobError
 from volley.records import Prompt
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A prompt and the row it was made of."""
+    """A prompt and the row it was made from."""
 
     prompt: Prompt
     row: Row
 
     def text(self, field: str) -> str:
-        """The row's non-empty text under ``field``, such as an answer to learn; raises `DataError`."""
+        """Return the row's non-empty string in ``field``, such as an answer to train on; raises `DataError`."""
         return checked_text(self.row, f"field '{field}'", field_value(self.row, self.prompt.reference, field))
 
 
 def read_prompts(spec: DataSpec, model: Path | None = None, report: DropReport | None = None) -> list[Prompt]:
-    """Every prompt of the job's data, source after source.
+    """Return all prompts of the job's data, source after source.
 
     Args:
         model: folder of the model whose chat template ``chat`` uses.
-        report: told of each row that is dropped, and why.
+        report: counts the dropped rows by reason.
 
     Raises:
-        DataError: the first row that is malformed; it names file and line.
-        JobError: the data can not be read, or nothing is left of it.
+        DataError: a row is malformed; the error names its file and line.
+        JobError: the data cannot be read, or no prompt remains.
     """
     return [each.prompt for each in read_located(spec, model, report)]
 
 
 def read_located(spec: DataSpec, model: Path | None = None, report: DropReport | None = None) -> list[Located]:
-    """As `read_prompts`, each prompt with its row."""
+    """Like `read_prompts`, but return each prompt with its row."""
     tokenizer = chat_tokenizer(spec, model)
     found = list(stream(spec, tokenizer, report))
-    if lack := what_lacks(spec, [each.prompt for each in found], report):
-        raise JobError(lack)
+    if reason := why_unusable(spec, [each.prompt for each in found], report):
+        raise JobError(reason)
     return found
 
 
-def what_lacks(spec: DataSpec, prompts: Sequence[Prompt], report: DropReport | None) -> str:
-    """Why a job can not use what was read of ``spec``: nothing is left of it, or of one source. Empty where it can."""
+def why_unusable(spec: DataSpec, prompts: Sequence[Prompt], report: DropReport | None) -> str:
+    """Return why a job cannot use the data, because it or one of its sources has no prompt; "" if it can."""
     if not prompts:
         dropped = f": all {report.read} were dropped" if report and report.read else ""
         return f"data file {spec.place} has no rows{dropped}" if not spec.sources else "the data has no rows"
@@ -67,19 +70,22 @@ def what_lacks(spec: DataSpec, prompts: Sequence[Prompt], report: DropReport | N
     return ""
 
 
-def chat_tokenizer(spec: DataSpec, model: Path | None) -> Any | None:
-    """The model's tokenizer where some source needs it."""
+def chat_tokenizer(spec: DataSpec, model: Path | None) -> "PreTrainedTokenizerBase | None":
+    """Return the model's tokenizer if some source needs its chat template."""
     if model is None or all(source.chat is None for source in (spec, *spec.sources)):
         return None
-    from services.tokens import load_tokenizer
+    from services.data.tokens import load_tokenizer
 
     return load_tokenizer(model)
 
 
 def stream(
-    spec: DataSpec, tokenizer: Any | None = None, report: DropReport | None = None, bad: Bad = refuse
+    spec: DataSpec,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    report: DropReport | None = None,
+    bad: Bad = refuse,
 ) -> Iterator[Located]:
-    """Prompts one by one; malformed rows go to ``bad`` and are passed over if it returns."""
+    """Yield prompts one by one; malformed rows are passed to ``bad`` and skipped if it returns."""
     report = report if report is not None else DropReport()
     seen: dict[str, Row] = {}
     for source in spec.sources or (spec,):
@@ -88,13 +94,15 @@ def stream(
             if name in seen:
                 first = seen[name]
                 where = f"line {first.number}" if first.path == each.row.path else f"{first.path}:{first.number}"
-                bad(each.row.error(f"id {name!r} is already that of {where}"))
+                bad(each.row.error(f"id {name!r} is already used by {where}"))
                 continue
             seen[name] = each.row
             yield each
 
 
-def _of_source(source: SourceSpec, tokenizer: Any | None, report: DropReport, bad: Bad) -> Iterator[Located]:
+def _of_source(
+    source: SourceSpec, tokenizer: "PreTrainedTokenizerBase | None", report: DropReport, bad: Bad
+) -> Iterator[Located]:
     recipe = recipe_of(source.recipe) if source.recipe else None
     make = _Maker(source, renderer(source, recipe.TEMPLATE if recipe else None, tokenizer))
     kept = 0
@@ -115,7 +123,7 @@ def _of_source(source: SourceSpec, tokenizer: Any | None, report: DropReport, ba
 
 
 class _Maker:
-    """One source's rows to prompts."""
+    """Makes prompts from the rows of one source."""
 
     def __init__(self, source: SourceSpec, render: Callable[[Row, Any], str]) -> None:
         self.source, self.render = source, render
@@ -127,7 +135,7 @@ class _Maker:
         self.prefix = f"{source.name}/" if isinstance(source, MixtureSource) else ""
 
     def __call__(self, row: Row, report: DropReport) -> Located | None:
-        """The prompt of a row; None where a filter drops it. Raises `DataError`."""
+        """Make the prompt of a row, or return None if a filter drops it. Raises `DataError`."""
         fields = mapped(self.source, row)
         failed = failed_filter(self.source.filters, fields)
         if failed is not None:
@@ -143,5 +151,5 @@ class _Maker:
             return f"{row.path.name.split('.')[0] if self.source.path else row.path}:{row.number}"
         value = fields.get(self.id_field)
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise row.error(f"field '{self.id_field}' must hold an id: text or number")
+            raise row.error(f"field '{self.id_field}' must be an id: a string or an integer")
         return str(value)

@@ -1,6 +1,6 @@
-"""Rows of local files: JSON lines, JSON, CSV, TSV, Parquet; each also compressed as gz, zst or a zip of one file.
+"""Reads rows of local files: JSON lines, JSON, CSV, TSV, Parquet; also compressed as gz, zst or a zip of one file.
 
-A reader streams. A row that is malformed goes to ``bad``; what makes the rest unreadable is raised.
+Readers stream. Malformed rows are passed to ``bad``; an error that makes the rest of the file unreadable is raised.
 """
 
 import csv
@@ -17,28 +17,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from volley.errors import DataError, JobError
 
-MAX_LINE = 1 << 29  # bytes of one row; a LiveCodeBench problem takes up to some 10 MB
+if TYPE_CHECKING:
+    import pyarrow
+
+MAX_LINE = 1 << 29  # most bytes of one row; LiveCodeBench problems have up to about 10 MB
 COMPRESSIONS = (".gz", ".zst", ".zip")
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: the file and line (from 1; for Parquet and JSON the row) it is at, and its fields."""
+    """One row: its file, its line from 1 (for Parquet and JSON its number), and its fields."""
 
     path: Path
     number: int
     fields: dict[str, Any]
-    unnamed: bool = False  # by their format alone the names may be cells of a row: a table's first line
+    unnamed: bool = False  # the names come from the first line of a table, which may be data instead
 
     def columns(self) -> str:
-        """The names of the fields in words, or how many there are where a name may be somebody's data."""
+        """List the field names for an error message; only their number if the names may be someone's data."""
         if self.unnamed:
-            return f"{len(self.fields)} columns: see that the first line names them"
+            return f"{len(self.fields)} columns: check that the first line names them"
         return ", ".join(map(repr, self.fields)) or "no fields"
 
     def error(self, problem: str) -> DataError:
@@ -49,14 +52,14 @@ JSON_NAMES = {
     bool: "true or false",
     int: "a number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     list: "a list",
     dict: "an object",
 }
 
 
-def called(value: Any) -> str:
-    """What a JSON value is, in words."""
+def called(value: object) -> str:
+    """Return the type of a JSON value in words."""
     return "null" if value is None else JSON_NAMES.get(type(value), f"of type {type(value).__name__}")
 
 
@@ -64,12 +67,12 @@ Bad = Callable[[DataError], None]
 
 
 def refuse(error: DataError) -> None:
-    """The strict ``bad``: the first malformed row ends the reading."""
+    """The strict ``bad``: raise at the first malformed row."""
     raise error
 
 
 def format_of(path: Path) -> str:
-    """``jsonl``, ``json``, ``csv``, ``tsv`` or ``parquet`` by extension; raises `JobError` for another one."""
+    """Return ``jsonl``, ``json``, ``csv``, ``tsv`` or ``parquet`` by extension; raises `JobError` for any other."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
@@ -82,20 +85,20 @@ def format_of(path: Path) -> str:
         ".parquet": "parquet",
     }
     if not suffixes or suffixes[-1] not in known:
-        raise JobError(f"data file {path}: unknown kind of file; say format: jsonl, json, csv, tsv or parquet")
+        raise JobError(f"data file {path}: unknown extension; set format to jsonl, json, csv, tsv or parquet")
     return known[suffixes[-1]]
 
 
 def read_file(path: Path, kind: str = "auto", bad: Bad = refuse) -> Iterator[Row]:
-    """Rows of one file in order.
+    """Yield the rows of one file in order.
 
     Args:
-        kind: as `format_of` names it, or ``auto``.
-        bad: told of each malformed row; reading goes on if it returns.
+        kind: a format as in `format_of`, or ``auto``.
+        bad: called with each malformed row; reading continues if it returns.
 
     Raises:
-        JobError: the file can not be read.
-        DataError: a row is malformed and ``bad`` says so, or the file is broken from there on.
+        JobError: the file cannot be read.
+        DataError: a row is malformed and ``bad`` raises, or the rest of the file is broken.
     """
     kind = format_of(path) if kind == "auto" else kind
     try:
@@ -111,14 +114,14 @@ def read_file(path: Path, kind: str = "auto", bad: Bad = refuse) -> Iterator[Row
                 case _:
                     yield from _csv(path, stream, "\t" if kind == "tsv" else ",", bad)
     except (gzip.BadGzipFile, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise JobError(f"data file {path}: it is cut off or no {path.suffix} file ({error})") from error
+        raise JobError(f"data file {path}: it is truncated or not a {path.suffix} file ({error})") from error
     except OSError as error:
         raise JobError(f"data file {path}: {error.strerror or error}") from error
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed by extension."""
+    """Open the file for reading bytes, decompressed according to its extension."""
     match path.suffix.lower():
         case ".gz":
             with gzip.open(path) as stream:
@@ -139,7 +142,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 def _only_member(path: Path, archive: zipfile.ZipFile) -> str:
     names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
     if len(names) != 1:
-        raise JobError(f"data file {path}: a zip with {len(names)} files; unpack it and name one")
+        raise JobError(f"data file {path}: the zip has {len(names)} files; unpack it and name one of them")
     return names[0]
 
 
@@ -148,7 +151,7 @@ def _json_lines(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:
     while line := stream.readline(MAX_LINE):
         number += 1
         if len(line) == MAX_LINE and not line.endswith(b"\n"):
-            raise DataError(path, number, f"a line of over {MAX_LINE >> 20} MB: one row a line, please")
+            raise DataError(path, number, f"the line is longer than {MAX_LINE >> 20} MB: write one row per line")
         if number == 1:
             line = line.removeprefix(BOM)
         if not line.strip():
@@ -160,14 +163,14 @@ def _json_lines(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:
 
 
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
-    value = parse_json(path, number, text, "write one object a line")
+    value = parse_json(path, number, text, "write one object per line")
     if not isinstance(value, dict):
         raise DataError(path, number, f"{called(value)}, not an object: write {{...}}")
     return value
 
 
 def parse_json(path: Path, number: int, text: bytes, advice: str) -> Any:
-    """The value; NaN, infinities and a key that is written twice are refused. Raises `DataError`."""
+    """Parse JSON. Raises `DataError`, also for NaN, infinities and duplicate keys."""
     try:
         return _DECODER.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
     except UnicodeDecodeError as error:
@@ -182,20 +185,20 @@ def parse_json(path: Path, number: int, text: bytes, advice: str) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value; write null")
+    raise ValueError(f"{name} is not a JSON value; write null")
 
 
-def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``object_pairs_hook``: the object; raises ValueError where a key is written twice."""
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An ``object_pairs_hook`` that raises ValueError for duplicate keys."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise ValueError(f"the key {twice!r} is written twice in one object; drop one")
+        raise ValueError(f"the key {twice!r} appears twice in one object; remove one")
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=each_key_once, parse_constant=_no_constant)  # made once: rows are many
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_constant)
 
 
 def _json(path: Path, stream: IO[bytes], bad: Bad) -> Iterator[Row]:
@@ -240,7 +243,7 @@ def _csv(path: Path, stream: IO[bytes], delimiter: str, bad: Bad) -> Iterator[Ro
 
 def _header(path: Path, cells: list[str]) -> list[str]:
     if len(set(cells)) < len(cells) or not all(cells):
-        raise DataError(path, 1, "the first line must name every column, each once")
+        raise DataError(path, 1, "the first line must name every column, without duplicates")
     return cells
 
 
@@ -260,8 +263,8 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise DataError(path, number + 1, f"not Parquet: {' '.join(str(error).split())[:200]}") from error
 
 
-def is_plain(kind: Any) -> bool:
-    """True for an Arrow type whose Python values are JSON as they are."""
+def is_plain(kind: "pyarrow.DataType") -> bool:
+    """Return whether the Python values of an Arrow type are already JSON values."""
     from pyarrow import types
 
     if types.is_list(kind) or types.is_large_list(kind):
@@ -273,8 +276,8 @@ def is_plain(kind: Any) -> bool:
     )
 
 
-def plain(value: Any) -> Any:
-    """``value`` as JSON knows it: NaN, which is how data frames write a missing number, becomes None."""
+def plain(value: object) -> Any:
+    """Convert ``value`` to a JSON value; NaN, which data frames use for missing numbers, becomes None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,10 +1,10 @@
-"""A row's fields to the text the model sees: a field, a Jinja template, the model's chat template.
+"""Renders a row's fields to the prompt text: a field, a Jinja template, or the model's chat template.
 
-Jinja runs in its immutable sandbox: a template reaches the row and nothing else.
+Jinja runs in its immutable sandbox: a template can access the row and nothing else.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.sandbox
@@ -12,6 +12,9 @@ import jinja2.sandbox
 from services.data.readers import Row, called
 from volley.data import ChatSpec, SourceSpec
 from volley.errors import JobError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Render = Callable[[Row, Mapping[str, Any]], str]
 ROLES = frozenset({"system", "user", "assistant", "developer", "tool"})
@@ -21,12 +24,12 @@ _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
 )
 
 
-def renderer(spec: SourceSpec, default: str | None, tokenizer: Any | None) -> Render:
-    """What makes a row's prompt.
+def renderer(spec: SourceSpec, default: str | None, tokenizer: "PreTrainedTokenizerBase | None") -> Render:
+    """Return the function that renders a row's prompt.
 
     Args:
-        default: the recipe's template, used where the job has none.
-        tokenizer: the model's; needed for ``chat``.
+        default: the recipe's template, used if the job has none.
+        tokenizer: the model's tokenizer; needed for ``chat``.
 
     Raises:
         JobError: the template does not parse, or the model has no chat template.
@@ -42,19 +45,19 @@ def renderer(spec: SourceSpec, default: str | None, tokenizer: Any | None) -> Re
     return _chat(spec.chat, content, tokenizer)
 
 
-def checked_text(row: Row, what: str, value: Any) -> str:
-    """``value`` where it is a text a tokenizer takes; raises `DataError`."""
+def checked_text(row: Row, what: str, value: object) -> str:
+    """Return ``value`` if it is a string that a tokenizer accepts; raises `DataError` otherwise."""
     if not isinstance(value, str):
-        raise row.error(f"{what} is {called(value)}, not a text")
+        raise row.error(f"{what} is {called(value)}, not a string")
     if not value:
         raise row.error(f"{what} is empty")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise row.error(f"{what} has half a surrogate pair, which no tokenizer takes")
+        raise row.error(f"{what} has half a surrogate pair, which no tokenizer accepts")
     return value
 
 
 def field_value(row: Row, fields: Mapping[str, Any], name: str) -> Any:
-    """The value of a field that must be there; raises `DataError`."""
+    """Return the value of a required field; raises `DataError` if it is missing or null."""
     if name not in fields:
         raise row.error(f"no field '{name}'; the row has {row.columns()}")
     if fields[name] is None:
@@ -81,9 +84,13 @@ def _template(text: str) -> Callable[[Row, Mapping[str, Any]], str]:
     return render
 
 
-def _chat(spec: ChatSpec, content: Callable[[Row, Mapping[str, Any]], Any], tokenizer: Any | None) -> Render:
+def _chat(
+    spec: ChatSpec,
+    content: Callable[[Row, Mapping[str, Any]], object],
+    tokenizer: "PreTrainedTokenizerBase | None",
+) -> Render:
     if tokenizer is None:
-        raise JobError("data.chat needs the model's tokenizer: give --model")
+        raise JobError("data.chat needs the model's tokenizer: pass --model")
     if not tokenizer.chat_template:
         raise JobError("data.chat: the model's tokenizer has no chat template; use template instead")
     added = _added_start(tokenizer)
@@ -95,26 +102,26 @@ def _chat(spec: ChatSpec, content: Callable[[Row, Mapping[str, Any]], Any], toke
         try:
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **spec.options)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise row.error(f"the model's chat template refuses it: {error}") from error
+            raise row.error(f"the model's chat template rejects it: {error}") from error
         return checked_text(row, "the rendered chat", text.removeprefix(added) if added else text)
 
     return render
 
 
-def _added_start(tokenizer: Any) -> str:
-    """The beginning-of-text token where the tokenizer puts it before every text: a template must not put it twice."""
+def _added_start(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Return the beginning-of-text token if the tokenizer adds it to every text, so that a template must not."""
     if tokenizer.bos_token is None:
         return ""
     return str(tokenizer.bos_token) if tokenizer("").input_ids[:1] == [tokenizer.bos_token_id] else ""
 
 
-def _turns(row: Row, content: Any) -> list[dict[str, str]]:
+def _turns(row: Row, content: object) -> list[dict[str, str]]:
     if isinstance(content, str):
         return [{"role": "user", "content": checked_text(row, "the prompt", content)}]
-    good = isinstance(content, list) and all(
-        isinstance(turn, dict) and turn.get("role") in ROLES and isinstance(turn.get("content"), str)
-        for turn in content
-    )
-    if not good or not content:
-        raise row.error('a chat prompt is a text, or a list of turns: [{"role": "user", "content": "..."}]')
+    if not isinstance(content, list) or not content or not all(map(_is_turn, content)):
+        raise row.error('a chat prompt must be a string or a list of turns: [{"role": "user", "content": "..."}]')
     return [dict(turn) for turn in content]
+
+
+def _is_turn(value: object) -> bool:
+    return isinstance(value, dict) and value.get("role") in ROLES and isinstance(value.get("content"), str)

@@ -1,16 +1,16 @@
-"""What was dropped of a data set, and why."""
+"""Counts the rows of a data set that were dropped, by reason."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.data.readers import Row
 
-EXAMPLES = 5  # places kept of each reason
+EXAMPLES = 5  # locations kept per reason
 
 
 @dataclass(slots=True)
 class DropReport:
-    """Counts by reason, with the first few places of each.
+    """Number of dropped rows by reason, with the first few locations.
 
     Attributes:
         read: rows read.
@@ -21,7 +21,7 @@ class DropReport:
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def drop(self, reason: str, row: Row) -> None:
-        """Note that ``row`` was dropped; it is well-formed but not wanted."""
+        """Count a well-formed row that is dropped."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
         places = self.examples.setdefault(reason, [])
         if len(places) < EXAMPLES:
@@ -32,7 +32,7 @@ class DropReport:
         return sum(self.counts.values())
 
     def as_json(self) -> dict[str, Any]:
-        """The report as a JSON object, most frequent reason first."""
+        """Return the report as a JSON object, most frequent reason first."""
         ordered = sorted(self.counts, key=lambda reason: (-self.counts[reason], reason))
         return {
             "read": self.read,
@@ -42,7 +42,7 @@ class DropReport:
         }
 
     def lines(self) -> list[str]:
-        """The report for people, one reason a line."""
+        """Format the report for the terminal, one reason per line."""
         return [
             f"  {each['count']:>7}  {each['reason']}  (first: {each['first'][0]})" for each in self.as_json()["dropped"]
         ]

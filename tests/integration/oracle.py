@@ -1,4 +1,4 @@
-"""What a plain ``transformers`` model says of the tokens an engine sampled."""
+"""Log-probs of an engine's samples, recomputed with a plain ``transformers`` model."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Oracle:
         }
 
     def logprobs(self, group: Group, *, temperature: float = 1.0, top_p: float = 1.0) -> NDArray[np.float32]:
-        """float32 [T], each token's log-prob under the weights and sampling it was drawn with."""
+        """Each token's log-prob under the weights and sampling settings it was drawn with, float32 [T]."""
         ends = np.cumsum(group.lengths_n)
         return np.concatenate(
             [
@@ -44,7 +44,7 @@ class Oracle:
 
     @torch.inference_mode()
     def _sample(self, group: Group, at: slice, temperature: float, top_p: float) -> NDArray[np.float32]:
-        """Weights that change in the middle find the keys and values that the earlier ones left in the cache."""
+        """After a weight change within a sample, the cached keys and values of the earlier weights are still used."""
         tokens, versions = group.tokens_T[at], group.versions_T[at]
         fed = torch.tensor([*group.prompt_p, *tokens[:-1]])
         cache, logits, start = DynamicCache(config=self.model.config), [], 0
@@ -62,7 +62,7 @@ class Oracle:
 
 
 def nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Logits with everything outside the smallest set of probability ``top_p`` at minus infinity."""
+    """Logits with all tokens outside the smallest set of probability ``top_p`` set to minus infinity."""
     if top_p == 1.0:
         return logits
     probabilities, order = logits.softmax(-1).sort(-1, descending=True)

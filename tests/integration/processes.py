@@ -4,6 +4,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from volley.processes import is_alive
+
 
 def descendants(root: int) -> set[int]:
     """The processes that ``root`` started, and those they started."""
@@ -15,17 +17,9 @@ def descendants(root: int) -> set[int]:
     return found
 
 
-def alive(pid: int) -> bool:
-    """False for a zombie too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def wait_until_gone(pids: set[int], seconds: float = 15) -> None:
     """Fails with the command lines of those that stay."""
     deadline = time.monotonic() + seconds
-    while (left := {pid for pid in pids if alive(pid)}) and time.monotonic() < deadline:
+    while (left := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in left]

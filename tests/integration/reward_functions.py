@@ -1,4 +1,4 @@
-"""Reward functions that misbehave on demand; the process that calls them is the parent of theirs."""
+"""Reward functions that misbehave on demand; they run in a child process of the reward worker."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def trouble(sample: str, row: dict[str, Any]) -> float:
-    """1.0, after doing to the reward worker what ``sample`` names."""
+    """Returns 1.0, after doing to the reward worker what ``sample`` names."""
     if sample == "kill once" and not Path(row["flag"]).exists():
         Path(row["flag"]).touch()
         os.kill(os.getppid(), signal.SIGKILL)

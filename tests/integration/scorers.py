@@ -6,12 +6,12 @@ from typing import Any
 
 
 def share_of_sevens(sample: str, row: Mapping[str, Any]) -> float:
-    """How much of a sample of eight characters is sevens."""
+    """The share of sevens in a sample of eight characters."""
     return sample.count("7") / 8
 
 
 def fails_while(sample: str, row: Mapping[str, Any]) -> float:
-    """The share of sevens, but an error while the file that the row names is there."""
+    """The share of sevens; raises while the file that the row names exists."""
     if Path(row["switch"]).exists():
         raise RuntimeError("the scorer is broken")
     return share_of_sevens(sample, row)

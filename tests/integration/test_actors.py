@@ -1,4 +1,4 @@
-"""Two real actors with real vLLM engines on one small model: what they sample, and what an update in flight does."""
+"""Two real actors with vLLM engines on one small model: their samples, and weight updates in flight."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ TOKENIZER = character_tokenizer()
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head tied to the embedding is the harder case for an update: the engine packs it a second time."""
+    """The head is tied to the embedding, the harder case for an update, because the engine packs that matrix twice."""
     return tiny_llama(tmp_path_factory.mktemp("model"), tie_word_embeddings=True)
 
 
@@ -48,7 +48,7 @@ def oracle(model: Path) -> Oracle:
 
 def configuration(model: Path, logs: Path, **spec: object) -> ActorConfig:
     actors = ActorsSpec.model_validate(
-        {"cpus": 0.1, "max_num_seqs": 128, "kv_cache_gb": 0.1, "group_deadline_s": 60, **spec}
+        {"cpus": 0.1, "max_num_seqs": 128, "kv_cache_gb": 0.1, "group_deadline_s": 60, "max_replacements": 0, **spec}
     )
     return ActorConfig(ModelSpec(path=model), actors, LENGTH, 0, logs, verify=True)
 
@@ -86,7 +86,7 @@ async def generate(pool: ActorPool, made: GenerateRequest) -> Group:
 
 
 def publish(version: int, weights: State, *, cuts: int = 2) -> WeightUpdate:
-    """As the learner does: safetensors files in the object store; layers may be cut in two."""
+    """Put weights into the object store as safetensors files, as the learner does; a layer may be split over two."""
     names = list(weights)
     parts = [names[i::cuts] for i in range(cuts)]
     files = [np.frombuffer(save({name: weights[name] for name in part}), dtype=np.uint8) for part in parts]
@@ -121,7 +121,7 @@ async def test_logprobs_are_those_of_the_distribution_sampled_from(
     np.testing.assert_allclose(group.logprobs_T, expected, atol=1e-4)
 
 
-async def test_a_seed_fixes_the_samples_on_whichever_actor(pool: ActorPool) -> None:
+async def test_a_seed_determines_the_samples_on_any_actor(pool: ActorPool) -> None:
     groups = await asyncio.gather(*(generate(pool, request(seed=seed)) for seed in (3, 3, 4)))
     assert len({group.actor for group in groups}) == 2
     assert groups[0].texts == groups[1].texts != groups[2].texts
@@ -134,12 +134,12 @@ async def test_actors_share_the_load_and_draw_different_samples(pool: ActorPool)
     assert len({text for group in groups for text in group.texts}) > 12
 
 
-async def test_bad_requests_are_the_jobs_fault_and_harm_nobody(pool: ActorPool) -> None:
-    with pytest.raises(JobError, match=r"prompt 'p' has 301 tokens and the model takes 1 to 255: change it"):
+async def test_invalid_requests_are_job_errors_and_do_no_harm(pool: ActorPool) -> None:
+    with pytest.raises(JobError, match=r"prompt 'p' has 301 tokens, but the model takes 1 to 255: change it"):
         await pool.generate(request("1" * 300))
-    with pytest.raises(JobError, match="prompt 'p' holds token 5000 and the model has 49"):
+    with pytest.raises(JobError, match="prompt 'p' contains token 5000, but the model has only 49"):
         await pool.generate(request(prompt_p=np.array([1, 5000], dtype=np.int32)))
-    with pytest.raises(JobError, match=r"vLLM refuses prompt 'p': .*top_p"):
+    with pytest.raises(JobError, match=r"vLLM rejects prompt 'p': .*top_p"):
         await pool.generate(request(top_p=1.5))
     assert (await generate(pool, request())).n == 8
 
@@ -161,7 +161,7 @@ async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: 
     assert pool.version == 2
 
 
-async def test_the_weights_served_are_those_published_to_the_bit(pool: ActorPool, oracle: Oracle) -> None:
+async def test_served_weights_equal_the_published_ones_bitwise(pool: ActorPool, oracle: Oracle) -> None:
     oracle.weights[3] = oracle.other_weights(3)
     await pool.broadcast(publish(3, oracle.weights[3], cuts=5))
     published = oracle.weights[3] | {"lm_head.weight": oracle.weights[3]["model.embed_tokens.weight"]}
@@ -173,8 +173,8 @@ async def test_the_weights_served_are_those_published_to_the_bit(pool: ActorPool
             assert torch.equal(weights[name], tensor), name
 
 
-async def test_a_prompt_seen_before_an_update_is_read_anew_after_it(pool: ActorPool, oracle: Oracle) -> None:
-    """Long enough for whole blocks of its keys and values to be kept, which other weights computed."""
+async def test_cached_prompts_are_recomputed_after_an_update(pool: ActorPool, oracle: Oracle) -> None:
+    """The prompt is long enough that whole blocks of its keys and values, from the old weights, are cached."""
     prompt = request("7" * 200, n=4, max_tokens=8)
     await asyncio.gather(*(generate(pool, prompt) for _ in range(4)))
     oracle.weights[4] = oracle.other_weights(4)
@@ -184,15 +184,15 @@ async def test_a_prompt_seen_before_an_update_is_read_anew_after_it(pool: ActorP
         np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
 
 
-async def test_weights_that_arrive_changed_are_not_served(pool: ActorPool, oracle: Oracle) -> None:
+async def test_corrupted_weights_are_not_served(pool: ActorPool, oracle: Oracle) -> None:
     before = pool.version
     torn = replace(publish(9, oracle.other_weights(9)), checksum="0" * 64)
-    with pytest.raises(HostError, match=r"weights 9 arrived as [0-9a-f]{64}, published as 0{64}"):
+    with pytest.raises(HostError, match=r"weights 9 have checksum [0-9a-f]{64}, but were published as 0{64}"):
         await pool.broadcast(torn)
     assert set((await generate(pool, request())).versions_T) == {before}
 
 
-async def test_a_model_that_does_not_load_is_one_clear_line(ray_local: None, tmp_path: Path) -> None:
+async def test_a_model_that_does_not_load_is_a_clear_error(ray_local: None, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     broken = tiny_llama(tmp_path / "broken")
@@ -204,7 +204,7 @@ async def test_a_model_that_does_not_load_is_one_clear_line(ray_local: None, tmp
         assert f"actor-0: {folder} does not load: " in str(error)
         assert "\n" not in str(error)
         assert len(str(error)) < 700
-    assert "header" in str(errors[1]).lower()  # what safetensors said, in the engine's process
+    assert "header" in str(errors[1]).lower()  # the safetensors error in the engine's process
 
 
 OPTIONS = """
@@ -229,13 +229,13 @@ async def test_an_engine_option_is_checked_against_vllms_own(model: Path) -> Non
     assert done.stdout.splitlines() == [
         "actors.engine: vLLM has no option 'enforce_eagre'; did you mean 'enforce_eager'?",
         "actors.engine: 'max_num_seqs' is set by actors.max_num_seqs; remove it",
-        "actors.engine: 'logprobs_mode' is set by Volley and can not be changed; remove it",
+        "actors.engine: 'logprobs_mode' is set by Volley and cannot be changed; remove it",
         "5",
     ]
 
 
-async def test_a_killed_actor_is_named_at_once_and_its_engine_ends_with_it(pool: ActorPool) -> None:
-    """Last: this pool replaces nobody."""
+async def test_a_killed_actor_is_named_immediately_and_its_engine_ends_with_it(pool: ActorPool) -> None:
+    """This test must be the last one, because the pool does not replace dead actors."""
     victim = pool.infos[1]
     pids = {victim.pid, *victim.engine_pids, *descendants(victim.pid)}
     groups = [asyncio.create_task(pool.generate(request(n=64, max_tokens=240))) for _ in range(4)]

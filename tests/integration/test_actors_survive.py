@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +35,8 @@ def oracle(model: Path) -> Oracle:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ActorPool]:
-    config = configuration(model, tmp_path_factory.mktemp("logs"), count=2)
-    config = replace(config, max_replacements=3, hang_deadline_s=8.0)
-    started = await ActorPool.start(config)
+    logs = tmp_path_factory.mktemp("logs")
+    started = await ActorPool.start(configuration(model, logs, count=2, max_replacements=3, hang_deadline_s=8.0))
     yield started
     await started.stop()
 
@@ -56,12 +54,12 @@ async def until_count(pool: ActorPool, count: int) -> None:
 
 
 async def serves(pool: ActorPool, oracle: Oracle, version: int) -> bool:
-    """To the bit, on every actor."""
+    """Whether every actor serves the weights bitwise."""
     served = [load(file.tobytes()) for file in (await pool.served_weights()).values()]
     return all(torch.equal(w[name], tensor) for w in served for name, tensor in oracle.weights[version].items())
 
 
-async def test_a_killed_engine_costs_no_group_and_its_replacement_has_the_newest_weights(
+async def test_no_group_is_lost_with_a_killed_engine_and_its_replacement_has_the_newest_weights(
     pool: ActorPool, oracle: Oracle
 ) -> None:
     oracle.weights[1] = oracle.other_weights(1)
@@ -87,12 +85,14 @@ async def test_a_killed_engine_costs_no_group_and_its_replacement_has_the_newest
         np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
 
 
-async def test_scaling_to_none_pauses_and_back_goes_on_with_the_newest_weights(pool: ActorPool, oracle: Oracle) -> None:
+async def test_scaling_to_zero_pauses_and_scaling_up_continues_with_the_newest_weights(
+    pool: ActorPool, oracle: Oracle
+) -> None:
     pids = {pid for info in pool.infos for pid in (info.pid, *info.engine_pids)}
     groups = [asyncio.create_task(generate(pool, long())) for _ in range(4)]
     await asyncio.sleep(0.1)
     await pool.scale(0)
-    assert all(group.done() for group in groups)  # drained, not thrown away
+    assert all(group.done() for group in groups)  # drained, not discarded
     assert {(await group).n for group in groups} == {64}
     assert pool.count == 0
     wait_until_gone(pids)
@@ -107,7 +107,7 @@ async def test_scaling_to_none_pauses_and_back_goes_on_with_the_newest_weights(p
 
 
 @pytest.mark.parametrize("hung", ["engine", "actor"])
-async def test_a_hang_is_made_a_death(pool: ActorPool, oracle: Oracle, hung: str) -> None:
+async def test_a_hung_actor_is_killed(pool: ActorPool, oracle: Oracle, hung: str) -> None:
     deaths, before = len(pool.deaths), pool.count
     victim = pool.infos[0]
     pids = {victim.pid, *victim.engine_pids, *descendants(victim.pid)}
@@ -122,8 +122,8 @@ async def test_a_hang_is_made_a_death(pool: ActorPool, oracle: Oracle, hung: str
     assert await serves(pool, oracle, pool.version)
 
 
-async def test_weights_that_lack_a_tensor_end_the_engine_that_took_them(pool: ActorPool, oracle: Oracle) -> None:
-    """It is half loaded then. Last: by this time the pool may replace nobody."""
+async def test_weights_that_lack_a_tensor_end_the_engine(pool: ActorPool, oracle: Oracle) -> None:
+    """The engine is then half loaded. This test must be the last one: the pool has no replacements left."""
     lacking = {name: tensor for name, tensor in oracle.weights[2].items() if name != "model.norm.weight"}
     with pytest.raises(WorkerDied, match=r"actor-\d died: weights 3 do not load: .*not all weights.*model\.norm"):
         await pool.broadcast(publish(3, lacking))

@@ -1,4 +1,4 @@
-"""A cluster that starts with no node for any role: a run that waits for room makes Ray's autoscaler add the nodes."""
+"""A cluster that starts without a node for any role: a waiting run makes Ray's autoscaler add the nodes."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.local_redis import embedded_redis
-from services.stack_up import free_port
-from services.store import Store
+from services.stack.keeper import free_port
+from services.stack.redis import embedded_redis
+from services.store.redis import Store
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants
 
@@ -32,7 +32,7 @@ AUTOSCALER = {
     "max_workers": 3,
     "head_node_type": "ray.head.default",
     "idle_timeout_minutes": 5,
-    # Nodes are processes that share an address.
+    # All nodes are processes with the same address.
     "provider": {
         "type": "fake_multinode",
         "use_node_id_as_ip": True,
@@ -58,7 +58,7 @@ AUTOSCALER = {
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A head with Ray's own autoscaler, whose nodes are processes of this machine: the environment that reaches it."""
+    """A head with Ray's own autoscaler, whose nodes are processes here; yields the environment that reaches it."""
     size = {"CPU": 2, "object_store_memory": 128 << 20}
     types = {
         name: {"resources": {**size, name: 1}, "node_config": {}, "min_workers": 0, "max_workers": 1} for name in GROUPS
@@ -91,13 +91,14 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
         family = descendants(head.pid)
         head.terminate()
         head.wait(60)
-        for pid in family:  # the nodes it added, and Ray's helpers on them, which notice its end after minutes
+        # The nodes it added, and their Ray helpers, notice only after minutes that the head has ended.
+        for pid in family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_waiting_run_is_given_its_nodes(cluster: dict[str, str], tmp_path: Path) -> None:
-    """`volley run` on a cluster that has no room at all, but could grow: it is not refused."""
+    """`volley run` on a cluster that lacks all resources but can grow is not rejected."""
     write_inputs(tmp_path)
     job = rl_job(
         tmp_path,

@@ -1,4 +1,4 @@
-"""A backup is taken while a run trains, then all is lost: laid back, the run ends as if nothing had happened."""
+"""A backup is taken while a run trains, then everything is lost; after restoring, the run completes exactly."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ def backup(home: Path, copy: Path, code: int = 0) -> str:
     return done.stderr
 
 
-def test_a_run_goes_on_from_a_backup_that_was_taken_while_it_trained(tmp_path: Path) -> None:
+def test_a_run_continues_from_a_backup_taken_while_it_trained(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     write_inputs(inputs)
@@ -35,8 +35,8 @@ def test_a_run_goes_on_from_a_backup_that_was_taken_while_it_trained(tmp_path: P
         service.wait(run, lambda now: now["step"] >= 20)
         backup(service.home, copy)
         kept = max(int(path.name.removeprefix("step-")) for path in (copy / "runs" / run / "checkpoints").iterdir())
-        assert "is there already" in backup(service.home, copy, code=1)
-        service.wait(run, lambda now: now["step"] >= kept + 20)  # this is what the backup does not have
+        assert "exists already" in backup(service.home, copy, code=1)
+        service.wait(run, lambda now: now["step"] >= kept + 20)  # these steps are not in the backup
 
         service.run("down")
         shutil.rmtree(service.home)

@@ -1,4 +1,4 @@
-"""What a cluster does, on one machine: nodes of their own for each role, and the loss of each of those nodes."""
+"""A cluster simulated on one machine: each role has its own node, and each of these nodes is lost."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ROLES = {"Actor": "volley_actor", "RewardWorker": "volley_reward", "Rank": "voll
 
 
 class Nodes:
-    """A Ray cluster of several raylets: a head without room for any role, and nodes that are named after one."""
+    """A Ray cluster of several raylets: a head that can run no role, and nodes that are named after roles."""
 
     def __init__(self) -> None:
         import ray
@@ -35,16 +35,16 @@ class Nodes:
         ray.init(address=self.address, log_to_driver=False, logging_level="error")
 
     def add(self, resource: str) -> Any:
-        """One more node for the role that asks for ``resource``."""
+        """Add a node for the role that requires ``resource``."""
         return self.cluster.add_node(num_cpus=2, resources={resource: 2}, object_store_memory=128 << 20)
 
     def replace(self, resource: str) -> None:
-        """Bring a new node for a role, then lose the one that its processes are on, as a machine is lost."""
+        """Add a new node for a role, then lose the one its processes run on, as when a machine fails."""
         lost, self.nodes[resource] = self.nodes[resource], self.add(resource)
         self.cluster.remove_node(lost, allow_graceful=False)
 
     def places(self) -> dict[str, set[str]]:
-        """The nodes that live processes of each role are on, by the role's class."""
+        """By role class, the nodes on which its live processes run."""
         from ray._private.state import actors
 
         found: dict[str, set[str]] = {role: set() for role in ROLES}
@@ -72,7 +72,7 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each role asks for the resource that only nodes of its own have."""
+    """A job whose roles each require the resource that only their own nodes offer."""
     folder = tmp_path_factory.mktemp("cluster")
     write_inputs(folder)
     placed = rl_job(
@@ -104,7 +104,7 @@ def wait_for_event(run: Running, kind: str, seconds: float = 180) -> None:
         time.sleep(0.5)
 
 
-def test_roles_run_on_their_own_nodes_and_outlive_each_of_them(nodes: Nodes, job: Path, tmp_path: Path) -> None:
+def test_roles_run_on_their_own_nodes_and_survive_losing_them(nodes: Nodes, job: Path, tmp_path: Path) -> None:
     run = Running(job, tmp_path, "--ray", nodes.address)
     run.wait_for_steps(more=15)
     assert nodes.places() == nodes.expected()
@@ -127,10 +127,10 @@ def test_roles_run_on_their_own_nodes_and_outlive_each_of_them(nodes: Nodes, job
     os.killpg(run.process.pid, signal.SIGINT)
     code, errors = run.end()
     assert (code, errors.splitlines()[-1].split(",")[0]) == (130, "volley: stopping at a checkpoint")
-    assert sum(map(len, nodes.places().values())) == 0  # the cluster is left as it was found
+    assert sum(map(len, nodes.places().values())) == 0  # no process of a role is left on the cluster
 
 
-def test_a_resource_that_no_node_has_is_one_line(nodes: Nodes, job: Path, tmp_path: Path) -> None:
+def test_a_resource_that_no_node_has_is_a_clear_error(nodes: Nodes, job: Path, tmp_path: Path) -> None:
     run = Running(job, tmp_path, "--ray", nodes.address, "--set", "actors.resources.volley_actor=99")
     code, errors = run.end(120)
     assert code == 1

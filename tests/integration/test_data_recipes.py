@@ -1,4 +1,4 @@
-"""Problems of the code and mathematics recipes, scored in the real sandbox with a right and a wrong sample."""
+"""Problems of the code and mathematics recipes, scored with a correct and a wrong sample in the real sandbox."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +55,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 @pytest.mark.parametrize(("recipe", "file", "number", "right", "wrong"), PROGRAMS)
-def test_a_right_program_passes_and_a_wrong_one_does_not(
+def test_a_correct_program_passes_and_a_wrong_one_does_not(
     sandbox: Sandbox, recipe: str, file: str, number: int, right: str, wrong: str
 ) -> None:
     prompt = read_prompts(DataSpec.model_validate({"path": FIXTURES / file, "recipe": recipe}))[number]
@@ -75,7 +75,7 @@ def test_a_right_program_passes_and_a_wrong_one_does_not(
         ("aime", "aime.parquet", 0, "009", "90"),
     ],
 )
-def test_a_right_answer_passes_and_a_wrong_one_does_not(
+def test_a_correct_answer_passes_and_a_wrong_one_does_not(
     sandbox: Sandbox, recipe: str, file: str, number: int, right: str, wrong: str
 ) -> None:
     prompt = read_prompts(DataSpec.model_validate({"path": FIXTURES / file, "recipe": recipe}))[number]

@@ -1,4 +1,4 @@
-"""Drivers as processes of their own, under a real supervisor: asked to end, and stopped in their tracks."""
+"""Drivers as separate processes under a real supervisor: asked to end, or frozen by SIGSTOP."""
 
 import asyncio
 import os
@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import ray
 
-from services import supervisor as module
-from services.display import Display
-from services.foreground import Ending
-from services.launcher import JobStatus
-from services.local_redis import embedded_redis
-from services.run import run_on
-from services.run_folder import RunFolder
-from services.stack import Stack
-from services.state import Observed, RunRecord
-from services.store import Store
-from services.supervisor import Supervisor
+from services.recording.display import Display
+from services.runs.run import prepare, run_on
+from services.signals import StopSignal
+from services.stack.ephemeral import Stack
+from services.stack.redis import embedded_redis
+from services.store.folder import RunFolder
+from services.store.redis import Store
+from services.store.state import Observed, RunRecord
+from services.supervisor import supervisor as module
+from services.supervisor.ray_jobs import JobStatus
+from services.supervisor.supervisor import Supervisor
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.test_steering import assert_ledger_exact
 from volley.job import JOB, RLJob
@@ -35,7 +35,7 @@ MUTE_SECONDS = 15.0
 
 
 class Processes:
-    """A launcher whose drivers are children of this process, on the Ray of this process."""
+    """A launcher whose drivers are children of this process and use its Ray cluster."""
 
     def __init__(self, redis_url: str) -> None:
         self.lives: list[subprocess.Popen[bytes]] = []
@@ -47,7 +47,7 @@ class Processes:
         }
 
     def start(self, run_id: str) -> None:
-        command = [sys.executable, "-m", "services.driver", run_id]
+        command = [sys.executable, "-m", "services.runs.driver", run_id]
         self.lives.append(subprocess.Popen(command, env=self._environment))
 
     async def submit(self, run_id: str, life: int, grace_s: float) -> None:
@@ -60,7 +60,7 @@ class Processes:
         return "alive" if code is None else "killed" if code < 0 else "ended"
 
     async def stop(self, run_id: str) -> None:
-        raise AssertionError("a mute driver of this host is killed at once")
+        raise AssertionError("a silent driver on this host is killed directly")
 
     async def logs(self, run_id: str, tail_bytes: int) -> str:
         return ""
@@ -84,7 +84,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 
 
 async def created(store: Store, folder: Path, **changes: Any) -> RunFolder:
-    """A run of a long job that nobody has started."""
+    """Create the record of a run with a long job, without starting it."""
     write_inputs(folder)
     tree = rl_job(folder, steps=STEPS, max_lag=2, evaluation=None, optimizer={"lr": 1e-6}, **changes)
     job = RLJob.model_validate(tree)
@@ -104,7 +104,7 @@ async def until(store: Store, holds: Callable[[Observed], bool], seconds: float 
     return seen
 
 
-async def test_a_driver_asked_to_end_writes_a_checkpoint_and_one_that_is_stopped_is_replaced(
+async def test_a_driver_asked_to_end_writes_a_checkpoint_and_a_frozen_one_is_replaced(
     ray_local: None, redis_url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MUTE_SECONDS", MUTE_SECONDS)
@@ -118,11 +118,11 @@ async def test_a_driver_asked_to_end_writes_a_checkpoint_and_one_that_is_stopped
             drivers.lives[0].send_signal(signal.SIGTERM)
             await until(store, lambda seen: seen.life == 2 and seen.state == "running")
             assert drivers.lives[0].returncode == 130
-            # The second life may be at its own checkpoints already.
+            # The second driver may already have written checkpoints of its own.
             events = [(event["kind"], event["step"]) for event in run.read("events")]
             at = next(step for kind, step in events if kind == "resumed")
             assert events[events.index(("resumed", at)) - 1] == ("checkpoint", at)
-            assert at % 50, "at the step it was at, not one of the job's"
+            assert at % 50, "the checkpoint is at the step reached, not at one planned by the job"
 
             await until(store, lambda seen: seen.step >= 60)
             drivers.lives[1].send_signal(signal.SIGSTOP)
@@ -146,7 +146,7 @@ async def test_a_second_signal_does_not_wait_for_a_checkpoint(
     try:
         await until(store, lambda seen: seen.step >= 5)
         rank = next(worker.pid for worker in (await store.observed("run")).workers if worker.name == "learner-0")
-        os.kill(rank, signal.SIGSTOP)  # it would wait for this one
+        os.kill(rank, signal.SIGSTOP)  # the checkpoint would wait for this rank
         drivers.lives[0].send_signal(signal.SIGTERM)
         await asyncio.sleep(2)
         assert drivers.lives[0].poll() is None
@@ -161,7 +161,7 @@ async def test_a_second_signal_does_not_wait_for_a_checkpoint(
     assert "volley: stopping\n" in log
 
 
-async def test_a_supervised_run_told_to_end_goes_on_from_its_checkpoint(
+async def test_a_supervised_run_asked_to_end_resumes_from_its_checkpoint(
     ray_local: None, redis_url: str, tmp_path: Path
 ) -> None:
     write_inputs(tmp_path)
@@ -175,19 +175,19 @@ async def test_a_supervised_run_told_to_end_goes_on_from_its_checkpoint(
         "rows_per_step": 4,
     }
     job = JOB.validate_python(tree)
-    folder, ending = RunFolder.create(tmp_path, job), Ending()
+    folder, stop_signal = RunFolder.create(tmp_path, job), StopSignal()
     stack = Stack(redis_url, "local")
-    run = asyncio.create_task(run_on(stack, job, folder, Display(quiet=True), ending=ending))
+    run = asyncio.create_task(run_on(stack, prepare(job), folder, Display(quiet=True), stop_signal=stop_signal))
     for _ in range(2400):
         if len(folder.read("metrics")) >= 5 or run.done():
             break
         await asyncio.sleep(0.05)
-    assert ending.ask()
+    assert stop_signal.request()
     assert (await run).state == "stopped"
     done = len(folder.read("metrics"))
     assert [path.name for path in folder.checkpoints.iterdir()] == [f"step-{done}"]
     assert done < 500
-    assert (await run_on(stack, job, folder, Display(quiet=True))).state == "done"
+    assert (await run_on(stack, prepare(job), folder, Display(quiet=True))).state == "done"
     rows = folder.read("metrics")
     assert [row["step"] for row in rows] == list(range(500))
     assert rows[-1]["loss"] < rows[0]["loss"]

@@ -1,4 +1,4 @@
-"""An evaluation that is killed goes on with the prompts left, and one that is done is not done again."""
+"""A killed evaluation resumes with the remaining prompts, and a finished one is not repeated."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.run_folder import RunFolder
+from services.store.folder import RunFolder
 from tests.integration.jobs import SEVENS, write_inputs
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,7 @@ PROMPTS, N = 32, 4
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose process was killed with some of its samples drawn."""
+    """The folder of a run whose process was killed after it had drawn some samples."""
     inputs = tmp_path_factory.mktemp("inputs")
     write_inputs(inputs)
     (inputs / "job.yaml").write_text(
@@ -68,12 +68,12 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def whole(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of prompts that are all there."""
+    """The rows of prompts that have all their samples."""
     counts = Counter(row["prompt_id"] for row in samples)
     return [row for row in samples if counts[row["prompt_id"]] == N]
 
 
-def test_what_was_sampled_stays_and_only_the_rest_is_sampled(killed: Path) -> None:
+def test_existing_samples_are_kept_and_only_the_rest_is_drawn(killed: Path) -> None:
     before = whole(rows(killed, "samples"))
     assert 3 * N <= len(before) < PROMPTS * N
     assert not (killed / "evaluations.jsonl").exists()
@@ -89,7 +89,7 @@ def test_what_was_sampled_stays_and_only_the_rest_is_sampled(killed: Path) -> No
     assert (evaluation["prompts"], evaluation["n"]) == (PROMPTS, N)
 
 
-def test_one_that_is_done_starts_nothing_and_says_the_same(killed: Path) -> None:
+def test_resuming_a_finished_evaluation_starts_nothing_and_prints_the_same(killed: Path) -> None:
     samples, evaluations = ((killed / f"{name}.jsonl").read_bytes() for name in ("samples", "evaluations"))
     (killed / "logs" / "actor-0.log").unlink()
     resume(killed)

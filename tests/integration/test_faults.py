@@ -1,4 +1,4 @@
-"""``volley run`` as a user starts it: killed workers, Ctrl-C, a Redis that refuses. No hang, no process left."""
+"""``volley run`` as a user starts it, with killed workers, Ctrl-C, or a Redis that rejects it; no process is left."""
 
 import json
 import os
@@ -21,7 +21,7 @@ VOLLEY = str(Path(sys.executable).parent / "volley")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that would take minutes."""
+    """A job that takes minutes."""
     folder = tmp_path_factory.mktemp("faults")
     write_inputs(folder)
     file = folder / "job.yaml"
@@ -29,7 +29,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # Ray's own helpers notice a killed head after minutes
+RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # Ray's own helpers notice a killed head only after minutes
 
 
 class Running:
@@ -37,10 +37,10 @@ class Running:
 
     def __init__(self, job: Path, out: Path, *arguments: str) -> None:
         self.out = out
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the job names a scorer of this repository
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the job uses a scorer in this repository
         out.mkdir(exist_ok=True)
         self.errors = out / "stderr.txt"
-        with self.errors.open("w") as errors:  # a file: a pipe would be held open by what a killed run leaves
+        with self.errors.open("w") as errors:  # a file, because processes left by a killed run would keep a pipe open
             self.process = subprocess.Popen(
                 [VOLLEY, "run", str(job), "--out", str(out), *arguments],
                 stdout=subprocess.DEVNULL,
@@ -51,7 +51,7 @@ class Running:
         self.seen: set[int] = set()
 
     def wait_for_steps(self, more: int = 3, seconds: float = 180) -> None:
-        """Until the run has trained a few more steps."""
+        """Wait until the run has trained a few more steps."""
         deadline = time.monotonic() + seconds
         wanted = self.steps() + more
         while time.monotonic() < deadline:
@@ -71,17 +71,17 @@ class Running:
         return len(metrics[0].read_text().splitlines()) if metrics else 0
 
     def end(self, seconds: float = 60) -> tuple[int, str]:
-        """Exit code and error text; fails if it does not end."""
+        """Wait for the exit code and the error text; fails if the run does not end."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            pytest.fail("volley run hangs")
+            pytest.fail("volley run did not end")
         return code, self.errors.read_text()
 
     def leftovers(self, seconds: float = 15) -> list[str]:
-        """Processes of the run that are still there."""
+        """Processes of the run that are still alive."""
         deadline = time.monotonic() + seconds
         while (names := [name for pid in self.seen if (name := command(pid)) and not name.startswith(RAYS_OWN)]) and (
             time.monotonic() < deadline
@@ -104,7 +104,7 @@ def descendants(root: int) -> set[int]:
 
 
 def command(pid: int) -> str:
-    """Nothing of one that has ended."""
+    """The process's command line; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
@@ -129,7 +129,7 @@ def process_named(seen: set[int], matches: Callable[[str], bool]) -> int:
         pytest.param("ray::Actor", "actor-0", ("--set", "actors.max_replacements=0"), id="actor, none replaced"),
     ],
 )
-def test_a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing(
+def test_a_killed_worker_ends_the_run_with_its_name_and_no_process_is_left(
     job: Path, tmp_path: Path, title: str, name: str, arguments: tuple[str, ...]
 ) -> None:
     run = Running(job, tmp_path, *arguments)
@@ -143,25 +143,25 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing(
     assert run.leftovers() == []
 
 
-def test_a_killed_actor_is_replaced_and_ctrl_c_then_leaves_nothing(job: Path, tmp_path: Path) -> None:
+def test_a_killed_actor_is_replaced_and_after_ctrl_c_no_process_is_left(job: Path, tmp_path: Path) -> None:
     run = Running(job, tmp_path)
     run.wait_for_steps()
     os.kill(process_named(run.seen, lambda command: command.startswith("ray::Actor")), signal.SIGKILL)
     run.wait_for_steps(more=50)
     (events,) = tmp_path.glob("*/events.jsonl")
     assert [json.loads(line)["kind"] for line in events.read_text().splitlines()] == ["started", "actor_died"]
-    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    os.killpg(run.process.pid, signal.SIGINT)  # to the whole foreground process group, as a terminal does
     code, errors = run.end()
     assert code == 130
     assert errors.strip() == "volley: stopping at a checkpoint, within 30 s; a second signal ends it at once"
     assert run.summary()["state"] == "stopped"
     assert run.leftovers() == []
     (checkpoint,) = tmp_path.glob("*/checkpoints/step-*")
-    assert checkpoint.name == f"step-{run.steps()}", "nothing is to be done again"
+    assert checkpoint.name == f"step-{run.steps()}", "no step has to be repeated"
 
 
-def test_a_signal_to_the_whole_group_ends_the_run_in_order(job: Path, tmp_path: Path) -> None:
-    """As `timeout` and supervisors of processes send it."""
+def test_a_signal_to_the_whole_process_group_ends_the_run_in_order(job: Path, tmp_path: Path) -> None:
+    """`timeout` and process supervisors send signals this way."""
     run = Running(job, tmp_path)
     run.wait_for_steps()
     os.killpg(run.process.pid, signal.SIGTERM)
@@ -172,7 +172,7 @@ def test_a_signal_to_the_whole_group_ends_the_run_in_order(job: Path, tmp_path: 
     assert run.leftovers() == []
 
 
-def test_a_driver_killed_outright_leaves_nothing_either(job: Path, tmp_path: Path) -> None:
+def test_no_process_is_left_after_the_driver_is_killed(job: Path, tmp_path: Path) -> None:
     run = Running(job, tmp_path)
     run.wait_for_steps()
     run.process.kill()
@@ -180,22 +180,22 @@ def test_a_driver_killed_outright_leaves_nothing_either(job: Path, tmp_path: Pat
     assert run.leftovers(30) == []
 
 
-def test_a_redis_that_refuses_is_one_line(job: Path, tmp_path: Path) -> None:
+def test_a_redis_that_rejects_us_is_a_clear_error(job: Path, tmp_path: Path) -> None:
     run = Running(job, tmp_path, "--redis", "redis://127.0.0.1:1/0")
     code, errors = run.end()
     assert code == 1
     (line,) = errors.strip().splitlines()
-    assert "Redis at redis://127.0.0.1:1/0 refuses" in line
+    assert "Redis at redis://127.0.0.1:1/0 does not answer" in line
 
 
-def test_a_ray_cluster_that_is_not_there_is_one_line(job: Path, tmp_path: Path) -> None:
+def test_an_unreachable_ray_cluster_is_a_clear_error(job: Path, tmp_path: Path) -> None:
     run = Running(job, tmp_path, "--ray", "127.0.0.1:1")
     code, errors = run.end(120)
     assert code == 1
     assert errors.strip().splitlines()[-1].startswith("volley: Ray at 127.0.0.1:1 does not answer")
 
 
-def test_a_model_that_does_not_load_is_one_line(job: Path, tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_is_a_clear_error(job: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     source = job.parent / "model"

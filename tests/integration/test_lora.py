@@ -1,4 +1,4 @@
-"""Adapters on the real stack: a run that learns and outlives its learner, and an engine that takes them in flight."""
+"""Adapters on the real stack: a run that learns and survives its learner, and an engine that gets them in flight."""
 
 import asyncio
 import os
@@ -18,12 +18,12 @@ from actors.config import ActorConfig, GenerateRequest
 from actors.pool import ActorPool
 from learner.lora import published, split
 from learner.policy import load_trained
-from services.display import Display
-from services.export import export_checkpoint
-from services.job_file import load_job
-from services.run import Result, run_on
-from services.run_folder import RunFolder
-from services.stack import Stack
+from services.jobs.job_file import load_job
+from services.recording.display import Display
+from services.runs.export import export_checkpoint
+from services.runs.run import Result, prepare, run_on
+from services.stack.ephemeral import Stack
+from services.store.folder import RunFolder
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.oracle import Oracle
 from tests.models import character_tokenizer, tiny_llama
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from services.local_redis import embedded_redis
+    from services.stack.redis import embedded_redis
 
     folder = tmp_path_factory.mktemp("redis")
     async with embedded_redis(folder / "data", folder / "redis.log") as url:
@@ -55,7 +55,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def begin(stack: Stack, job_file: Path, parent: Path) -> tuple[RunFolder, "asyncio.Task[Result]"]:
     job = load_job(job_file)
     folder = RunFolder.create(parent, job)
-    return folder, asyncio.create_task(run_on(stack, job, folder, Display(quiet=True)))
+    return folder, asyncio.create_task(run_on(stack, prepare(job), folder, Display(quiet=True)))
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +75,17 @@ async def test_the_adapters_learn_and_the_actors_serve_what_the_learner_has(done
     assert rows[-1]["kl_k3"] > 0.01
 
 
-async def test_only_the_adapters_travel_and_are_kept(done: Result, job_file: Path) -> None:
+async def test_only_adapters_are_sent_and_checkpointed(done: Result, job_file: Path) -> None:
     whole = (job_file.parent / "model" / "model.safetensors").stat().st_size
-    assert 0 < done.folder.read("metrics")[-1]["weight_bytes"] < whole / 4  # of a model 64 wide; see docs for others
+    assert (
+        0 < done.folder.read("metrics")[-1]["weight_bytes"] < whole / 4
+    )  # for a model of width 64; the documentation has other sizes
     checkpoint = done.folder.checkpoints / "step-10"
     assert sum(file.stat().st_size for file in checkpoint.glob("policy*")) < whole
 
 
-async def test_what_was_not_adapted_is_the_base(done: Result, job_file: Path, tmp_path: Path) -> None:
-    """And the export of the last checkpoint is the run's own, adapters included."""
+async def test_weights_without_adapters_equal_the_base(done: Result, job_file: Path, tmp_path: Path) -> None:
+    """The export of the last checkpoint equals the run's own export, including adapters."""
     base = load((job_file.parent / "model" / "model.safetensors").read_bytes())
     whole = load((done.folder.model / "model.safetensors").read_bytes())
     assert whole.keys() == base.keys()
@@ -97,7 +99,7 @@ async def test_what_was_not_adapted_is_the_base(done: Result, job_file: Path, tm
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-async def test_a_killed_learner_goes_on_from_its_checkpoint_as_if_nothing_had_been(
+async def test_a_killed_learner_resumes_exactly_from_its_checkpoint(
     stack: Stack, job_file: Path, done: Result, tmp_path: Path
 ) -> None:
     folder, running = begin(stack, job_file, tmp_path)
@@ -113,7 +115,7 @@ async def test_a_killed_learner_goes_on_from_its_checkpoint_as_if_nothing_had_be
 
 
 def version_of(spec: ModelSpec, version: int) -> tuple[dict[str, torch.Tensor], WeightUpdate]:
-    """The whole weights of a version and its update: the adapters, cut in two as a learner's buckets may be."""
+    """The full weights of a version and its update: the adapters, split in two as a learner's buckets may be."""
     lm = load_trained(spec, seed=0)
     torch.manual_seed(version)
     with torch.no_grad():
@@ -129,7 +131,7 @@ def version_of(spec: ModelSpec, version: int) -> tuple[dict[str, torch.Tensor], 
 
 
 async def test_adapters_change_in_the_middle_of_samples(ray_local: None, tmp_path: Path) -> None:
-    """Every token is of the version its span says; matrices that share a kernel with adapted ones stay theirs."""
+    """Every token has the version of its span; matrices packed together with adapted ones do not change."""
     model = tiny_llama(tmp_path / "model", tie_word_embeddings=True, attention_bias=True)
     spec = ModelSpec.model_validate({"path": model, "lora": {"rank": 4, "target_modules": ["v_proj", "up_proj"]}})
     actors = ActorsSpec.model_validate({"cpus": 0.1, "max_num_seqs": 128, "kv_cache_gb": 0.1})

@@ -1,4 +1,4 @@
-"""The one-file version of the algorithm makes the updates that the service's learner makes."""
+"""The one-file version of the algorithm makes the same updates as the service's learner."""
 
 import argparse
 import itertools
@@ -17,7 +17,7 @@ from torch import Tensor
 from examples import one_file
 from examples.countdown import make_data, make_model
 from learner.config import LearnerConfig
-from learner.group import LearnerGroup
+from learner.pool import LearnerPool
 from reward_servers.scorers.countdown import Countdown
 from tests.integration.learner.conftest import tensors_of
 from tests.learner_batches import scored
@@ -25,12 +25,12 @@ from volley.job import ModelSpec
 from volley.objectives import MaxAtK, advantages, pass_at_k
 from volley.records import Group, Prompt
 from volley.scoring import CountdownScorer
-from volley.update import LearnerSpec, Optimizer, PolicyUpdate
+from volley.update import LearnerSpec, PolicyOptimizer, PolicyUpdate
 
 pytestmark = pytest.mark.integration
 
 STEPS, LAG, K, UPDATES = 3, 1, 3, 2
-SPEC = Optimizer(lr=3e-3)
+SPEC = PolicyOptimizer(lr=3e-3)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def one_thread() -> None:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One step of the one-file version: what it trained on, what it measured, the weights after it."""
+    """One step of the one-file version: its samples, its metrics, and the weights after it."""
 
     samples: one_file.Samples
     reward_Pn: Tensor
@@ -49,7 +49,7 @@ class Recorded:
 
 
 def record(folder: Path, monkeypatch: pytest.MonkeyPatch, *, rewards: Any = None, **changes: Any) -> list[Recorded]:
-    """Its own loop from the model in ``folder``; ``rewards`` of a step and a shape take the place of its own."""
+    """Run the file's training loop from the model in ``folder``, with ``rewards`` instead of its own if given."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     steps: list[Recorded] = []
@@ -67,7 +67,7 @@ def record(folder: Path, monkeypatch: pytest.MonkeyPatch, *, rewards: Any = None
     vars(settings).update(changes)
     rng, needed = random.Random(0), settings.steps * settings.prompts
     rows = [row for count in (3, 4) for row in make_data.rows(rng, needed // 2, count, set())]
-    rng.shuffle(rows)  # prompts of two lengths in a batch
+    rng.shuffle(rows)  # each batch has prompts of two lengths
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     torch.manual_seed(0)
     one_file.train(model, AutoTokenizer.from_pretrained(folder), rows, settings)
@@ -75,12 +75,12 @@ def record(folder: Path, monkeypatch: pytest.MonkeyPatch, *, rewards: Any = None
 
 
 def tied_rewards(step: int, shape: tuple[int, int]) -> Tensor:
-    """In place of its own, since an untrained model is never right."""
+    """Rewards used instead of its own, because an untrained model never gives a correct answer."""
     return torch.from_numpy(np.random.default_rng(step).integers(0, 4, shape) / 3).float()
 
 
 def groups_of(step: int, recorded: Recorded) -> list[Group]:
-    """The recorded samples as actors would have made them."""
+    """The recorded samples as groups, as actors would return them."""
     samples, (prompts, n) = recorded.samples, recorded.reward_Pn.shape
     groups = []
     for number in range(prompts):
@@ -107,7 +107,7 @@ def groups_of(step: int, recorded: Recorded) -> list[Group]:
 
 
 def assert_near(published: dict[str, NDArray[np.float32]], weights: dict[str, Tensor]) -> None:
-    """Equal up to rounding after up to six updates of 0.003. Adam magnifies that of a few tiny gradients."""
+    """Assert equality up to rounding after at most six updates of 0.003; Adam magnifies it for a few tiny gradients."""
     assert published.keys() == weights.keys()
     for name, tensor in weights.items():
         gap = np.abs(published[name] - tensor.numpy())
@@ -115,20 +115,20 @@ def assert_near(published: dict[str, NDArray[np.float32]], weights: dict[str, Te
         assert gap.max() < 1e-4, name
 
 
-async def test_its_updates_are_those_of_the_learner(
+async def test_updates_equal_those_of_the_learner(
     ray_local: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three steps of two updates each on the same samples, the later ones a version old; the learner's under ZeRO-3."""
+    """Three steps of two updates each on the same samples, later ones a version old; the learner runs under ZeRO-3."""
     import ray
 
     folder = make_model.make(tmp_path / "model", layers=2, width=64)
     steps = record(folder, monkeypatch, rewards=tied_rewards)
     assert [recorded.samples.version for recorded in steps] == [0, 0, 1]
-    # Every term has something to do: old samples are corrected, some up to the cap, and ratios leave the clip range.
+    # Every term has an effect: old samples are corrected, some up to the cap, and ratios leave the clip range.
     assert abs(steps[1].metrics["correction_mean"] - 1) > 0.01
     assert steps[2].metrics["truncated_share"] > 0
     assert all(recorded.metrics["ratio_max"] > 1 + one_file.CLIP for recorded in steps)
-    learner = await LearnerGroup.start(
+    learner = await LearnerPool.start(
         LearnerConfig(
             model=ModelSpec(path=folder),
             learner=LearnerSpec(step_deadline_s=60),
@@ -136,7 +136,7 @@ async def test_its_updates_are_those_of_the_learner(
             steps=STEPS,
             seed=0,
             log_dir=tmp_path / "logs",
-            update=PolicyUpdate(updates_per_batch=UPDATES, measured_share=1.0),
+            update=PolicyUpdate(updates_per_batch=UPDATES, kl_sample_fraction=1.0),
             objective=MaxAtK(k=K),
             max_lag=LAG,
             prefix="one-file-",
@@ -161,7 +161,7 @@ async def test_its_updates_are_those_of_the_learner(
 
 
 @pytest.mark.parametrize("n", [2, 5, 16])
-def test_its_closed_forms_are_those_of_the_objectives(n: int) -> None:
+def test_closed_forms_equal_those_of_the_objectives(n: int) -> None:
     rng = np.random.default_rng(n)
     reward_Pn = np.concatenate([rng.normal(size=(20, n)), rng.integers(0, 3, (20, n)), np.ones((1, n))])
     for k in range(1, n + 1):
@@ -171,7 +171,7 @@ def test_its_closed_forms_are_those_of_the_objectives(n: int) -> None:
             assert one_file.pass_at_k(right, n, k) == pytest.approx(pass_at_k(n, right, k), abs=1e-12)
 
 
-def test_its_scores_are_those_of_the_scorer() -> None:
+def test_scores_equal_those_of_the_scorer() -> None:
     scorer, rng, right = Countdown(CountdownScorer()), random.Random(0), 0
     for row in make_data.rows(rng, 200, 3, set()):
         tries = [str(row["answer"]), "".join(rng.choices("0123456789+-*", k=5)), f"{row['answer']}+", "", "1+-2", "-1"]
@@ -183,7 +183,7 @@ def test_its_scores_are_those_of_the_scorer() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 4])
-def test_it_learns_from_old_samples(k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_learns_from_old_samples(k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_file, "score", lambda row, text: float("7" in text))
     steps = record(make_model.make(tmp_path, layers=1, width=32), monkeypatch, steps=30, lag=3, k=k, prompts=8, n=8)
     rewards = [float(recorded.reward_Pn.mean()) for recorded in steps]
@@ -198,11 +198,11 @@ def test_the_command_warms_up_trains_and_evaluates(
     one_file.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["warm-up", "warm-up", "before:", "step", "0", "1", "2", "after:"]
-    assert [line.split()[1] for line in lines[4:7]] == ["0", "1", "2"], "lag grows to what is asked for"
+    assert [line.split()[1] for line in lines[4:7]] == ["0", "1", "2"], "the lag grows to the requested one"
     assert "pass@32" in lines[-1]
 
 
-def test_the_command_refuses_more_tries_than_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_rejects_more_tries_than_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["one_file", "--k", "9", "--n", "8"])
     with pytest.raises(SystemExit):
         one_file.main()

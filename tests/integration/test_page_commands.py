@@ -1,7 +1,7 @@
-"""The commands on the pages, run as they stand from top to bottom, against one stack on a tiny scale.
+"""The commands on the pages, run unchanged from top to bottom, against one stack at a tiny scale.
 
-Each page is one shell with a folder of its own kind of files in it. What is changed of what the pages say is
-`SMALLER`, `CHANGED` and `PRELUDE`, and nothing else.
+Each page runs in one shell, in a folder with the files it needs. Only `SMALLER`, `CHANGED` and `PRELUDE` differ from
+what the pages say.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from tests.pages import PAGES, ROOT, blocks, page_id, to_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-SECONDS = 480  # one page; a busy machine is slow
+SECONDS = 480  # for one page, on a busy machine
 SMALLER: dict[str, Any] = {"prompts_per_step": 4, "checkpoint": {"every": 1}, "learner": {"ranks": 1}}
 STEPS = {"sft": 3, "rl": 2}
 CHANGED = (
     (r"\.venv/bin/", ""),
     (r"\bvolley up\b", "volley up --port 0 --object-store-mb 400"),
-    (r"\bvolley down\b", "true"),  # one stack for all pages: it is ended after the last one
+    (r"\bvolley down\b", "true"),  # one stack for all pages, which is stopped after the last one
     (r"--supervised 20000 --train 2000 --heldout 50", "--supervised 400 --train 40 --heldout 4"),
     (r"\b(volley \w+ )RUN\b", r'\1"$(newest)"'),
     (r"export VOLLEY=\S+", "export VOLLEY=$API"),
@@ -44,12 +44,12 @@ curl_for_a_while() { command curl -sS --max-time 2 "$@" || [ $? = 28 ]; }
 """
 API_PAGE = ROOT / "docs" / "api.md"
 SHELL_PAGES = [page for page in PAGES if to_run(page, "bash") and page != API_PAGE]
-# README.md brings up the stack with the code that its job names; the pages after it find it up.
+# README.md starts the stack with the code that its job names; later pages use the running stack.
 SHELL_PAGES.sort(key=lambda page: page.name != "README.md")
 
 
 class Place:
-    """A home folder, in it a project, and what the pages take for granted there."""
+    """A home folder with a project that contains what the pages assume."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.project = home, home / "my-project"
@@ -71,7 +71,7 @@ class Place:
         }
 
     def prepare(self, page: Path) -> None:
-        """Write the files that the page shows; a page that shows no job finds a small one."""
+        """Write the files that the page shows, and a small job for a page that shows none."""
         (self.project / "job.yaml").write_text(yaml.safe_dump(SFT))
         for block in blocks(page):
             if block.how == "file":
@@ -79,7 +79,7 @@ class Place:
                 (self.project / block.what).write_text(text)
 
     def shell(self, script: str, **variables: str) -> str:
-        """What the script prints; fails with all of it where a command fails."""
+        """Run the script; returns its output. If a command fails, the test fails with the output."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", PRELUDE + script],
             cwd=self.project,
@@ -114,7 +114,7 @@ RL: dict[str, Any] = {
 
 
 def smaller(text: str) -> str:
-    """The job of a page with few steps of few and short samples."""
+    """A page's job with few steps and few, short samples."""
     tree = yaml.safe_load(text)
     tree["steps"] = STEPS[tree["kind"]]
     if tree["kind"] == "sft":
@@ -125,7 +125,7 @@ def smaller(text: str) -> str:
 
 
 def script(page: Path) -> str:
-    """The page's commands, each said before it is run."""
+    """A script of the page's commands that prints each before running it."""
     lines = ["set -x"]
     for block in to_run(page, "bash"):
         text = block.text
@@ -151,14 +151,14 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, place: Place) -> Non
 
 
 def test_the_requests_of_the_api_page_are_answered(place: Place) -> None:
-    """By the real API on a real Redis; the drivers of its runs are made up."""
-    with made_up_service(place) as url:
+    """The real API with a real Redis answers them; the drivers of its runs are simulated."""
+    with simulated_service(place) as url:
         run, old = (httpx.get(f"{url}/v1/runs?state={state}").json()["items"][0]["id"] for state in ("running", "done"))
         place.shell(script(API_PAGE), API=url, TOKEN="any", RUN=run, OLD=old)
 
 
 @contextlib.contextmanager
-def made_up_service(place: Place) -> Iterator[str]:
+def simulated_service(place: Place) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

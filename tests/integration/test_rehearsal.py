@@ -1,4 +1,4 @@
-"""A cluster on one machine, through the REST API alone; for root each node has an address of its own."""
+"""A cluster rehearsed on one machine, used only through the REST API; as root each node has its own address."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def places() -> Iterator[Places]:
-    """Network namespaces where the kernel lets us, else one address for all: the run goes through the same."""
+    """Network namespaces if the kernel allows them, otherwise one address for all nodes."""
     with ExitStack() as stack:
         try:
             there: Places = stack.enter_context(namespaces())
@@ -22,8 +22,8 @@ def places() -> Iterator[Places]:
         yield there
 
 
-def test_a_run_is_scaled_role_by_role_and_outlives_the_actors_node(places: Places) -> None:
-    said: list[str] = []
-    rehearse(places, 300, said.append)
-    assert said[-1] == "everything has ended"
-    assert sum(line.startswith("PATCH") for line in said) == 4
+def test_a_run_is_scaled_role_by_role_and_survives_losing_the_actors_node(places: Places) -> None:
+    messages: list[str] = []
+    rehearse(places, 300, messages.append)
+    assert messages[-1] == "everything has ended"
+    assert sum(line.startswith("PATCH") for line in messages) == 4

@@ -1,4 +1,4 @@
-"""The example of code repair: what a failing program is shown, from the real sandbox's verdict on it."""
+"""The code repair example: the observation for a failing program, from the real sandbox's verdict."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +7,11 @@ import pytest
 
 from reward_servers.sandbox.health import Sandbox
 from reward_servers.scorers.code import Code
+from services.coordinator.turns import Turns
 from services.data.prompts import read_prompts
-from services.job_file import load_job
-from services.turns import Turns
+from services.jobs.job_file import load_job
 from tests.models import character_tokenizer, tiny_llama
+from tests.refs import NOT_STORED
 from volley.job import RLJob
 from volley.records import Prompt, Scores, VerdictStatus
 from volley.scoring import CodeScorer
@@ -49,15 +50,15 @@ def scorer(job: RLJob) -> Iterator[Code]:
 
 
 def shown(job: RLJob, prompt: Prompt, scorer: Code, *programs: str) -> tuple[list[VerdictStatus], list[str]]:
-    """Verdicts on the programs, and what the samples are shown."""
+    """Verdicts on the programs, and the observations for the samples."""
     assert job.turns is not None
     texts = [f"Here:\n{FENCE}python\n{program}\n{FENCE}" if program else "I do not know." for program in programs]
     verdicts = scorer.score(prompt, texts)
-    found = Turns(job.turns, character_tokenizer()).shown("group", prompt, Scores.pack(verdicts), 1)
+    found = Turns(job.turns, character_tokenizer()).observation(NOT_STORED, prompt, Scores.pack(verdicts), 1)
     return [verdict.status for verdict in verdicts], list(found.texts) if found else []
 
 
-def test_a_failing_program_is_shown_its_failing_test(job: RLJob, prompts: list[Prompt], scorer: Code) -> None:
+def test_the_observation_contains_the_failing_test(job: RLJob, prompts: list[Prompt], scorer: Code) -> None:
     constant, crash = "print(7)", "import sys; print('so far'); sys.exit(3)"
     statuses, texts = shown(job, prompts[0], scorer, "print(sum(map(int, input().split())))", constant, crash, "")
     assert statuses == [
@@ -76,8 +77,8 @@ def test_a_failing_program_is_shown_its_failing_test(job: RLJob, prompts: list[P
     assert all(text.endswith("<|im_end|>\n<|im_start|>assistant\n") for text in texts if text)
 
 
-def test_a_turn_is_told_like_the_first_one(job: RLJob, prompts: list[Prompt], scorer: Code) -> None:
-    """What is shown joins on as the chat template would have it: after the answer's end token."""
+def test_a_further_turn_has_the_format_of_the_first_one(job: RLJob, prompts: list[Prompt], scorer: Code) -> None:
+    """The observation continues after the answer's end token, as the chat template would."""
     _, (text,) = shown(job, prompts[0], scorer, "print(7)")
     answer = f"{FENCE}python\nprint(7)\n{FENCE}<|im_end|>"
     conversation = prompts[0].text + answer + text
@@ -86,6 +87,6 @@ def test_a_turn_is_told_like_the_first_one(job: RLJob, prompts: list[Prompt], sc
     assert conversation.count("<|im_end|>\n<|im_start|>") == 3
 
 
-def test_all_samples_that_passed_end_the_group(job: RLJob, prompts: list[Prompt], scorer: Code) -> None:
+def test_a_group_ends_when_all_samples_passed(job: RLJob, prompts: list[Prompt], scorer: Code) -> None:
     right = "print(sum(letter in 'aeiou' for letter in input()))"
     assert shown(job, prompts[1], scorer, right, right) == ([VerdictStatus.PASSED] * 2, [])

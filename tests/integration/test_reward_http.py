@@ -1,7 +1,8 @@
 # ruff: noqa: E501 - request bodies on one line
-"""The HTTP front as its own process: the contract, hostile requests, slow clients, a full queue, both clients."""
+"""The HTTP reward server as its own process: contract, hostile requests, slow clients, a full queue, both clients."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -41,6 +42,7 @@ pytestmark = pytest.mark.integration
 START = "import sys; from pathlib import Path; from reward_servers.http import serve; serve('127.0.0.1', int(sys.argv[1]), 1, Path(sys.argv[2]))"
 ADD = {"kind": "code", "extract": "raw", "tests": [{"stdin": "3 4\n", "expected": "7"}]}
 OWN = {"Authorization": "Bearer secret"}
+JSON = {"Content-Type": "application/json"}
 RIGHT = "print(sum(map(int, input().split())))"
 
 
@@ -65,7 +67,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def post(url: str, content: bytes | str, token: str = "secret") -> httpx.Response:
-    return httpx.post(f"{url}/v1/score", content=content, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+    headers = {"Authorization": f"Bearer {token}", **JSON}
+    return httpx.post(f"{url}/v1/score", content=content, headers=headers, timeout=60)
 
 
 def ask(url: str, scorer: dict[str, Any], *responses: str) -> Any:
@@ -74,7 +77,7 @@ def ask(url: str, scorer: dict[str, Any], *responses: str) -> Any:
     return answer.json()
 
 
-def test_the_contract(server: str) -> None:
+def test_answers_follow_the_contract(server: str) -> None:
     answer = ask(server, ADD, RIGHT, "print(8)", "while True: pass".replace("pass", "x = 1"), RIGHT)
     verdicts = answer["items"][0]["verdicts"]
     assert [v["status"] for v in verdicts] == ["passed", "wrong_answer", "timeout", "passed"]
@@ -87,14 +90,14 @@ def test_the_contract(server: str) -> None:
     assert "seccomp" in sandbox["layers"]
 
 
-def test_limits_of_the_request_hold(server: str) -> None:
+def test_limits_in_the_request_apply(server: str) -> None:
     scorer = {**ADD, "limits": {"cpu_s": 0.3, "memory_mb": 64}}
     verdicts = ask(server, scorer, "while 1: 1", "x = bytearray(b'x') * (900 << 20)")["items"][0]["verdicts"]
     assert [v["status"] for v in verdicts] == ["timeout", "memory_limit"]
     assert verdicts[0]["cpu_ms"] < 2500
 
 
-def test_other_scorers(server: str) -> None:
+def test_the_other_scorers_are_served(server: str) -> None:
     assert (
         ask(server, {"kind": "math", "answer": "x^2"}, "\\boxed{x\\cdot x}")["items"][0]["verdicts"][0]["reward"] == 1
     )
@@ -103,7 +106,7 @@ def test_other_scorers(server: str) -> None:
     assert ask(server, countdown, "1+2")["items"][0]["verdicts"][0]["answer"] == "1+2"
 
 
-def test_equal_requests_are_answered_from_memory(server: str) -> None:
+def test_equal_requests_are_answered_from_the_cache(server: str) -> None:
     ask(server, ADD, RIGHT)
     before = httpx.get(f"{server}/metrics", headers=OWN).text
     ask(server, ADD, RIGHT)
@@ -148,44 +151,85 @@ ITEM = {"id": "a", "scorer": ADD, "responses": ["x"]}
     ],
     ids=range(17),
 )
-def test_hostile_bodies_are_refused(server: str, body: bytes, status: int) -> None:
+def test_hostile_bodies_are_rejected(server: str, body: bytes, status: int) -> None:
     answer = post(server, body)
     assert answer.status_code == status, answer.text
     assert "error" in answer.json()
 
 
-def test_a_huge_body_is_refused_before_it_arrives(server: str) -> None:
+def test_a_huge_body_is_rejected_before_it_arrives(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 10) as raw:
         head = (
-            "POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000000000\r\n\r\n"
+            "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            "Authorization: Bearer secret\r\nContent-Length: 1000000000\r\n\r\n"
         )
         raw.sendall(head.encode())
         assert b" 413 " in raw.recv(100)
 
 
-def test_a_client_that_is_still_sending_is_told_why(server: str) -> None:
+def test_a_client_that_is_still_sending_gets_the_reason(server: str) -> None:
     body = b" " * (50 << 20)
     assert post(server, body).status_code == 413
 
     async def at_once() -> list[int]:
-        async with httpx.AsyncClient(headers=OWN, timeout=60) as client:
+        async with httpx.AsyncClient(headers=OWN | JSON, timeout=60) as client:
             return [(await client.post(f"{server}/v1/score", content=body)).status_code for _ in range(3)]
 
     assert asyncio.run(at_once()) == [413] * 3
 
 
-def test_tokens(server: str) -> None:
+def test_a_token_is_required(server: str) -> None:
     assert post(server, "{}", token="wrong").status_code == 401
     for none in ({}, {"Authorization": "Basic secret"}, {"Authorization": "secret"}, {"Authorization": "Bearer"}):
-        answer = httpx.post(f"{server}/v1/score", content="{}", headers=none)
+        answer = httpx.post(f"{server}/v1/score", content="{}", headers=none | JSON)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert httpx.get(f"{server}/metrics", headers=none).status_code == 401
     for scheme in ("bearer", "BEARER"):
         assert httpx.get(f"{server}/metrics", headers={"Authorization": f"{scheme} secret"}).status_code == 200
 
 
-def test_odd_code_is_a_verdict_not_an_error(server: str) -> None:
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "LOCALHOST:1"}, 200),
+        ({"Host": "[::1]:80"}, 200),
+        ({"Origin": "http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "[::1].evil.example"}, 421),
+        ({"Host": "[::1"}, 421),
+        ({"Host": "127.0.0.1:80.evil.example"}, 421),
+        ({"Host": "127.0.0.1.evil.example"}, 421),
+        ({"Host": ""}, 421),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": ""}, 415),
+    ],
+    ids=str,
+)
+def test_a_web_page_cannot_have_programs_run(server: str, headers: dict[str, str], status: int) -> None:
+    body = json.dumps({"items": [{"id": "a", "scorer": ADD, "responses": [RIGHT]}]})
+    filled = {name: value.format(port=server.rpartition(":")[2]) for name, value in headers.items()}
+    answer = httpx.post(f"{server}/v1/score", content=body, headers={**OWN, **JSON, **filled}, timeout=60)
+    assert answer.status_code == status, answer.text
+    assert status == 200 or answer.json()["error"]
+
+
+def test_orchestrators_may_ask_by_any_name(server: str) -> None:
+    for path in ("healthz", "readyz"):
+        assert httpx.get(f"{server}/{path}", headers={"Host": "pod-17"}).status_code == 200
+    assert httpx.get(f"{server}/metrics", headers={"Host": "pod-17", **OWN}).status_code == 421
+
+
+def test_unusual_code_gets_a_verdict_instead_of_an_error(server: str) -> None:
     statuses = [v["status"] for v in ask(server, ADD, "print(1)\0", "", "x" * 300_000)["items"][0]["verdicts"]]
     assert statuses == ["compile_error", "no_answer", "compile_error"]
 
@@ -202,7 +246,7 @@ def test_random_bodies_never_break_the_server(server: str) -> None:
     assert httpx.get(f"{server}/readyz").status_code == 200
 
 
-def test_slow_headers_are_cut_off(server: str) -> None:
+def test_slow_headers_are_disconnected(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 20) as raw:
         raw.sendall(b"POST /v1/score HTTP/1.1\r\nHost:")
@@ -211,7 +255,7 @@ def test_slow_headers_are_cut_off(server: str) -> None:
         assert 5 < time.monotonic() - began < 15
 
 
-def test_slow_heads_after_a_first_request_are_cut_off(server: str) -> None:
+def test_slow_headers_of_a_later_request_are_disconnected(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     connections = [socket.create_connection((host, int(port)), 5) for _ in range(40)]
     for each in connections:
@@ -232,6 +276,16 @@ def test_slow_heads_after_a_first_request_are_cut_off(server: str) -> None:
     assert httpx.get(f"{server}/healthz").status_code == 200
 
 
+def test_silent_connections_do_not_keep_others_out(server: str) -> None:
+    host, port = server.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as silent:
+        for _ in range(300):
+            silent.enter_context(socket.create_connection((host, int(port)), 5))
+        time.sleep(0.5)
+        for _ in range(5):
+            assert httpx.get(f"{server}/healthz").status_code == 200
+
+
 def takes(connection: socket.socket, byte: bytes) -> bool:
     try:
         if connection.recv(1000) == b"":
@@ -246,7 +300,7 @@ def takes(connection: socket.socket, byte: bytes) -> bool:
         return False
 
 
-def test_a_full_queue_says_when_to_come_back(server: str) -> None:
+def test_a_full_queue_answers_when_to_retry(server: str) -> None:
     items = [
         {"id": str(i), "scorer": ADD, "responses": [f"import time\ntime.sleep(0.05)\nprint({i})"]} for i in range(60)
     ]
@@ -269,7 +323,7 @@ def items() -> list[Item]:
     ]
 
 
-def test_the_clients(server: str) -> None:
+def test_both_clients_score(server: str) -> None:
     with RewardClient(server, "secret", timeout_s=60) as client:
         answer = client.score(items())
     assert [item.id for item in answer.items] == ["code", "math", "countdown", "exact"]
@@ -291,12 +345,12 @@ def test_the_example_is_a_trl_reward_function(server: str) -> None:
     reward.close()
 
 
-def test_the_client_is_told_what_is_wrong(server: str) -> None:
+def test_the_client_raises_the_servers_error(server: str) -> None:
     with RewardClient(server, "wrong") as client, pytest.raises(RequestRefused, match="401"):
         client.score(items())
 
 
-def test_the_client_retries_within_its_bound() -> None:
+def test_the_client_retries_a_limited_time() -> None:
     busy = httpx.MockTransport(lambda _: httpx.Response(429, headers={"Retry-After": "0"}))
     with RewardClient("http://x", timeout_s=0.5, transport=busy) as client, pytest.raises(DeadlineExceeded):
         client.score(items())
@@ -309,7 +363,7 @@ def test_brackets_in_strings_do_not_count(text: str) -> None:
         parse_json(b'["\\\\", ' + b"[" * 40 + b"]" * 41)
 
 
-def test_nothing_is_left_of_a_killed_server(tmp_path: Path) -> None:
+def test_no_process_is_left_of_a_killed_server(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("x")
     with socket.socket() as probe:
@@ -338,7 +392,7 @@ def groups_of(pid: int) -> list[Path]:
     return list(cgroups.MOUNT.rglob(f"{cgroups.PREFIX}{pid}-*"))
 
 
-def test_a_server_told_to_end_says_when_to_come_back(tmp_path: Path) -> None:
+def test_a_server_that_is_shutting_down_answers_when_to_retry(tmp_path: Path) -> None:
     token, log = tmp_path / "token", tmp_path / "log"
     token.write_text("secret")
     with socket.socket() as probe:
@@ -378,10 +432,13 @@ def test_a_server_told_to_end_says_when_to_come_back(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_work_whose_client_has_left_frees_slots_and_queue(server: str) -> None:
+def test_work_of_a_disconnected_client_frees_slots_and_queue(server: str) -> None:
     loops = [f"while True:\n    pass  # {i}" for i in range(64)]
     body = json.dumps({"items": [{"id": "loops", "scorer": ADD, "responses": loops}] * 2}).encode()
-    head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer secret\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     host, port = server.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 5) as client:
         client.sendall(head.encode() + body)
@@ -401,7 +458,7 @@ def test_work_whose_client_has_left_frees_slots_and_queue(server: str) -> None:
         [{"asserts": "x = 1"}],
     ],
 )
-def test_tests_that_can_not_be_run_are_the_clients_mistake(server: str, tests: list[dict[str, object]]) -> None:
+def test_tests_that_cannot_be_run_are_a_client_error(server: str, tests: list[dict[str, object]]) -> None:
     item = {"id": "a", "scorer": {"kind": "code", "tests": tests}, "responses": ["print(1)"]}
     answer = post(server, json.dumps({"items": [item]}))
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""The pool on real Ray workers: scores, deaths, hangs, scaling."""
+"""The reward pool with real Ray workers: scores, deaths, hangs, scaling."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ async def test_scores_come_back_in_order_from_all_workers(tmp_path: Path) -> Non
     assert "reward-0 ready" in (tmp_path / "reward-0.log").read_text()
 
 
-async def test_one_call_costs_little(tmp_path: Path) -> None:
+async def test_a_call_has_little_overhead(tmp_path: Path) -> None:
     pool = await RewardPool.start(config(tmp_path))
     ref = ray.put(group(("8*3*1*1",) * 16))
     await pool.score(ref, COUNTDOWN)
@@ -87,7 +87,7 @@ async def test_a_group_that_kills_every_worker_becomes_infra_errors(tmp_path: Pa
     await pool.stop()
 
 
-async def test_a_stuck_worker_is_killed_with_its_children(tmp_path: Path) -> None:
+async def test_a_hung_worker_is_killed_with_its_children(tmp_path: Path) -> None:
     pool = await RewardPool.start(config(tmp_path, python=True, group_deadline_s=3))
     stuck = await asyncio.wait_for(
         pool.score(ray.put(group(("stop",))), Prompt("p", "", {"flag": str(tmp_path / "flag")})), 60
@@ -98,15 +98,14 @@ async def test_a_stuck_worker_is_killed_with_its_children(tmp_path: Path) -> Non
 
 
 async def test_too_many_deaths_end_the_pool(tmp_path: Path) -> None:
-    few = config(tmp_path, python=True)
-    pool = await RewardPool.start(RewardConfig(few.scorer, few.workers, few.log_dir, few.prefix, respawns=1))
+    pool = await RewardPool.start(config(tmp_path, python=True, max_replacements=1))
     with pytest.raises(WorkerDied, match=r"reward-0.*replaced 1 times") as death:
         await pool.score(ray.put(group(("kill",))), Prompt("p", "", {"flag": str(tmp_path / "flag")}))
     assert death.value.worker == "reward-0"
     await pool.stop()
 
 
-async def test_scaling_down_lets_a_busy_worker_finish_and_leaves_no_process(tmp_path: Path) -> None:
+async def test_scaling_down_waits_for_a_busy_worker_and_leaves_no_process(tmp_path: Path) -> None:
     pool = await RewardPool.start(config(tmp_path, python=True, count=1))
     await pool.scale(3)
     assert pool.count == 3
@@ -120,7 +119,7 @@ async def test_scaling_down_lets_a_busy_worker_finish_and_leaves_no_process(tmp_
     assert await gone("reward_functions:trouble")
 
 
-async def test_a_worker_that_can_not_start_is_named(tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_start_is_reported(tmp_path: Path) -> None:
     broken = RewardConfig(
         PythonScorer(target="reward_functions:trouble"), RewardWorkersSpec(start_deadline_s=0.01), tmp_path
     )
@@ -148,13 +147,12 @@ async def test_a_killed_worker_takes_its_sandbox_with_it(tmp_path: Path) -> None
     await pool.stop()
 
 
-async def test_the_pool_grows_while_groups_wait_and_shrinks_at_rest(
+async def test_the_pool_grows_while_groups_wait_and_shrinks_when_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reward_servers.pool.LOOK_EVERY_S", 0.2)
     monkeypatch.setattr("reward_servers.pool.LOOKS_AT_REST", 3)
-    base = config(tmp_path, python=True)
-    pool = await RewardPool.start(RewardConfig(base.scorer, base.workers, base.log_dir, base.prefix, most=3))
+    pool = await RewardPool.start(config(tmp_path, python=True, max_count=3))
     reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
     slow = ray.put(group(("slow",)))
     waiting = [asyncio.create_task(pool.score(slow, reference)) for _ in range(12)]
@@ -185,7 +183,7 @@ async def test_the_pool_grows_while_groups_wait_and_shrinks_at_rest(
         (1, 0, 99, 1),
     ],
 )
-def test_next_count(count: int, waiting: int, quiet: int, wanted: int) -> None:
+def test_the_next_number_of_workers(count: int, waiting: int, quiet: int, wanted: int) -> None:
     assert next_count(count, waiting, quiet, low=1, high=4) == wanted
 
 
@@ -201,7 +199,7 @@ async def gone(needle: str) -> bool:
 
 
 @pytest.mark.parametrize("sample", ["slow", "kill once"])
-async def test_a_group_given_up_while_it_is_scored_takes_no_worker_with_it(tmp_path: Path, sample: str) -> None:
+async def test_cancelling_a_group_while_it_is_scored_keeps_its_worker(tmp_path: Path, sample: str) -> None:
     pool = await RewardPool.start(config(tmp_path, python=True))
     reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
     given_up = asyncio.create_task(pool.score(ray.put(group((sample,))), reference))
@@ -214,9 +212,8 @@ async def test_a_group_given_up_while_it_is_scored_takes_no_worker_with_it(tmp_p
     await pool.stop()
 
 
-async def test_a_death_nobody_waited_for_ends_the_pool_too(tmp_path: Path) -> None:
-    few = config(tmp_path, python=True)
-    pool = await RewardPool.start(RewardConfig(few.scorer, few.workers, few.log_dir, few.prefix, respawns=0))
+async def test_a_death_without_a_waiting_call_also_ends_the_pool(tmp_path: Path) -> None:
+    pool = await RewardPool.start(config(tmp_path, python=True, max_replacements=0))
     reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
     given_up = asyncio.create_task(pool.score(ray.put(group(("slow", "kill"))), reference))
     await asyncio.sleep(0.3)
@@ -244,14 +241,14 @@ async def test_stop_ends_a_retired_worker_that_is_busy(tmp_path: Path) -> None:
     ends = await asyncio.wait_for(asyncio.gather(*busy, return_exceptions=True), 10)
     assert [type(end) for end in ends] == [WorkerDied] * 2
     assert await gone("reward_functions:trouble")
-    for _ in range(100):  # Ray ends a killed actor's process in its own time
+    for _ in range(100):  # Ray takes a while to end a killed actor's process
         if not any(psutil.pid_exists(pid) for pid in pids):
             break
         await asyncio.sleep(0.1)
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-async def test_growth_that_is_given_up_leaves_no_worker(tmp_path: Path) -> None:
+async def test_cancelled_growth_leaves_no_worker(tmp_path: Path) -> None:
     pool = await RewardPool.start(config(tmp_path, python=True))
     growing = asyncio.create_task(pool.scale(3))
     await asyncio.sleep(0.1)

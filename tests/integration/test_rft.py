@@ -1,4 +1,4 @@
-"""A whole rft run on the real stack, and one that goes on where it was interrupted."""
+"""A whole rft run on the real stack, and one that resumes after an interruption."""
 
 import json
 import shutil
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.display import Display
-from services.run import Result, prepare, run_alone
-from services.run_folder import RunFolder
+from services.recording.display import Display
+from services.runs.run import Result, prepare, run_alone
+from services.store.folder import RunFolder
 from tests.integration.jobs import rl_job, write_inputs
 from volley.job import JOB
 
 pytestmark = pytest.mark.integration
 
-GOOD = 0.25  # two sevens in eight characters: an untrained model writes some
+GOOD = 0.25  # two sevens in eight characters, which an untrained model sometimes writes
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 async def done(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Result:
     job = JOB.validate_python(tree)
     folder = RunFolder.create(tmp_path_factory.mktemp("runs"), job)
-    return await run_alone(job, folder, Display(quiet=True), prepared=prepare(job))
+    return await run_alone(prepare(job), folder, Display(quiet=True))
 
 
 def share_of_sevens(model_folder: Path) -> float:
-    """What plain transformers draws from the model, over several prompts."""
+    """The mean share of sevens in samples drawn with plain transformers, over several prompts."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -57,7 +57,7 @@ def share_of_sevens(model_folder: Path) -> float:
     return float(np.mean([text.count("7") / 8 for text in texts]))
 
 
-async def test_the_trained_model_earns_more(done: Result, tree: dict[str, Any]) -> None:
+async def test_the_trained_model_gets_more_reward(done: Result, tree: dict[str, Any]) -> None:
     assert done.model is not None
     assert share_of_sevens(done.model) > share_of_sevens(Path(tree["model"]["path"])) + 0.1
     losses = [row["loss"] for row in done.folder.read("metrics")]
@@ -65,7 +65,7 @@ async def test_the_trained_model_earns_more(done: Result, tree: dict[str, Any]) 
     assert losses[-1] < losses[0]
 
 
-async def test_what_was_kept_is_correct_distinct_and_told(done: Result) -> None:
+async def test_kept_samples_are_correct_distinct_and_counted(done: Result) -> None:
     samples, kept = done.folder.read("samples"), done.folder.read("kept")
     assert len(samples) == 32 * 32
     expected: dict[str, dict[str, float]] = {}
@@ -82,7 +82,7 @@ async def test_what_was_kept_is_correct_distinct_and_told(done: Result) -> None:
     assert told["prompts_kept"] == len(expected)
 
 
-async def test_token_ids_are_those_of_the_texts(done: Result) -> None:
+async def test_kept_token_ids_match_the_texts(done: Result) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(done.folder.model)
@@ -92,7 +92,7 @@ async def test_token_ids_are_those_of_the_texts(done: Result) -> None:
         assert (row["token_ids"][-1] == tokenizer.eos_token_id) == row["stopped"]
 
 
-async def test_an_interrupted_run_trains_on_and_does_not_sample_again(done: Result, tmp_path: Path) -> None:
+async def test_an_interrupted_run_continues_training_without_sampling_again(done: Result, tmp_path: Path) -> None:
     path = tmp_path / done.folder.path.name
     shutil.copytree(done.folder.path, path)
     folder, job = RunFolder.open(path)
@@ -100,7 +100,7 @@ async def test_an_interrupted_run_trains_on_and_does_not_sample_again(done: Resu
     shutil.rmtree(folder.model)
     (folder.logs / "actor-0.log").unlink()
     samples = (path / "samples.jsonl").read_bytes()
-    again = await run_alone(job, folder, Display(quiet=True), prepared=prepare(job))
+    again = await run_alone(prepare(job), folder, Display(quiet=True))
     assert not (folder.logs / "actor-0.log").exists()
     assert (path / "samples.jsonl").read_bytes() == samples
     first, second = ([row["loss"] for row in result.folder.read("metrics")] for result in (done, again))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import yaml
 
-from services.display import Display
-from services.job_file import load_job
-from services.run import Result, run_on
-from services.run_folder import RunFolder
-from services.stack import Stack
+from services.jobs.job_file import load_job
+from services.recording.display import Display
+from services.runs.run import Result, prepare, run_on
+from services.stack.ephemeral import Stack
+from services.store.folder import RunFolder
 from tests.integration.jobs import rl_job, write_inputs
 from tests.models import tiny_llama
 
@@ -28,7 +28,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from services.local_redis import embedded_redis
+    from services.stack.redis import embedded_redis
 
     folder = tmp_path_factory.mktemp("redis")
     async with embedded_redis(folder / "data", folder / "redis.log") as url:
@@ -39,7 +39,7 @@ async def run(stack: Stack, parent: Path, job: dict[str, Any]) -> Result:
     file = parent / "job.yaml"
     file.write_text(yaml.safe_dump(job))
     spec = load_job(file)
-    return await run_on(stack, spec, RunFolder.create(parent / "runs", spec), Display(quiet=True))
+    return await run_on(stack, prepare(spec), RunFolder.create(parent / "runs", spec), Display(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ async def test_the_ledger_is_exact(synchronous: Result) -> None:
     assert counts == {"admitted": 128, "trained": 128, "dropped": 0, "in_flight": 0}
 
 
-async def test_the_run_folder_is_whole(synchronous: Result) -> None:
+async def test_the_run_folder_is_complete(synchronous: Result) -> None:
     folder = synchronous.folder
     summary = json.loads((folder.path / "summary.json").read_text())
     assert summary["state"] == "done"
@@ -85,8 +85,8 @@ async def test_the_run_folder_is_whole(synchronous: Result) -> None:
     assert {"prompt", "sample", "status", "reward", "advantage", "versions"} <= sample.keys()
 
 
-async def test_the_exported_model_is_the_one_that_was_evaluated(synchronous: Result, inputs: Path) -> None:
-    """Plain transformers loads it, and writes as many sevens as the last evaluation saw."""
+async def test_the_exported_model_is_the_evaluated_one(synchronous: Result, inputs: Path) -> None:
+    """Plain transformers loads it, and its samples have as many sevens as those of the last evaluation."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -109,7 +109,7 @@ async def test_the_same_seed_without_lag_gives_the_same_run(
     assert [row["reward_mean"] for row in again.folder.read("metrics")] == pytest.approx(first, abs=1e-9)
 
 
-async def test_two_of_everything_with_lag(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+async def test_two_processes_per_role_with_lag(stack: Stack, inputs: Path, tmp_path: Path) -> None:
     job = rl_job(
         inputs,
         max_lag=2,
@@ -127,13 +127,13 @@ async def test_two_of_everything_with_lag(stack: Stack, inputs: Path, tmp_path: 
     assert rows[-1]["reward_mean"] > rows[0]["reward_mean"]
 
 
-async def test_samples_that_fail_go_on_behind_what_they_are_shown(stack: Stack, inputs: Path, tmp_path: Path) -> None:
-    """The learner finds the log-probs of every turn as the engine drew it: contexts are the same to the token."""
+async def test_failed_samples_continue_after_their_observation(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+    """The learner's log-probs of every turn equal the engine's, so both have exactly the same context."""
     job = rl_job(
         inputs,
         steps=3,
-        turns={"most": 3, "show": "no {{ turn }}: {{ verdict.status }}, try again:"},
-        sampling={"n": 8, "max_tokens": 24},  # long enough for some to end
+        turns={"max_count": 3, "observation": "no {{ turn }}: {{ verdict.status }}, try again:"},
+        sampling={"n": 8, "max_tokens": 24},  # long enough that some samples end
         samples_kept=64,
     )
     job["model"] = {"path": str(tiny_llama(tmp_path / "model", max_position_embeddings=2048))}
@@ -148,4 +148,4 @@ async def test_samples_that_fail_go_on_behind_what_they_are_shown(stack: Stack, 
     assert went_on
     for sample in went_on:
         assert "no 1: wrong_answer, try again:" in sample["earlier"]
-        assert "7" not in sample["earlier"]  # which would have passed
+        assert "7" not in sample["earlier"]  # a seven would have passed

@@ -1,4 +1,4 @@
-"""Code that only a job's runtime environment brings, in a real reward worker of a real Ray."""
+"""Code that only a job's runtime environment contains, run by a real reward worker on a real Ray cluster."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-# A process of its own: Ray's runtime environment belongs to a connection, and the session's tests share another one.
+# A separate process, because Ray ties a runtime environment to a connection, and the other tests share one.
 SCORE = """
 import asyncio, sys
 from pathlib import Path
@@ -17,9 +17,9 @@ from pathlib import Path
 import ray
 
 from reward_servers.pool import RewardConfig, RewardPool
-from services.local_ray import ray_cluster
-from services.needs import Needs
-from services.runtime_env import for_ray
+from services.stack.ray import ray_cluster
+from services.jobs.needs import Needs
+from services.jobs.runtime_env import for_ray
 from tests.integration.test_reward_pool import group
 from volley.job import RewardWorkersSpec
 from volley.records import Prompt
@@ -46,7 +46,7 @@ with ray_cluster(Needs(1, 0, 0, 256 << 20), runtime_env=for_ray(shipped)):
 """
 
 
-def test_a_scorer_is_shipped_with_its_settings(tmp_path: Path) -> None:
+def test_a_scorer_is_shipped_with_its_environment(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "shipped_rewards.py").write_text(
         "import os\n\ndef score(sample, row):\n    return len(sample) * float(os.environ['POINTS_A_LETTER'])\n"

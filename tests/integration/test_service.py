@@ -1,4 +1,4 @@
-"""The service as its users meet it: ``volley up``, a job through the API, everything killed once, ``volley down``."""
+"""The service as users see it: ``volley up``, a job through the API, everything killed once, ``volley down``."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ VOLLEY = str(Path(sys.executable).parent / "volley")
 
 
 class Service:
-    """A stack in a folder of its own, used by the command line alone."""
+    """A stack in its own folder, used only through the command line."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
@@ -38,7 +38,7 @@ class Service:
         self.seen: set[int] = set()
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """What the command prints; fails if it exits otherwise than with ``code``."""
+        """Run a command; returns its output. Fails unless it exits with ``code``."""
         done = subprocess.run(
             [VOLLEY, *arguments], env=self.environment, capture_output=True, text=True, timeout=300, check=False
         )
@@ -62,7 +62,7 @@ class Service:
         self.keeper = int(told["keeper"])
 
     def look(self) -> None:
-        """Remember the processes there are."""
+        """Record the stack's current processes."""
         self.seen |= descendants(self.keeper) | {self.keeper}
 
     def observed(self, run: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Service:
         return {**view["observed"], "state": view["state"]}
 
     def wait(self, run: str, until: Callable[[dict[str, Any]], bool], seconds: float = 240) -> dict[str, Any]:
-        """How the run stands once ``until`` holds of it."""
+        """Wait until ``until`` is true of the observed state; returns that state."""
         deadline = time.monotonic() + seconds
         while not until(observed := self.observed(run)):
             assert observed["state"] != "failed", observed
@@ -80,7 +80,7 @@ class Service:
         return observed
 
     def child(self, word: str) -> int:
-        """The keeper's one child whose command line has ``word`` in it."""
+        """The keeper's only child whose command line contains ``word``."""
         self.look()
         found = [pid for pid in descendants(self.keeper) if word in command(pid)]
         assert len(found) == 1, [command(pid) for pid in found]
@@ -115,7 +115,7 @@ def job(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_run_outlives_its_driver_the_api_redis_and_is_exact(service: Service, job: Path, tmp_path: Path) -> None:
+def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(service: Service, job: Path, tmp_path: Path) -> None:
     run = service.json("submit", str(job), "--key", "once")["record"]["id"]
     assert service.json("submit", str(job), "--key", "once")["record"]["id"] == run
     follower = service.start("show", run, "--follow", "--json")
@@ -126,7 +126,7 @@ def test_a_run_outlives_its_driver_the_api_redis_and_is_exact(service: Service, 
     os.kill(int(before["driver"].rpartition(":")[2]), signal.SIGKILL)
     after = service.wait(run, lambda now: now["life"] == 2 and now["state"] == "running")
     assert after["driver"] != before["driver"]
-    service.wait(run, lambda now: now["actors"] == 2)  # what was desired of it still is
+    service.wait(run, lambda now: now["actors"] == 2)  # the desired state is kept
 
     os.kill(service.child("services.api.serve"), signal.SIGKILL)
     os.kill(service.child("redis-server"), signal.SIGKILL)
@@ -145,7 +145,7 @@ def test_a_run_outlives_its_driver_the_api_redis_and_is_exact(service: Service, 
     service.run("show", run, code=3)
 
 
-def test_down_leaves_no_process_and_up_goes_on(service: Service, job: Path) -> None:
+def test_down_leaves_no_process_and_up_resumes_the_run(service: Service, job: Path) -> None:
     service.look()
     assert "127.0.0.1" in listened_on(service.seen)
     assert listened_on(service.seen) <= {"127.0.0.1", "::ffff:127.0.0.1"}
@@ -155,23 +155,22 @@ def test_down_leaves_no_process_and_up_goes_on(service: Service, job: Path) -> N
     assert not service.json("up")["started"]
     service.run("down")
     wait_until_gone(service.seen, 30)
-    assert "nothing is up" in service.run("down")
+    assert "no service is up" in service.run("down")
     done = len(rows(folder / "metrics.jsonl"))
 
     service.up()
     service.wait(run, lambda now: now["life"] == 2 and now["state"] == "running")
     (resumed,) = [row["step"] for row in rows(folder / "events.jsonl") if row["kind"] == "resumed"]
-    assert resumed == done, "no step is done again"
+    assert resumed == done, "no step is repeated"
     service.run("stop", run)
     stopped = service.wait(run, lambda now: now["state"] == "stopped")["step"]
     assert (Path(service.json("show", run)["record"]["folder"]) / "checkpoints" / f"step-{stopped}").is_dir()
     service.run("down")
     wait_until_gone(service.seen, 30)
-    service.up()
 
 
 def eventually(act: Callable[[], object], seconds: float = 60) -> None:
-    """Until it does not fail."""
+    """Retry the call until it does not fail."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -184,10 +183,10 @@ def eventually(act: Callable[[], object], seconds: float = 60) -> None:
 
 
 def listened_on(pids: set[int]) -> set[str]:
-    """Addresses at which any of the processes takes connections."""
+    """Addresses at which any of the processes listens."""
     found = set()
     for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's helpers are gone by now
+        with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's helpers have ended by now
             held = psutil.Process(pid).net_connections("tcp")
             found |= {each.laddr.ip for each in held if each.status == psutil.CONN_LISTEN}
     return found
@@ -198,7 +197,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 def check_exact(folder: Path, view: dict[str, Any], steps: int = STEPS) -> None:
-    """Every step once, every group one end, the same in the folder and in Redis."""
+    """Assert that every step was done once and every group has one end, in the folder and in Redis."""
     assert [row["step"] for row in rows(folder / "metrics.jsonl")] == list(range(steps))
     ledger = rows(folder / "ledger.jsonl")
     assert max(Counter(row["group"] for row in ledger).values()) == 1
@@ -211,7 +210,7 @@ def check_exact(folder: Path, view: dict[str, Any], steps: int = STEPS) -> None:
 
 
 def check_export(service: Service, run: str, tmp_path: Path) -> None:
-    """The model out of the last checkpoint is the model the learner exported."""
+    """Assert that the export of the last checkpoint equals the model that the learner exported."""
     folder = Path(service.json("show", run)["record"]["folder"])
     told = service.json("export", run, "--out", str(tmp_path / "exported"))
     assert told["checkpoint"] == STEPS
@@ -221,5 +220,5 @@ def check_export(service: Service, run: str, tmp_path: Path) -> None:
     assert (tmp_path / "exported" / "tokenizer.json").exists()
     written = [tmp_path / "exported", folder / "model", *(folder / "checkpoints").iterdir()]
     modes = {file.stat().st_mode & 0o777 for each in written for file in each.glob("*.safetensors")}
-    assert modes == {(folder / "metrics.jsonl").stat().st_mode & 0o777}  # as of every other file
+    assert modes == {(folder / "metrics.jsonl").stat().st_mode & 0o777}  # the same mode as every other file
     service.run("export", run, "--out", str(tmp_path / "exported"), code=1)

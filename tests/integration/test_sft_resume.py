@@ -1,4 +1,4 @@
-"""A supervised run that is killed goes on from its checkpoint, and ends as the one that was not."""
+"""A killed supervised run resumes from its checkpoint and ends exactly like an uninterrupted one."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from services.run_folder import RunFolder
+from services.store.folder import RunFolder
 from tests.models import tiny_llama
 
 pytestmark = pytest.mark.integration
@@ -26,7 +26,7 @@ STEPS, EVERY = 200, 50
 
 @pytest.fixture(scope="module")
 def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Adapters that learn to add."""
+    """A job that trains adapters to add numbers."""
     folder = tmp_path_factory.mktemp("inputs")
     tiny_llama(folder / "model")
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
@@ -60,7 +60,7 @@ def whole(job_file: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder
 
 
 def killed(job_file: Path, out: Path) -> RunFolder:
-    """Some steps after its first checkpoint."""
+    """A run killed some steps after its first checkpoint."""
     process = subprocess.Popen([VOLLEY, "run", str(job_file), "--out", str(out), "--quiet"], env=ENVIRONMENT)
     try:
         deadline = time.monotonic() + 240
@@ -74,7 +74,7 @@ def killed(job_file: Path, out: Path) -> RunFolder:
     return RunFolder(found[0].parents[1])
 
 
-def test_it_ends_as_if_it_had_not_been_killed(job_file: Path, whole: RunFolder, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(job_file: Path, whole: RunFolder, tmp_path: Path) -> None:
     folder = killed(job_file, tmp_path)
     before = rows(folder)
     assert EVERY <= len(before) < STEPS
@@ -82,7 +82,7 @@ def test_it_ends_as_if_it_had_not_been_killed(job_file: Path, whole: RunFolder, 
     after = rows(folder)
     assert [row["step"] for row in after] == list(range(STEPS))
     assert after[:EVERY] == before[:EVERY]
-    assert after[EVERY]["time"] > before[-1]["time"]  # made again, from the checkpoint on
+    assert after[EVERY]["time"] > before[-1]["time"]  # repeated from the checkpoint
     assert [row["loss"] for row in after] == pytest.approx([row["loss"] for row in rows(whole)], rel=1e-6)
     assert after[-1]["loss"] < after[0]["loss"] / 2
     mine, theirs = (load_file(each.model / "model.safetensors") for each in (folder, whole))

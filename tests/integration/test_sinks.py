@@ -1,20 +1,20 @@
-"""A real run with a sink: TensorBoard has what `metrics.jsonl` has."""
+"""A real run with a sink: TensorBoard shows what `metrics.jsonl` contains."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.display import Display
-from services.run import prepare, run_alone
-from services.run_folder import RunFolder
+from services.recording.display import Display
+from services.runs.run import prepare, run_alone
+from services.store.folder import RunFolder
 from tests.integration.jobs import write_inputs
 from volley.job import JOB
 
 pytestmark = pytest.mark.integration
 
 
-async def test_a_run_shows_in_tensorboard_as_in_its_folder(tmp_path: Path) -> None:
+async def test_tensorboard_shows_the_metrics_of_the_run_folder(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_inputs(tmp_path)
@@ -30,7 +30,7 @@ async def test_a_run_shows_in_tensorboard_as_in_its_folder(tmp_path: Path) -> No
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "7 7=", "answer": "7"}\n' * 4)
     job = JOB.validate_python(tree)
     folder = RunFolder.create(tmp_path, job)
-    await run_alone(job, folder, Display(quiet=True), prepared=prepare(job))
+    await run_alone(prepare(job), folder, Display(quiet=True))
     events = EventAccumulator(str(folder.path / "tensorboard" / "train"))
     events.Reload()
     rows = folder.read("metrics")

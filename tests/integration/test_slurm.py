@@ -1,4 +1,4 @@
-"""The batch script of deploy/slurm with Slurm's own commands replaced by ones that stay on this machine."""
+"""The batch script of deploy/slurm, with Slurm's commands replaced by stand-ins on this machine."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.stack_up import free_port
+from services.stack.keeper import free_port
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants, wait_until_gone
 
@@ -27,7 +27,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Placed by the resources that the script's nodes offer."""
+    """A job that requires the resources offered by the script's nodes."""
     folder = tmp_path_factory.mktemp("slurm")
     write_inputs(folder)
     placed = rl_job(
@@ -43,7 +43,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path, nodes: str) -> Mapping[str, str]:
-    """What Slurm gives a batch script on so many nodes."""
+    """The environment that Slurm gives a batch script on this many nodes."""
     commands = folder / "bin"
     commands.mkdir()
     for name, text in COMMANDS.items():
@@ -63,14 +63,14 @@ def environment(folder: Path, nodes: str) -> Mapping[str, str]:
 
 
 def start(folder: Path, nodes: str, *arguments: str | Path) -> "subprocess.Popen[bytes]":
-    """The script as Slurm starts it, its output in ``out``."""
+    """Start the script as Slurm does, with its output in ``out``."""
     with (folder / "out").open("wb") as out:
         command = ["bash", SCRIPT, *arguments]
         return subprocess.Popen(command, env=environment(folder, nodes), stdout=out, stderr=subprocess.STDOUT)
 
 
 @pytest.mark.parametrize("nodes", ["n0", "n0,n1"])
-def test_a_run_on_an_allocation_ends_and_leaves_its_folder_alone(job: Path, tmp_path: Path, nodes: str) -> None:
+def test_a_run_on_an_allocation_ends_and_leaves_only_its_folder(job: Path, tmp_path: Path, nodes: str) -> None:
     script = start(tmp_path, nodes, job)
     seen: set[int] = set()
     deadline = time.monotonic() + 400
@@ -82,19 +82,19 @@ def test_a_run_on_an_allocation_ends_and_leaves_its_folder_alone(job: Path, tmp_
     (run,) = (tmp_path / "runs").iterdir()
     assert json.loads((run / "summary.json").read_text())["state"] == "done"
     assert (run / "model" / "config.json").exists()
-    assert list(tmp_path.glob(".volley-*")) == []  # the token went with the job
+    assert list(tmp_path.glob(".volley-*")) == []  # the token was deleted with the job
     wait_until_gone(seen, 60)
 
 
-def test_an_allocation_without_a_node_for_actors_is_refused(
+def test_an_allocation_without_a_node_for_actors_is_rejected(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEARNER_NODES", "2")
     assert start(tmp_path, "n0,n1", job).wait(30) == 1
-    assert "LEARNER_NODES=2 leaves none of the 2 nodes to actors" in (tmp_path / "out").read_text()
+    assert "LEARNER_NODES=2 leaves none of the 2 nodes for actors" in (tmp_path / "out").read_text()
 
 
-def test_slurms_end_of_time_ends_the_run_in_order(job: Path, tmp_path: Path) -> None:
+def test_slurms_time_limit_ends_the_run_in_order(job: Path, tmp_path: Path) -> None:
     script = start(tmp_path, "n0", job, "--set", "steps=4000")
     deadline = time.monotonic() + 300
     while not list(tmp_path.glob("runs/*/metrics.jsonl")):

@@ -1,4 +1,4 @@
-"""The run store and the embedded Redis: a real server, really killed."""
+"""The run store and the embedded Redis, with a real server that is really killed."""
 
 import asyncio
 import gc
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from services import keeper
-from services.local_redis import check_redis, embedded_redis
-from services.outbox import Outbox
-from services.state import Observed, RunRecord
-from services.store import Store
+from services.stack import processes as keeper
+from services.stack.redis import check_redis, embedded_redis
+from services.store.outbox import Outbox
+from services.store.redis import Store
+from services.store.state import Observed, RunRecord
 from volley.errors import HostError, JobError
 
 pytestmark = pytest.mark.integration
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 RECORD = RunRecord(id="r1", name="r", kind="rl", job={}, created=1.0, folder="runs/r1")
 
 
-async def test_what_was_written_is_read_and_outlives_the_server(tmp_path: Path) -> None:
+async def test_written_data_is_read_back_and_survives_the_server(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url:
         async with Store(url) as store, Outbox(url, "r1") as outbox:
             await store.create(RECORD)
@@ -31,9 +31,9 @@ async def test_what_was_written_is_read_and_outlives_the_server(tmp_path: Path) 
             outbox.add("events", {"kind": "evaluation", "version": 0})
             outbox.observed(Observed(state="running", step=1))
             await store.change_desired("r1", lambda desired: desired.model_copy(update={"actors": 2}))
-        await asyncio.sleep(1.2)  # the append-only file is synced every second
+        await asyncio.sleep(1.2)  # Redis syncs its append-only file every second
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
-        ((record, desired, observed),) = await store.look(await store.run_ids())
+        ((record, desired, observed),) = await store.read_runs(await store.run_ids())
         assert (record, desired.actors, desired.revision, observed.step) == (RECORD, 2, 1, 1)
         assert [row for _, row in await store.entries("r1", "metrics")] == [{"step": 0, "reward_mean": 0.5}]
         assert await store.ledger("r1") == {"admitted": 4, "trained": 2}
@@ -45,7 +45,7 @@ async def test_what_was_written_is_read_and_outlives_the_server(tmp_path: Path) 
         assert await store.run_ids() == []
 
 
-async def test_an_idempotency_key_makes_one_run(tmp_path: Path) -> None:
+async def test_an_idempotency_key_creates_one_run(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
         records = [RECORD.model_copy(update={"id": f"r{i}"}) for i in range(8)]
         made = await asyncio.gather(*(store.create(record, key="k", body="same") for record in records))
@@ -55,7 +55,7 @@ async def test_an_idempotency_key_makes_one_run(tmp_path: Path) -> None:
             await store.create(RECORD, key="k", body="other")
 
 
-async def test_changes_by_many_at_once_all_count(tmp_path: Path) -> None:
+async def test_concurrent_changes_are_all_applied(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
         await store.create(RECORD)
 
@@ -66,7 +66,7 @@ async def test_changes_by_many_at_once_all_count(tmp_path: Path) -> None:
         assert (await store.desired("r1")).revision == 20
 
 
-async def test_a_lease_has_one_owner_until_it_is_given_back_or_runs_out(tmp_path: Path) -> None:
+async def test_a_lease_has_one_owner_until_it_is_released_or_expires(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
         assert await store.lease("x", "a", 30)
         assert await store.lease("x", "a", 0.2)
@@ -77,8 +77,8 @@ async def test_a_lease_has_one_owner_until_it_is_given_back_or_runs_out(tmp_path
         assert await store.lease("x", "b", 30)
 
 
-async def test_writes_wait_for_a_redis_that_is_away_and_each_is_in_once(tmp_path: Path) -> None:
-    """The server is killed again and again between and within writes; the run never waits for it."""
+async def test_writes_wait_for_an_unavailable_redis_and_arrive_exactly_once(tmp_path: Path) -> None:
+    """The server is killed repeatedly, between and within writes; the run never waits for it."""
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
         socket = Path(url.removeprefix("unix://"))
         slowest = 0.0
@@ -92,11 +92,11 @@ async def test_writes_wait_for_a_redis_that_is_away_and_each_is_in_once(tmp_path
                     for pid in _servers(socket):
                         os.kill(pid, signal.SIGKILL)
         steps = [row["step"] for _, row in await store.entries("r1", "metrics")]
-        assert steps == list(range(1500)), "in order, none lost, none twice"
+        assert steps == list(range(1500)), "rows are in order, none lost or repeated"
         assert slowest < 0.1
 
 
-async def test_nothing_is_left_behind(tmp_path: Path) -> None:
+async def test_no_server_process_is_left(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url:
         socket = Path(url.removeprefix("unix://"))
         assert socket.parent.stat().st_mode & 0o077 == 0, "others could connect"
@@ -106,9 +106,11 @@ async def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert not _servers(socket)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # redis-py, cancelled as it connects
-async def test_its_keeper_ends_whenever_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the middle of a probe: redis-py drops a cancellation that comes as it has just sent."""
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # from redis-py, if it is cancelled while it connects
+async def test_the_keeper_of_redis_ends_whenever_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This includes cancellation during a probe, which redis-py swallows if it has just sent a command."""
     monkeypatch.setattr(keeper, "PROBE_SECONDS", 0.0005)
 
     async def up_for(seconds: float) -> None:
@@ -127,7 +129,7 @@ async def test_a_dead_server_is_one_clear_error(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url:
         pass
     async with Store(url, retries=1) as store:
-        with pytest.raises(HostError, match="Redis stayed away through 1 tries"):
+        with pytest.raises(HostError, match="Redis does not answer after 1 retries"):
             await store.run_ids()
     with pytest.raises(HostError, match="Redis does not answer"):
         async with Outbox(url, "r1"):
@@ -136,7 +138,7 @@ async def test_a_dead_server_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "unix:///nowhere/redis.sock", "http://x"])
 async def test_a_redis_that_refuses_is_one_clear_error(url: str) -> None:
-    with pytest.raises(HostError, match=r"refuses: .*leave out --redis"):
+    with pytest.raises(HostError, match=r"does not answer: .*omit --redis"):
         await check_redis(url)
 
 
@@ -151,7 +153,7 @@ async def test_an_unusable_data_folder_is_one_clear_error(tmp_path: Path) -> Non
     (tmp_path / "data" / "appendonly.aof").write_text("not an append-only file\n")
     with pytest.raises(HostError, match=r"Redis ended with code 1; .*Bad file format"):
         async with embedded_redis(tmp_path / "data", tmp_path / "redis.log"):
-            pytest.fail("started on a broken file")
+            pytest.fail("Redis started with a broken file")
 
 
 def _servers(socket: Path) -> list[int]:

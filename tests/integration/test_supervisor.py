@@ -1,4 +1,4 @@
-"""The supervisor over a real Redis, with a Ray that does what a test says."""
+"""The supervisor with a real Redis and a fake Ray that the tests control."""
 
 import asyncio
 import contextlib
@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from services import supervisor as module
-from services.driver import drive
-from services.foreground import Ending
-from services.launcher import JobStatus
-from services.local_redis import embedded_redis
-from services.run_folder import RunFolder
-from services.state import Observed, RunRecord, RunState
-from services.store import Store
-from services.supervisor import BARREN_LIVES, Supervisor
+from services.runs.driver import drive
+from services.signals import StopSignal
+from services.stack.redis import embedded_redis
+from services.store.folder import RunFolder
+from services.store.redis import Store
+from services.store.state import Observed, RunRecord, RunState
+from services.supervisor import supervisor as module
+from services.supervisor.ray_jobs import JobStatus
+from services.supervisor.supervisor import BARREN_LIVES, Supervisor
 from volley.errors import HostError, JobError
 
 pytestmark = pytest.mark.integration
 
 
 class FakeRay:
-    """Drivers that are alive until a test ends them."""
+    """A launcher whose drivers are alive until a test ends them."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[str, int]] = []
@@ -52,7 +52,7 @@ class FakeRay:
         self.states[run_id] = "ended"
 
     async def logs(self, run_id: str, tail_bytes: int) -> str:
-        return f"line\nvolley: {run_id} can not be\n"[-tail_bytes:]
+        return f"line\nvolley: {run_id} cannot be\n"[-tail_bytes:]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "PASS_SECONDS", 0.02)
     monkeypatch.setattr(module, "delay", lambda lives: 0.0)
 
 
@@ -79,7 +79,7 @@ def record(run_id: str, folder: str = "/nowhere") -> RunRecord:
 
 @contextlib.asynccontextmanager
 async def supervised(store: Store, ray: FakeRay, url: str, count: int = 1) -> AsyncIterator[list[Supervisor]]:
-    """So many supervisors at work for the length of the block."""
+    """Run ``count`` supervisors during the block."""
     async with contextlib.AsyncExitStack() as stack:
         supervisors = [await stack.enter_async_context(Supervisor(store, ray, url)) for _ in range(count)]
         tasks = [asyncio.create_task(each.run()) for each in supervisors]
@@ -96,11 +96,11 @@ async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
         if holds():
             return
         await asyncio.sleep(0.02)
-    raise AssertionError("it did not come to that")
+    raise AssertionError(f"not true within {seconds:g} s")
 
 
 async def ended(store: Store, run_id: str, state: RunState) -> Observed:
-    """How the run stands once it is in ``state``."""
+    """Wait until the run is in ``state``; returns its observed state."""
     for _ in range(1000):
         if (seen := await store.observed(run_id)).state == state:
             return seen
@@ -118,7 +118,7 @@ async def test_of_three_supervisors_one_starts_each_run_once(store: Store, redis
     assert sorted(ray.submitted) == [(f"r{number}", 1) for number in range(5)]
 
 
-async def test_the_next_supervisor_counts_on_where_the_last_one_stopped(store: Store, redis_url: str) -> None:
+async def test_the_next_supervisor_continues_the_count_of_the_last_one(store: Store, redis_url: str) -> None:
     ray = FakeRay()
     await store.create(record("r"))
     for life in (1, 2, 3):
@@ -129,7 +129,7 @@ async def test_the_next_supervisor_counts_on_where_the_last_one_stopped(store: S
     assert ray.submitted == [("r", 1), ("r", 2), ("r", 3)]
 
 
-async def test_a_run_that_gets_nowhere_ends_as_failed_with_the_last_words_of_its_driver(
+async def test_a_run_without_progress_ends_as_failed_with_the_end_of_its_drivers_log(
     store: Store, redis_url: str
 ) -> None:
     ray = FakeRay()
@@ -137,15 +137,15 @@ async def test_a_run_that_gets_nowhere_ends_as_failed_with_the_last_words_of_its
     await store.create(record("r"))
     async with supervised(store, ray, redis_url):
         await until(lambda: len(ray.submitted) == BARREN_LIVES)
-        assert "volley: r can not be" in (await ended(store, "r", "failed")).problem
+        assert "volley: r cannot be" in (await ended(store, "r", "failed")).problem
         await asyncio.sleep(0.3)
         assert len(ray.submitted) == BARREN_LIVES
         ray.dies_at_once = False
-        await store.change_desired("r", lambda desired: desired)  # as `volley resume` does
+        await store.change_desired("r", lambda desired: desired)  # what `volley resume` does
         await until(lambda: len(ray.submitted) == BARREN_LIVES + 1)
 
 
-async def test_a_refusal_of_ray_costs_no_life(store: Store, redis_url: str) -> None:
+async def test_a_submission_rejected_by_ray_does_not_count_as_a_driver(store: Store, redis_url: str) -> None:
     ray = FakeRay()
     ray.refuses = True
     await store.create(record("r"))
@@ -157,8 +157,8 @@ async def test_a_refusal_of_ray_costs_no_life(store: Store, redis_url: str) -> N
     assert ray.submitted[0][1] > BARREN_LIVES
 
 
-async def test_it_ends_when_it_is_told_whatever_it_does(store: Store, redis_url: str) -> None:
-    """The client of Redis swallows a cancellation that comes as its answer does."""
+async def test_the_supervisor_ends_when_it_is_cancelled_at_any_point(store: Store, redis_url: str) -> None:
+    """The Redis client swallows a cancellation that arrives together with an answer."""
     ray = FakeRay()
     for turn in range(60):
         async with supervised(store, ray, redis_url, count=3):
@@ -176,7 +176,7 @@ async def test_a_stop_before_the_first_driver_and_a_removed_run(store: Store, re
     assert ray.submitted == []
 
 
-async def test_it_lasts_through_an_absence_of_redis(tmp_path: Path) -> None:
+async def test_the_supervisor_survives_an_unavailable_redis(tmp_path: Path) -> None:
     ray, data, log = FakeRay(), tmp_path / "redis", tmp_path / "redis.log"
     async with embedded_redis(data, log) as url:
         async with Store(url, retries=0) as store:
@@ -193,17 +193,17 @@ async def test_it_lasts_through_an_absence_of_redis(tmp_path: Path) -> None:
     assert ray.submitted == [("r", 1), ("r", 2)]
 
 
-async def test_a_driver_says_what_is_its_jobs_fault_and_what_is_done_already(
+async def test_a_driver_reports_job_errors_and_runs_that_are_already_done(
     store: Store, redis_url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(JobError, match="no run nobody"):
-        await drive("nobody", redis_url, Ending())
+        await drive("nobody", redis_url, StopSignal())
     await store.create(record("r", str(tmp_path / "r")))
     with pytest.raises(JobError):
-        await drive("r", redis_url, Ending())
+        await drive("r", redis_url, StopSignal())
     seen = await store.observed("r")
     assert (seen.state, "missing" in seen.problem) == ("failed", True)
     await store.create(record("s", str(tmp_path / "other")))
     with pytest.raises(JobError, match="named after it"):
-        await drive("s", redis_url, Ending())
+        await drive("s", redis_url, StopSignal())
     assert not RunFolder(tmp_path / "other").path.exists()

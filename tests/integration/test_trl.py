@@ -1,4 +1,4 @@
-"""A real TRL trains for max@k and maj@k: what reaches its loss, in one process and in two."""
+"""A real TRL trainer with max@k and maj@k: the advantages in its loss, in one process and in two."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def program(arguments: list[str]) -> None:
 
 
 def by_group(seen: list[list[Any]]) -> list[tuple[list[str], NDArray[np.bool_], NDArray[np.float64]]]:
-    """Texts, which of them have tokens in the loss, and advantages of each group."""
+    """For each group its texts, which of them have tokens in the loss, and the advantages."""
     groups: dict[tuple[int, str], list[tuple[str, bool, float]]] = defaultdict(list)
     for step, prompt, text, in_loss, advantage in seen:
         groups[step, prompt].append((text, in_loss, advantage))
@@ -53,7 +53,7 @@ def by_group(seen: list[list[Any]]) -> list[tuple[list[str], NDArray[np.bool_], 
 
 
 def majority_advantages(texts: list[str], in_loss_n: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """n times the objective's own, from the texts."""
+    """n times the objective's own advantages, computed from the texts."""
     run = RUNS["maj"]
     reward_n = np.array([np.nan if reward is None else reward for reward in run["reward"](texts)])
     valid_n = in_loss_n & ~np.isnan(reward_n)
@@ -63,7 +63,7 @@ def majority_advantages(texts: list[str], in_loss_n: NDArray[np.bool_]) -> NDArr
     return len(texts) * advantages(rewards, run["objective"], answers=answer_n, valid=valid_n)
 
 
-def test_max_at_k_reaches_the_loss_at_the_scale_of_a_mean(results: dict[str, Any]) -> None:
+def test_max_at_k_advantages_in_the_loss_are_scaled_for_a_mean(results: dict[str, Any]) -> None:
     groups = by_group(results["max"]["seen"])
     assert len(groups) == 4 * STEPS
     live = 0
@@ -74,7 +74,7 @@ def test_max_at_k_reaches_the_loss_at_the_scale_of_a_mean(results: dict[str, Any
     assert live > STEPS
 
 
-def test_maj_at_k_leaves_out_what_has_no_reward_or_no_part_in_the_loss(results: dict[str, Any]) -> None:
+def test_maj_at_k_leaves_out_samples_without_a_reward_or_masked_in_the_loss(results: dict[str, Any]) -> None:
     groups = by_group(results["maj"]["seen"])
     assert len(groups) == 4 * STEPS
     for texts, in_loss_n, advantage_n in groups:
@@ -83,8 +83,8 @@ def test_maj_at_k_leaves_out_what_has_no_reward_or_no_part_in_the_loss(results: 
     assert any(in_loss_n.any() and not in_loss_n.all() for _, in_loss_n, _ in groups)
 
 
-def test_the_mean_objective_is_plain_grpo_without_scaling(results: dict[str, Any]) -> None:
-    """Leave-one-out is n / (n - 1) times centring: with the rate lower by that, the same weights, step after step."""
+def test_the_mean_objective_equals_grpo_without_scaling(results: dict[str, Any]) -> None:
+    """Leave-one-out is n / (n - 1) times centring; with the rate divided by that, weights are equal at every step."""
     mean, plain = results["mean"], results["plain"]
     for mine, theirs in zip(by_group(mean["seen"]), by_group(plain["seen"]), strict=True):
         assert mine[0] == theirs[0]
@@ -101,7 +101,7 @@ def test_the_reward_rises_and_the_objective_is_logged(results: dict[str, Any]) -
     assert any("maj_at_3" in row for row in results["maj"]["log"])
 
 
-def test_the_log_of_completions_has_the_advantages_of_the_last_batch(results: dict[str, Any]) -> None:
+def test_logged_completions_have_the_advantages_of_the_last_batch(results: dict[str, Any]) -> None:
     run = results["max"]
     reached = [row[-1] for row in run["seen"] if row[0] == STEPS - 1]
     np.testing.assert_allclose(sorted(run["logged_advantages"]), sorted(reached), rtol=1e-6)

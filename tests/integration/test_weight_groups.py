@@ -1,11 +1,11 @@
-"""A real learner and real engines in one process group: weights to the bit, whoever comes, hangs or is killed."""
+"""A real learner and real engines in one process group: weights arrive bitwise, even if members join, hang or die."""
 
 import asyncio
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ from safetensors.numpy import load
 from actors.config import BroadcastReport
 from actors.pool import ActorPool
 from learner.config import LearnerConfig
-from learner.group import LearnerGroup
-from services.weight_groups import WeightGroups
+from learner.pool import LearnerPool
+from services.runs.weight_groups import WeightGroups
 from tests.integration.test_actors import configuration, generate, request
 from tests.models import tiny_llama
 from volley.job import ModelSpec, RLJob
@@ -32,20 +32,20 @@ DEADLINE = 4.0
 
 @dataclass
 class Run:
-    """The parts of one, with a group of two actors to begin with."""
+    """A learner and a pool of initially two actors, with their weight group."""
 
     pool: ActorPool
-    learner: LearnerGroup
+    learner: LearnerPool
     groups: WeightGroups
     version: int = 0
 
     async def publish(self) -> tuple[WeightUpdate, BroadcastReport]:
-        """Another version, of the same weights, to every actor."""
+        """Publish another version with the same weights to every actor."""
         self.version += 1
         update = await self.learner.publish(self.version)
         return update, await self.pool.broadcast(update)
 
-    async def serve_to_the_bit(self, update: WeightUpdate) -> bool:
+    async def serves_bitwise(self, update: WeightUpdate) -> bool:
         published: dict[str, NDArray[np.float32]] = {}
         for bucket in update.buckets:
             published |= load(b"".join(part.tobytes() for part in ray.get(bucket.ref)))
@@ -55,15 +55,15 @@ class Run:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
-    """The learner's weights are of another seed than those the engines start with."""
+    """The learner's weights have a different seed than those the engines start with."""
     folder = tmp_path_factory.mktemp("weight_groups")
     served, trained = tiny_llama(folder / "served"), tiny_llama(folder / "trained", seed=1)
     spec = LearnerSpec(bucket_mb=0.05, verify_weights=True, step_deadline_s=60)
     config = LearnerConfig(
         ModelSpec(path=trained), spec, Optimizer(), 10, 0, folder / "logs", PolicyUpdate(), prefix="groups-"
     )
-    actors = replace(configuration(served, folder / "logs", count=2), max_replacements=3)
-    pool, learner = await asyncio.gather(ActorPool.start(actors), LearnerGroup.start(config))
+    actors = configuration(served, folder / "logs", count=2, max_replacements=3)
+    pool, learner = await asyncio.gather(ActorPool.start(actors), LearnerPool.start(config))
     yield Run(pool, learner, WeightGroups(job(served), pool, learner))
     await asyncio.gather(pool.stop(), learner.stop())
 
@@ -83,15 +83,15 @@ def job(model: Path) -> RLJob:
     )
 
 
-async def test_without_a_group_the_object_store_carries(run: Run) -> None:
+async def test_without_a_group_weights_go_through_the_object_store(run: Run) -> None:
     update, report = await run.publish()
     assert (update.received, [done.grouped for done in report.actors]) == (frozenset(), [False, False])
-    assert await run.serve_to_the_bit(update)
+    assert await run.serves_bitwise(update)
 
 
-async def test_a_group_carries_in_the_middle_of_samples(run: Run) -> None:
+async def test_a_group_delivers_weights_in_the_middle_of_samples(run: Run) -> None:
     assert await run.groups.form()
-    assert run.groups.whole
+    assert run.groups.complete
     before = run.version
     long = [asyncio.create_task(generate(run.pool, request(n=32, max_tokens=240))) for _ in range(4)]
     await asyncio.sleep(0.2)
@@ -102,12 +102,12 @@ async def test_a_group_carries_in_the_middle_of_samples(run: Run) -> None:
         assert len(update.buckets) > 2
     for group in await asyncio.gather(*long):
         assert set(group.versions_T) <= {before, before + 1, before + 2}
-    assert await run.serve_to_the_bit(update)
+    assert await run.serves_bitwise(update)
 
 
-async def test_an_engine_killed_while_it_receives_costs_the_others_nothing(run: Run) -> None:
+async def test_an_engine_killed_while_it_receives_does_not_affect_the_others(run: Run) -> None:
     victim = run.pool.infos[1]
-    os.kill(victim.engine_pids[0], signal.SIGSTOP)  # it is in the group, and takes nothing
+    os.kill(victim.engine_pids[0], signal.SIGSTOP)  # it is a member of the group, but receives nothing
     begun = time.monotonic()
     publishing = asyncio.create_task(run.learner.publish(run.version + 1))
     await asyncio.sleep(0.5)
@@ -118,25 +118,25 @@ async def test_an_engine_killed_while_it_receives_costs_the_others_nothing(run: 
     run.version += 1
     assert "actor-1" not in update.received
     assert update.lost_group is not None
-    assert not run.groups.whole
+    assert not run.groups.complete
     report = await run.pool.broadcast(update)
     assert "actor-0" in [done.actor for done in report.actors]
     await until_count(run.pool, 2)
     assert [info.name for info in run.pool.infos] == ["actor-0", "actor-2"]
-    assert await run.serve_to_the_bit(update)  # the replacement had it from the object store
+    assert await run.serves_bitwise(update)  # the replacement got the weights from the object store
 
 
-async def test_an_actor_that_joins_is_in_the_next_group(run: Run) -> None:
+async def test_a_new_actor_is_in_the_next_group(run: Run) -> None:
     await run.pool.scale(3)
-    async with run.groups.kept():
-        await until(lambda: run.groups.whole)
+    async with run.groups.maintained():
+        await until(lambda: run.groups.complete)
     update, report = await run.publish()
     assert update.received == {"actor-0", "actor-2", "actor-3"}
     assert all(done.grouped for done in report.actors)
-    assert await run.serve_to_the_bit(update)
+    assert await run.serves_bitwise(update)
 
 
-async def test_one_that_hangs_holds_nobody_beyond_the_deadline(run: Run) -> None:
+async def test_a_hung_member_delays_the_others_until_the_deadline_only(run: Run) -> None:
     await run.pool.scale(2)
     assert await run.groups.form()
     victim = run.pool.infos[0]
@@ -144,14 +144,14 @@ async def test_one_that_hangs_holds_nobody_beyond_the_deadline(run: Run) -> None
     begun = time.monotonic()
     run.version += 1
     await run.learner.begin_publish(run.version)
-    assert time.monotonic() - begun < DEADLINE / 2  # the learner goes on
+    assert time.monotonic() - begun < DEADLINE / 2  # the learner continues
     update = await run.learner.published(run.version)
     assert time.monotonic() - begun < 3 * DEADLINE
     assert victim.name not in update.received
     os.kill(victim.engine_pids[0], signal.SIGCONT)
     report = await run.pool.broadcast(update)
     assert {done.actor: done.grouped for done in report.actors}[victim.name] is False
-    assert await run.serve_to_the_bit(update)
+    assert await run.serves_bitwise(update)
 
 
 async def until_count(pool: ActorPool, count: int) -> None:

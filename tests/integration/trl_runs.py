@@ -1,9 +1,9 @@
-"""Real TRL trainers on a tiny model, run as a program of their own: what reached their losses, as JSON.
+"""Run real TRL trainers on a tiny model; write the inputs of their losses as JSON.
 
     python -m tests.integration.trl_runs <model> <out.json> <run> [<run> ...]
 
-A program of its own, because TRL warns about versions of vLLM as it is imported, keeps global state about processes,
-and is also started here as two processes.
+This is a separate program because TRL warns about vLLM's version when it is imported and keeps global state about
+processes, and because one run uses two processes.
 """
 
 import json
@@ -20,17 +20,17 @@ LENGTH = 4
 
 
 def share_of_digits(completions: list[str], **_: Any) -> list[float]:
-    """An easy task: a model without skill gets about 0.2."""
+    """The reward of an easy task, on which an untrained model gets about 0.2."""
     return [sum(character.isdigit() for character in text) / LENGTH for text in completions]
 
 
 def answer(text: str) -> int | None:
-    """One of three answers, by the first character."""
+    """One of three answers, determined by the first character."""
     return ord(text[0]) % 3 if text else None
 
 
 def right_answer(completions: list[str], **_: Any) -> list[float | None]:
-    """1 where the answer is 1; no reward for a sample that ends on an even character, as if scoring had failed."""
+    """1 if the answer is 1, else 0; None, as if scoring had failed, if the last character has an even code."""
     return [None if text and ord(text[-1]) % 2 == 0 else float(answer(text) == 1) for text in completions]
 
 
@@ -58,14 +58,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "objective": {"kind": "maj_at_k", "k": 3},
         "reward": right_answer,
         "answer_fn": answer,
-        # One group of 8 a step, half of it in each process.
+        # One group of 8 per step, half of it in each process.
         "config": {"num_generations": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1},
     },
 }
 
 
 def run(name: str, model: str) -> dict[str, Any]:
-    """Train as ``RUNS[name]`` says: every sample that reached the loss of this process, TRL's log, the weights."""
+    """Train with ``RUNS[name]``; returns the samples in this process's losses, TRL's log, and the weights."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -75,7 +75,7 @@ def run(name: str, model: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "num_generations": 4,
         "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,  # one generation for both, shuffled and cut in two
+        "gradient_accumulation_steps": 2,  # both share one generation, which is shuffled and split in two
         "max_completion_length": LENGTH,
         "max_steps": STEPS,
         "learning_rate": 0.05,
@@ -132,7 +132,7 @@ def run(name: str, model: str) -> dict[str, Any]:
 
 
 def page(model: str) -> str:
-    """The code on the page about integrations, on a tiny scale; its second trainer is made but not run."""
+    """Run the code on the integrations page at a tiny scale; its second trainer is created but not run."""
     from datasets import Dataset
 
     first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -166,7 +166,7 @@ def main() -> None:
     model, names = sys.argv[1], sys.argv[3:]
     out.write_text(json.dumps({name: page(model) if name == "page" else run(name, model) for name in names}))
     if torch.distributed.is_initialized():
-        # Both processes leave together: gloo's threads abort one whose peer is gone while the interpreter ends.
+        # Both processes exit together: gloo aborts a process whose peer disappears while the interpreter exits.
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""A stand-in for the API server: it keeps runs in memory and answers as the contract says."""
+"""A stand-in for the API server that keeps runs in memory and answers according to the contract."""
 
 import json
 import threading
@@ -11,18 +11,18 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from services.state import ENDED, Desired, Observed, RunRecord
+from services.store.state import ENDED, Desired, Observed, RunRecord
 
 
 class FakeApi:
-    """State of the server, open to tests.
+    """The server's state, which tests may read and change.
 
     Attributes:
         runs: run views by id.
         seen: method, path, headers and body of every request.
-        stream: server-sent events of the live route, in pieces; a piece that is None cuts the connection.
-        log: what the driver of every run said.
-        token: what requests must send, None: nothing.
+        stream: server-sent events of the live route, in pieces; a piece of None cuts the connection.
+        log: the log of every run's driver.
+        token: the token that requests must send; None for no authentication.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class FakeApi:
         self.app = self._routes()
 
     def add(self, run_id: str, **observed: Any) -> dict[str, Any]:
-        """A run that stands as ``observed`` says."""
+        """Add a run with this observed state."""
         record = RunRecord(
             id=run_id,
             name="sevens",
@@ -73,7 +73,7 @@ class FakeApi:
             job = (await request.json())["job"]
             if job["name"] == "bad":
                 errors = [{"pointer": "/job/steps", "detail": "too many"}]
-                return problem(422, "the job can not be used", errors)
+                return problem(422, "the job is invalid", errors)
             return JSONResponse(self.add(job["name"] + "-1"), 201)
 
         @app.get("/v1/runs")
@@ -153,7 +153,7 @@ class FakeApi:
         return app
 
     def _live(self, last_id: str | None) -> Iterator[str]:
-        """What follows ``last_id``: the pieces are numbered from 1."""
+        """Stream the pieces after ``last_id``; they are numbered from 1."""
         for number, piece in enumerate(self.stream, start=1):
             if number <= int(last_id or 0):
                 continue
@@ -185,7 +185,7 @@ def sse(kind: str, **data: Any) -> str:
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    """The app on a real socket; yields its URL."""
+    """Serve the app on a real socket; yields its URL."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

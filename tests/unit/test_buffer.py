@@ -1,13 +1,21 @@
-"""The slot buffer: in whatever order groups finish, nothing is trained too old and nothing gets stuck."""
+"""The slot buffer: in whatever order groups finish, no group is trained on too late and training never gets stuck."""
 
+import doctest
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.buffer import SlotBuffer
+from services.coordinator import buffer as buffer_module
+from services.coordinator.buffer import SlotBuffer
 from tests.plain_buffer import PlainSlotBuffer
+
+
+def test_the_example_in_the_docstring_is_correct() -> None:
+    results = doctest.testmod(buffer_module)
+    assert results.attempted >= 14
+    assert results.failed == 0
 
 
 def admit_all(buffer: SlotBuffer[int], next_id: int, version: int) -> list[int]:
@@ -22,7 +30,7 @@ def admit_all(buffer: SlotBuffer[int], next_id: int, version: int) -> list[int]:
 @settings(max_examples=200, deadline=None)
 @given(batch=st.integers(1, 5), lag=st.integers(0, 4), seed=st.integers(0, 10**6), slow=st.floats(0.0, 0.9))
 def test_lag_is_bounded_and_training_never_stops(batch: int, lag: int, seed: int, slow: float) -> None:
-    """Groups finish in random order, some very late; 40 steps are trained and no group is ever over the lag."""
+    """Groups finish in random order, some very late; 40 steps are taken and no group ever exceeds the lag."""
     rng = random.Random(seed)
     buffer: SlotBuffer[int] = SlotBuffer(batch, lag)
     started: dict[int, int] = {}
@@ -42,7 +50,7 @@ def test_lag_is_bounded_and_training_never_stops(batch: int, lag: int, seed: int
             buffer.release(batch)
             idle = 0
             continue
-        # Finish one group; a slow one only when nothing else is left to wait for.
+        # Finish one group; pick a slow one only if no other is left.
         quick = [gid for gid in unready if rng.random() >= slow]
         done = rng.choice(quick or unready)
         unready.remove(done)
@@ -51,7 +59,7 @@ def test_lag_is_bounded_and_training_never_stops(batch: int, lag: int, seed: int
         assert idle <= buffer.slots, "every group is ready and still no batch"
 
 
-def test_a_slow_group_delays_nobody_until_it_is_due() -> None:
+def test_a_slow_group_delays_no_batch_before_it_is_due() -> None:
     buffer: SlotBuffer[str] = SlotBuffer(batch=2, max_lag=2)
     admit_all_ids = admit_all(buffer, 0, 0)  # type: ignore[arg-type]
     assert admit_all_ids == [0, 1, 2, 3, 4, 5]
@@ -77,7 +85,7 @@ def test_synchronous_mode_admits_nothing_until_the_new_weights_are_served() -> N
     assert buffer.can_admit(started_at=1, version=1)
 
 
-def test_a_dropped_group_frees_its_slot_at_once() -> None:
+def test_a_dropped_group_frees_its_slot_immediately() -> None:
     buffer: SlotBuffer[str] = SlotBuffer(batch=1, max_lag=0)
     buffer.admit(0, started_at=0)
     assert not buffer.can_admit(started_at=0, version=0)
@@ -85,7 +93,7 @@ def test_a_dropped_group_frees_its_slot_at_once() -> None:
     assert buffer.can_admit(started_at=0, version=0)
 
 
-def test_newer_tokens_than_promised_extend_the_deadline() -> None:
+def test_a_group_with_newer_tokens_than_promised_has_a_later_deadline() -> None:
     buffer: SlotBuffer[str] = SlotBuffer(batch=1, max_lag=1)
     buffer.admit(0, started_at=0)
     buffer.admit(1, started_at=0)
@@ -101,13 +109,13 @@ def test_an_unknown_group_is_an_error(gid: int) -> None:
         SlotBuffer(batch=1, max_lag=1).drop(gid)
 
 
-OPERATIONS = {"admit": 8, "put": 8, "take": 4, "step": 2, "drop": 1, "lag": 1}  # and how often each is drawn
+OPERATIONS = {"admit": 8, "put": 8, "take": 4, "step": 2, "drop": 1, "lag": 1}  # relative frequency of each operation
 
 
 @settings(max_examples=200, deadline=None)
 @given(batch=st.integers(1, 4), lag=st.integers(0, 3), seed=st.integers(0, 10**6))
-def test_it_answers_as_the_rules_written_plainly(batch: int, lag: int, seed: int) -> None:
-    """Whatever is done to both, forced admissions and late versions included, both say the same of everything."""
+def test_it_agrees_with_a_plain_implementation_of_the_rules(batch: int, lag: int, seed: int) -> None:
+    """Both give the same answers after any operations, forced admissions and late versions included."""
     rng = random.Random(seed)
     fast: SlotBuffer[int] = SlotBuffer(batch, lag)
     plain: PlainSlotBuffer[int] = PlainSlotBuffer(batch, lag)
@@ -129,7 +137,7 @@ def test_it_answers_as_the_rules_written_plainly(batch: int, lag: int, seed: int
             elif name == "lag":
                 buffer.max_lag = later + 1
             elif name == "step":
-                buffer.release(buffer.held)
+                buffer.release(buffer.unreleased)
         version += name == "step"
         gone = [some] if name == "drop" and some is not None else []
         if name == "take":
@@ -138,7 +146,12 @@ def test_it_answers_as_the_rules_written_plainly(batch: int, lag: int, seed: int
             gone = [gid for gid, _ in taken or ()]
         for gid in gone:
             del started[gid]
-        assert (len(fast), fast.ready, fast.held, fast.slots) == (len(plain), plain.ready, plain.held, plain.slots)
+        assert (len(fast), fast.ready, fast.unreleased, fast.slots) == (
+            len(plain),
+            plain.ready,
+            plain.unreleased,
+            plain.slots,
+        )
         assert fast.ready_items() == plain.ready_items()
         assert fast.waiting_for(version) == plain.waiting_for(version)
         for at in (version, version - 1):

@@ -1,4 +1,4 @@
-"""One digest per set of weights, however it is cut."""
+"""Equal weights have equal checksums, however they are split into files."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def files(*parts: dict[str, torch.Tensor]) -> list[NDArray[np.uint8]]:
 A, B = torch.arange(6.0).reshape(2, 3), torch.ones(4, dtype=torch.bfloat16)
 
 
-def test_it_does_not_depend_on_the_cut_or_the_order() -> None:
+def test_the_checksum_does_not_depend_on_files_or_order() -> None:
     whole = weights_checksum(files({"a": A, "b": B}))
     assert weights_checksum(files({"b": B}, {"a": A})) == whole
     assert len(whole) == 64
@@ -33,11 +33,11 @@ def test_it_does_not_depend_on_the_cut_or_the_order() -> None:
     ],
     ids=["name", "shape", "type", "last bit", "missing"],
 )
-def test_it_depends_on_everything_else(other: dict[str, torch.Tensor]) -> None:
+def test_the_checksum_depends_on_everything_else(other: dict[str, torch.Tensor]) -> None:
     assert weights_checksum(files(other)) != weights_checksum(files({"a": A, "b": B}))
 
 
-def test_bad_files() -> None:
+def test_malformed_files_are_rejected() -> None:
     with pytest.raises(ValueError, match="'a' occurs twice"):
         weights_checksum(files({"a": A}, {"a": A}))
     with pytest.raises(ValueError, match="not a safetensors file"):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 VOLLEY = str(Path(sys.executable).parent / "volley")
-# A job of the example plug-in needs it installed: tests/unit/plugins.
+# The example plug-in's job needs the plug-in installed; tests/unit/plugins checks it.
 SHIPPED = sorted(set(Path("examples").rglob("*.yaml")) - set(Path("examples/plugin").rglob("*")))
 
 
@@ -22,7 +22,7 @@ def volley(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
 
 def test_help_answers_in_under_half_a_second() -> None:
     def seconds() -> float:
-        """Of processor: what it takes where nothing else runs."""
+        """CPU seconds, which other load on the machine changes little."""
         before = os.times()
         assert "submit" in volley("--help").stdout
         after = os.times()
@@ -31,7 +31,7 @@ def test_help_answers_in_under_half_a_second() -> None:
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-def test_doctor_reports_what_is_there() -> None:
+def test_doctor_reports_the_host() -> None:
     done = volley("doctor")
     assert "vllm" in done.stdout
     assert "embedded Redis" in done.stdout
@@ -44,13 +44,13 @@ def test_schema_is_json_schema_of_every_kind() -> None:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=str)
 def test_every_shipped_job_file_parses(file: Path) -> None:
-    from services.job_file import load_job
+    from services.jobs.job_file import load_job
 
     assert load_job(file).name
 
 
 @pytest.mark.parametrize("file", sorted(Path("examples").rglob("*.yaml")), ids=str)
-def test_every_shipped_job_file_says_where_its_model_comes_from(file: Path) -> None:
+def test_every_shipped_job_file_says_where_to_get_its_model(file: Path) -> None:
     head, job = file.read_text().split("\nkind:", 1)
     place = re.search(r"model: *\{?\s*path: (\S+?)[,}\s]", job)
     assert place is not None
@@ -58,7 +58,7 @@ def test_every_shipped_job_file_says_where_its_model_comes_from(file: Path) -> N
     assert ("`make demo`" if "countdown" in file.parts else "hf download ") in head
 
 
-def test_check_shows_how_the_job_begins_where_a_file_is_missing(job: Path) -> None:
+def test_check_prints_the_preparation_comment_if_a_file_is_missing(job: Path) -> None:
     file = job / "job.yaml"
     file.write_text("# `make x` makes the data.\n#   or so\n" + file.read_text() + "# the end\n")
     there = volley("check", str(file))
@@ -70,7 +70,7 @@ def test_check_shows_how_the_job_begins_where_a_file_is_missing(job: Path) -> No
     assert gone.stderr.endswith("job.yaml begins:\n# `make x` makes the data.\n#   or so\n")
 
 
-def test_jobs_are_shipped() -> None:
+def test_job_files_exist() -> None:
     assert len(SHIPPED) >= 4
 
 
@@ -95,7 +95,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def failed(job: Path, *arguments: str) -> str:
-    """The one error line of a ``volley run`` that starts nothing."""
+    """The error line of a ``volley run`` that fails before it starts anything."""
     begun = time.perf_counter()
     done = volley("run", "job.yaml", *arguments, cwd=job)
     assert done.returncode == 1, done.stdout
@@ -104,13 +104,13 @@ def failed(job: Path, *arguments: str) -> str:
     return done.stderr.strip()
 
 
-def test_a_malformed_row_is_named_and_nothing_starts(job: Path) -> None:
+def test_a_malformed_row_is_reported_and_nothing_starts(job: Path) -> None:
     error = failed(job)
     assert f"{job}/train.jsonl:2: not JSON" in error
     assert len(error.splitlines()) == 1
 
 
-def test_a_missing_file_a_missing_model_an_unknown_key_a_k_over_n(job: Path) -> None:
+def test_invalid_jobs_are_reported_before_anything_starts(job: Path) -> None:
     (job / "train.jsonl").write_text('{"prompt": "1 2=", "numbers": [1, 2], "target": 3}\n')
     assert "no config.json there" in failed(job)
     assert "No such file" in failed(job, "--set", "data.path=nowhere.jsonl")
@@ -118,6 +118,6 @@ def test_a_missing_file_a_missing_model_an_unknown_key_a_k_over_n(job: Path) -> 
     assert "k" in failed(job, "--set", "objective.kind=max_at_k", "--set", "objective.k=99")
 
 
-def test_a_row_the_scorer_can_not_use_is_named(job: Path) -> None:
+def test_a_row_that_the_scorer_cannot_use_is_reported(job: Path) -> None:
     (job / "train.jsonl").write_text('{"prompt": "1 2=", "target": 3}\n')
     assert "train:1" in failed(job)

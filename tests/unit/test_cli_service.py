@@ -1,4 +1,4 @@
-"""Commands against a server on a real socket: tables, JSON, exit codes, which server and which token."""
+"""Commands against a server on a real socket: tables, JSON, exit codes, choice of server and token."""
 
 import json
 import os
@@ -10,17 +10,17 @@ import httpx
 import pytest
 import yaml
 
-from services import remote
+from services.cli import client as remote
 from services.cli import main
-from services.cli.local import way_on
+from services.cli.client import ApiClient, read_events
+from services.cli.local import resume_hint
 from services.cli.steer import desired_changes
-from services.desired import read_desired
-from services.display import Display
-from services.job_file import load_job
-from services.remote import Remote, read_events
-from services.run_folder import RunFolder
-from services.stack_state import StackFolder, StackState
-from services.stack_up import UpSettings
+from services.jobs.job_file import load_job
+from services.recording.display import Display
+from services.stack.folder import StackFolder, StackState
+from services.stack.keeper import UpSettings
+from services.store.desired import read_desired
+from services.store.folder import RunFolder
 from tests.unit.fake_api import FakeApi, served, sse
 from volley.errors import HostError, JobError
 
@@ -51,7 +51,7 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeApi]:
 
 @pytest.fixture
 def volley(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Volley:
-    """Exit code, output and errors of one command."""
+    """Run one command; returns its exit code, output and errors."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["volley", *arguments])
@@ -85,10 +85,10 @@ def test_submit_sends_the_resolved_job_with_absolute_paths(api: FakeApi, volley:
     assert body["job"]["data"]["path"] == str(job_file.parent / "train.jsonl")
 
 
-def test_a_refused_job_is_told_line_by_line(api: FakeApi, volley: Volley, job_file: Path) -> None:
+def test_errors_of_a_rejected_job_are_printed_one_per_line(api: FakeApi, volley: Volley, job_file: Path) -> None:
     code, _, errors = volley("submit", str(job_file), "--set", "name=bad")
     assert code == 1
-    assert errors.strip().splitlines() == ["volley: the job can not be used", "  /job/steps: too many"]
+    assert errors.strip().splitlines() == ["volley: the job is invalid", "  /job/steps: too many"]
 
 
 def test_ls_reads_page_after_page(api: FakeApi, volley: Volley) -> None:
@@ -104,7 +104,7 @@ def test_ls_reads_page_after_page(api: FakeApi, volley: Volley) -> None:
     assert "0.400" in out
 
 
-def test_show_tells_state_workers_waits_and_figures(api: FakeApi, volley: Volley) -> None:
+def test_show_prints_state_workers_waits_and_metrics(api: FakeApi, volley: Volley) -> None:
     worker = {"name": "actor-0", "role": "actor", "state": "serving", "version": 3}
     api.add("a", state="running", step=3, steps=9, waiting=("learner has waited 9 s for group 4",), workers=(worker,))
     code, out, _ = volley("show", "a")
@@ -117,14 +117,14 @@ def test_show_tells_state_workers_waits_and_figures(api: FakeApi, volley: Volley
     assert view["ledger"] == {"admitted": 8, "trained": 8}
 
 
-def test_logs_of_one_process(api: FakeApi, volley: Volley) -> None:
+def test_logs_prints_the_log_of_one_process(api: FakeApi, volley: Volley) -> None:
     api.add("a", state="running")
     assert "driver" in volley("logs", "a")[1]
     assert volley("logs", "a", "driver", "--tail", "5") == (0, "there", "")
     assert volley("logs", "a", "nobody")[0] == 3
 
 
-def test_rm_only_what_has_ended(api: FakeApi, volley: Volley) -> None:
+def test_rm_deletes_only_runs_that_have_ended(api: FakeApi, volley: Volley) -> None:
     api.add("a", state="running")
     api.add("b", state="done")
     assert volley("rm", "a", "--yes")[0] == 4
@@ -132,7 +132,7 @@ def test_rm_only_what_has_ended(api: FakeApi, volley: Volley) -> None:
     assert list(api.runs) == ["a"]
 
 
-def test_what_is_not_there_is_3(api: FakeApi, volley: Volley) -> None:
+def test_unknown_runs_exit_with_3(api: FakeApi, volley: Volley) -> None:
     for command in (
         ("show", "x"),
         ("stop", "x"),
@@ -147,7 +147,7 @@ def test_what_is_not_there_is_3(api: FakeApi, volley: Volley) -> None:
         assert len(errors.splitlines()) == 1
 
 
-def test_what_is_not_called_properly_is_2(api: FakeApi, volley: Volley) -> None:
+def test_usage_errors_exit_with_2(api: FakeApi, volley: Volley) -> None:
     assert volley("show")[0] == 2
     assert volley("ls", "--limit", "0")[0] == 2
     assert volley("nonsense")[0] == 2
@@ -156,7 +156,7 @@ def test_what_is_not_called_properly_is_2(api: FakeApi, volley: Volley) -> None:
 # ---- steering ------------------------------------------------------------------------------------------------------
 
 
-def test_steering_by_id_patches_what_is_desired(api: FakeApi, volley: Volley) -> None:
+def test_steering_by_id_patches_the_desired_state(api: FakeApi, volley: Volley) -> None:
     api.add("a", state="running")
     assert volley("scale", "a", "--actors", "3")[0] == 0
     assert api.seen[-1][3] == {"actors": 3}
@@ -169,17 +169,17 @@ def test_steering_by_id_patches_what_is_desired(api: FakeApi, volley: Volley) ->
     code, out, _ = volley("resume", "a", "--json")
     assert code == 0
     assert json.loads(out)["desired"]["stopped"] is False
-    assert "desired: actors=0 " in volley("scale", "a", "--actors", "0")[1], "0 is something to say"
+    assert "desired: actors=0 " in volley("scale", "a", "--actors", "0")[1], "0 is sent and not treated as missing"
 
 
-def test_steering_what_has_ended_is_a_conflict(api: FakeApi, volley: Volley) -> None:
+def test_steering_an_ended_run_is_a_conflict(api: FakeApi, volley: Volley) -> None:
     api.add("a", state="done")
     code, _, errors = volley("pause", "a")
     assert code == 4
     assert errors == "volley: run a has ended: resume it first\n"
 
 
-def test_scale_says_what_is_missing(api: FakeApi, volley: Volley) -> None:
+def test_scale_without_a_count_says_what_is_missing(api: FakeApi, volley: Volley) -> None:
     assert "--actors" in volley("scale", "a")[2]
 
 
@@ -199,15 +199,15 @@ def test_a_run_folder_is_steered_by_its_file(volley: Volley, tmp_path: Path, job
     assert read_desired(folder).revision == 3
 
 
-def test_who_interrupts_a_run_is_told_how_to_go_on(tmp_path: Path, job_file: Path) -> None:
+def test_an_interrupted_run_prints_how_to_continue(tmp_path: Path, job_file: Path) -> None:
     job = load_job(job_file)
     folder = RunFolder.at(tmp_path / "run", job)
-    assert "no checkpoint" in way_on(job, folder)
+    assert "no checkpoint" in resume_hint(job, folder)
     (folder.checkpoints / "step-10").mkdir()
-    assert way_on(job, folder).startswith(f"`volley resume {folder.path}` goes on after step 10")
+    assert resume_hint(job, folder).startswith(f"`volley resume {folder.path}` continues after step 10")
 
 
-def test_a_bar_that_nobody_watches_ends_with_its_newest_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_progress_bar_prints_its_last_note(capsys: pytest.CaptureFixture[str]) -> None:
     with Display().bar("train", 5) as bar:
         bar.advance("reward 0.1")
         bar.advance("reward 0.2")
@@ -216,7 +216,7 @@ def test_a_bar_that_nobody_watches_ends_with_its_newest_note(capsys: pytest.Capt
     assert "reward 0.1" not in out
 
 
-def test_a_checkpoint_that_is_not_there_is_3(volley: Volley, tmp_path: Path, job_file: Path) -> None:
+def test_a_missing_checkpoint_exits_with_3(volley: Volley, tmp_path: Path, job_file: Path) -> None:
     folder = RunFolder.at(tmp_path / "run", load_job(job_file))
     (folder.checkpoints / "step-10").mkdir()
     code, _, errors = volley("export", str(folder.path), "--checkpoint", "7", "--out", str(tmp_path / "out"))
@@ -236,7 +236,7 @@ def test_only_the_objective_has_fields_below_it() -> None:
 
 
 def live(api: FakeApi, run_id: str, end: str) -> None:
-    """A run that does two steps and ends; the connection is cut in the middle."""
+    """A run that does two steps and ends; its live stream is cut in the middle."""
     view = api.add(run_id, state="running", steps=2)
     done = {**view["observed"], "state": end, "step": 2, "problem": "" if end == "done" else "the end of it"}
     api.stream = [
@@ -250,7 +250,7 @@ def live(api: FakeApi, run_id: str, end: str) -> None:
 
 
 @pytest.mark.parametrize(("end", "expected"), [("done", 0), ("failed", 1), ("stopped", 1)])
-def test_follow_lasts_through_a_cut_until_the_end_and_exits_by_it(
+def test_follow_reconnects_and_exits_with_the_runs_result(
     api: FakeApi, volley: Volley, end: str, expected: int
 ) -> None:
     live(api, "a", end)
@@ -262,7 +262,7 @@ def test_follow_lasts_through_a_cut_until_the_end_and_exits_by_it(
     assert resumed == [None, "2"]
 
 
-def test_follow_where_nobody_watches_prints_lines(api: FakeApi, volley: Volley) -> None:
+def test_follow_without_a_terminal_prints_lines(api: FakeApi, volley: Volley) -> None:
     live(api, "a", "failed")
     code, out, _ = volley("show", "a", "--follow")
     assert code == 1
@@ -273,7 +273,7 @@ def test_follow_where_nobody_watches_prints_lines(api: FakeApi, volley: Volley) 
     assert out.splitlines()[-1] == "a: failed the end of it"
 
 
-def test_a_view_waits_for_a_server_that_fails_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_retries_a_failing_server_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "AWAY_SECONDS", 0.1)
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.02)
     asked: list[httpx.Request] = []
@@ -282,13 +282,13 @@ def test_a_view_waits_for_a_server_that_fails_but_not_for_ever(monkeypatch: pyte
         asked.append(request)
         return httpx.Response(503)
 
-    server = Remote("http://server", transport=httpx.MockTransport(fails))
-    with server, pytest.raises(HostError, match="http://server stays away: it answers 503"):
+    server = ApiClient("http://server", transport=httpx.MockTransport(fails))
+    with server, pytest.raises(HostError, match="http://server still does not answer: it answers 503"):
         next(server.follow("a"))
     assert len(asked) > 1
 
 
-def test_events_of_several_lines_comments_and_ids() -> None:
+def test_multi_line_events_comments_and_ids_are_parsed() -> None:
     lines = [": ping", "", "id: 7", "event: metrics", 'data: {"rows":', "data: []}", "", "data: {}", ""]
     assert [(name, event.kind, event.data) for name, event in read_events(iter(lines))] == [
         ("7", "metrics", {"rows": []}),
@@ -299,7 +299,7 @@ def test_events_of_several_lines_comments_and_ids() -> None:
 # ---- which server, which token -------------------------------------------------------------------------------------
 
 
-def test_a_token_is_printed_once_and_listed_without_it(api: FakeApi, volley: Volley) -> None:
+def test_a_token_is_printed_only_when_it_is_created(api: FakeApi, volley: Volley) -> None:
     assert volley("token", "create", "ci", "--scope", "operate") == (0, "very-secret\n", "")
     code, out, _ = volley("token", "ls")
     assert code == 0
@@ -309,7 +309,7 @@ def test_a_token_is_printed_once_and_listed_without_it(api: FakeApi, volley: Vol
     assert volley("token", "rm", "ci")[0] == 0
 
 
-def test_the_token_of_the_environment_is_sent_and_its_absence_told(
+def test_the_token_in_the_environment_is_sent_and_its_absence_reported(
     api: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.token = "s3cret"
@@ -327,14 +327,14 @@ def configure(tmp_path: Path, text: str, mode: int = 0o600) -> None:
     file.chmod(mode)
 
 
-def test_a_token_of_the_configuration_goes_to_its_own_server_only(
+def test_a_configured_token_is_sent_only_to_its_own_server(
     api: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with served(FakeApi().app) as other:
         configure(tmp_path, f'server = "{other}"\ntoken = "s3cret"\n')
         assert volley("ls")[0] == 0
         assert "authorization" not in api.seen[-1][2]
-    url = Remote.find().server
+    url = ApiClient.find().server
     monkeypatch.delenv("VOLLEY_SERVER")
     (tmp_path / "config" / "volley" / "config.toml").write_text(f'server = "{url}"\ntoken = "s3cret"\n')
     assert volley("ls")[0] == 0
@@ -346,11 +346,11 @@ def test_a_token_of_the_configuration_goes_to_its_own_server_only(
     [
         ('token = "s3cret"', 0o644, "chmod 600"),
         ('tokken = "x"', 0o600, "unknown key tokken"),
-        ("server = 3", 0o600, "are texts"),
+        ("server = 3", 0o600, "must be strings"),
         ("server", 0o600, "config.toml"),
     ],
 )
-def test_a_configuration_that_can_not_be_used(
+def test_an_invalid_configuration_is_reported(
     api: FakeApi, volley: Volley, tmp_path: Path, text: str, mode: int, told: str
 ) -> None:
     configure(tmp_path, text, mode)
@@ -363,7 +363,7 @@ def test_a_configuration_that_can_not_be_used(
 def test_the_stack_of_volley_up_is_found_by_its_folder(
     api: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = Remote.find().server
+    url = ApiClient.find().server
     monkeypatch.delenv("VOLLEY_SERVER")
     code, _, errors = volley("ls")
     assert code == 1
@@ -374,11 +374,11 @@ def test_the_stack_of_volley_up_is_found_by_its_folder(
     assert volley("ls")[0] == 0
 
 
-def test_up_refuses_options_that_the_stack_was_not_started_with(volley: Volley, tmp_path: Path) -> None:
+def test_up_rejects_options_that_differ_from_the_running_stack(volley: Volley, tmp_path: Path) -> None:
     folder = StackFolder(tmp_path / "stack")
     settings = UpSettings(folder=folder.path, port=7, cpus=8, runs=folder.runs, redis="redis://:s3cret@host/0")
     state = StackState(
-        os.getpid(), "http://x", "redis://:s3cret@host/0", "http://y", "/p", False, True, settings.told()
+        os.getpid(), "http://x", "redis://:s3cret@host/0", "http://y", "/p", False, True, settings.public()
     )
     assert "s3cret" not in json.dumps(state.settings)
     with folder.kept():
@@ -395,7 +395,7 @@ def test_up_refuses_options_that_the_stack_was_not_started_with(volley: Volley, 
     assert not any(word in errors for word in ("--port", "s3cret", "0ther"))
 
 
-def test_a_server_that_is_not_there_is_one_line(volley: Volley) -> None:
+def test_an_unreachable_server_is_one_line(volley: Volley) -> None:
     code, _, errors = volley("ls", "--server", "http://127.0.0.1:1")
     assert code == 1
     assert errors.startswith("volley: http://127.0.0.1:1 does not answer")

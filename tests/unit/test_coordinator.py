@@ -3,8 +3,8 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,23 @@ import pytest
 
 from actors.config import ActorUpdate, BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
-from services.buffer import SlotBuffer
-from services.coordinator import Coordinator
-from services.state import Desired
-from services.steps import FinishedStep, ReadyGroup, ResumePoint
-from services.tokens import EncodedPrompt
-from volley.errors import DeadlineExceeded, NoSignal, WorkerDied
+from services.coordinator.buffer import SlotBuffer
+from services.coordinator.loop import Coordinator
+from services.coordinator.records import FinishedStep, Hooks, ReadyGroup, ResumePoint
+from services.coordinator.roles import Roles
+from services.data.tokens import EncodedPrompt
+from services.store.state import Desired
+from volley.errors import DeadlineExceeded, NoSignal, ServedWeightsDiffer, WorkerDied
 from volley.job import RLJob
 from volley.objectives import MaxAtK, Objective
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightUpdate
 
+Checkpoint = Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
+
 
 @dataclass
 class FakeActors:
-    """Generates in a random time; serves new weights after another."""
+    """Takes a random time to generate, and another to take new weights."""
 
     rng: random.Random
     slowest: float = 0.004
@@ -55,7 +58,7 @@ class FakeActors:
 
 @dataclass
 class FakeRewards:
-    """Right and wrong by turns; ``unscored`` says for which prompts scoring fails."""
+    """One sample of four passes; ``unscored`` says for which prompts scoring fails."""
 
     unscored: Callable[[str], bool] = lambda _prompt: False
 
@@ -69,12 +72,13 @@ class FakeRewards:
 
 @dataclass
 class FakeLearner:
-    """Takes a moment for each step; remembers the lag of every group it was given."""
+    """Takes a moment for each step, and remembers the lag of every group and the options of every step."""
 
     live: float = 1.0
+    clipped: float = 0.0
     lags: list[int] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
-    told: list[tuple[Objective | None, float | None, int | None]] = field(default_factory=list)
+    options: list[tuple[Objective | None, float | None, int | None]] = field(default_factory=list)
 
     async def step(
         self,
@@ -85,11 +89,16 @@ class FakeLearner:
         learning_rate: float | None = None,
         max_lag: int | None = None,
     ) -> StepReport:
-        self.told.append((objective, learning_rate, max_lag))
+        self.options.append((objective, learning_rate, max_lag))
         await asyncio.sleep(0.001)
         self.lags += [version - scored.meta.oldest_version for scored in batch]
         self.trained += [scored.meta.group_id for scored in batch]
-        return StepReport(metrics={"live_group_fraction": self.live}, lag_histogram={}, advantages={}, dropped={})
+        return StepReport(
+            metrics={"live_group_fraction": self.live, "clipped_share": self.clipped, "grad_norm": 3.0},
+            lag_histogram={},
+            advantages={},
+            dropped={},
+        )
 
     async def begin_publish(self, version: int) -> None:
         await asyncio.sleep(0)
@@ -107,6 +116,7 @@ class Recorded:
     events: list[str] = field(default_factory=list)
     checkpoints: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     ready: list[ReadyGroup] = field(default_factory=list)
+    served_checks: list[int] = field(default_factory=list)
 
     async def step(self, finished: FinishedStep) -> None:
         self.steps.append(finished)
@@ -143,38 +153,67 @@ def coordinator(
     resume: ResumePoint | None = None,
     desired: Desired | None = None,
     evaluation_seconds: float = 0.0,
-    ending: asyncio.Event | None = None,
+    stop_requested: asyncio.Event | None = None,
+    on_checkpoint: Callable[[Checkpoint], Checkpoint] | None = None,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
     async def evaluate(version: int) -> None:
-        assert actors.version == version, "evaluation is of one version"
+        assert actors.version == version, "the actors serve the evaluated version"
         await asyncio.sleep(evaluation_seconds)
-        assert actors.version == version, "from its beginning to its end"
+        assert actors.version == version, "until the evaluation ends"
         evaluated.append(version)
 
     async def checkpoint(step: int, state: dict[str, Any], ready: list[ReadyGroup]) -> None:
         done = resume.step if resume else 0
-        assert len(learner.trained) == (step - done) * spec.prompts_per_step, "between steps"
-        assert [finished.step for finished in recorded.steps] == list(range(done, step)), "the rows of its steps"
+        assert len(learner.trained) == (step - done) * spec.prompts_per_step, "a checkpoint is written between steps"
+        assert [finished.step for finished in recorded.steps] == list(range(done, step)), "after the rows of its steps"
         recorded.checkpoints.append((step, json.loads(json.dumps(state))))
         recorded.ready = ready
+
+    async def check_served() -> None:
+        assert actors.version == made.version, "actors and learner hold the same version"
+        recorded.served_checks.append(made.version)
 
     prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
     made = Coordinator(
         spec,
         prompts,
-        actors=actors,
-        rewards=rewards or FakeRewards(),
-        learner=learner,
-        recorder=recorded,
-        evaluate=evaluate,
-        checkpoint=checkpoint,
+        Roles(actors, rewards or FakeRewards(), learner),
+        Hooks(recorded, evaluate, on_checkpoint(checkpoint) if on_checkpoint else checkpoint, check_served),
         resume=resume,
         desired=desired,
-        ending=ending,
+        stop_requested=stop_requested,
     )
     return made, learner, recorded, evaluated
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "earliest"),
+    [
+        ({}, 0.0, 1),
+        ({"steps": 1}, 0.0, 1),
+        ({"evaluation": {"data": {"path": "h"}}}, 0.3, 2),  # the learner does not wait for the start's evaluation
+        ({"steps": 1, "evaluation": {"data": {"path": "h"}}}, 0.3, 1),
+    ],
+)
+async def test_what_the_actors_serve_is_checked_once(changes: dict[str, Any], seconds: float, earliest: int) -> None:
+    made, _, recorded, _ = coordinator(job(**changes), FakeActors(random.Random(0)), evaluation_seconds=seconds)
+    assert await made.run()
+    (checked,) = recorded.served_checks
+    assert earliest <= checked <= earliest + 2
+
+
+async def test_a_run_whose_actors_serve_something_else_ends() -> None:
+    made, learner, _, _ = coordinator(job(), FakeActors(random.Random(0)))
+
+    async def differ() -> None:
+        raise ServedWeightsDiffer("actor-0 serves something else")
+
+    made.hooks = replace(made.hooks, check_served=differ)
+    with pytest.raises(ServedWeightsDiffer, match="actor-0"):
+        await made.run()
+    assert len(learner.trained) == made.job.prompts_per_step, "no second step"
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 2, 5])
@@ -184,13 +223,13 @@ async def test_every_step_is_trained_within_the_lag_and_the_ledger_is_exact(max_
     await made.run()
     assert [finished.step for finished in recorded.steps] == list(range(25))
     assert max(learner.lags) <= max_lag
-    assert (max(learner.lags) > 0) == (max_lag > 0), "asynchronous mode overlaps, synchronous mode does not"
+    assert (max(learner.lags) > 0) == (max_lag > 0), "steps and generation overlap with a lag, and only then"
     assert sorted(learner.trained) == list(range(100)), "each group once"
     assert made.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0}
     assert actors.version == 25
 
 
-async def test_a_group_that_can_not_be_scored_is_dropped_and_replaced() -> None:
+async def test_a_group_that_cannot_be_scored_is_dropped_and_replaced() -> None:
     rewards = FakeRewards(unscored=lambda prompt: prompt == "p3")
     made, learner, recorded, _ = coordinator(job(), FakeActors(random.Random(0)), rewards)
     await made.run()
@@ -201,8 +240,8 @@ async def test_a_group_that_can_not_be_scored_is_dropped_and_replaced() -> None:
     assert len(set(learner.trained)) == 100
 
 
-async def test_a_drop_that_makes_a_batch_possible_wakes_the_learner() -> None:
-    """With the last group it waited for gone, the batch is there: no further group is needed."""
+async def test_a_drop_that_completes_a_batch_wakes_the_learner() -> None:
+    """Once the late group is gone, the two ready ones make a batch; no further group is needed."""
     buffer = SlotBuffer[str](2, 1)
     for group_id in (1, 2, 3):
         buffer.admit(group_id, started_at=0)
@@ -215,7 +254,7 @@ async def test_a_drop_that_makes_a_batch_possible_wakes_the_learner() -> None:
     assert buffer.take(1) == [(1, "ready"), (2, "ready")]
 
 
-async def test_evaluations_are_at_the_start_every_so_often_and_at_the_end() -> None:
+async def test_evaluations_are_made_at_the_start_periodically_and_at_the_end() -> None:
     plan = {"data": {"path": "h"}, "every": 10}
     made, _, _, evaluated = coordinator(job(evaluation=plan), FakeActors(random.Random(0)))
     await made.run()
@@ -228,7 +267,7 @@ async def test_a_dead_actor_ends_the_run_with_its_name() -> None:
         await asyncio.wait_for(made.run(), 10)
 
 
-async def test_a_wait_is_bounded_and_names_the_group_it_was_for() -> None:
+async def test_the_wait_for_a_batch_is_bounded_and_its_error_names_the_missing_group() -> None:
     actors, workers = ({"group_deadline_s": each, "start_deadline_s": each} for each in (0.1, 0.05))
     spec = job(actors=actors, reward_workers=workers, max_lag=1)
     made, _, _, _ = coordinator(spec, FakeActors(random.Random(0), hangs_at=6))
@@ -246,7 +285,15 @@ async def test_batches_without_signal_end_the_run_with_advice() -> None:
     assert len(recorded.steps) <= 3
 
 
-async def test_seeds_of_groups_differ_and_repeat() -> None:
+async def test_a_run_whose_steps_are_clipped_warns_once() -> None:
+    clipped = job(optimizer={"clip_norm": 1.0})
+    made, _, recorded, _ = coordinator(clipped, FakeActors(random.Random(0)), learner=FakeLearner(clipped=1.0))
+    await made.run()
+    assert len(recorded.steps) == 25
+    assert recorded.events.count("trouble") == 1
+
+
+async def test_each_group_has_its_own_seed_and_another_run_has_the_same_ones() -> None:
     seen: list[int | None] = []
 
     class Watching(FakeActors):
@@ -269,7 +316,7 @@ async def test_checkpoints_are_between_steps_and_account_for_every_group() -> No
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
-async def test_a_resumed_run_trains_what_is_left_and_nothing_twice(max_lag: int) -> None:
+async def test_a_resumed_run_trains_the_remaining_groups_and_none_twice(max_lag: int) -> None:
     spec = job(checkpoint={"every": 10}, max_lag=max_lag)
     made, learner, recorded, _ = coordinator(spec, FakeActors(random.Random(0)))
     await made.run()
@@ -279,7 +326,7 @@ async def test_a_resumed_run_trains_what_is_left_and_nothing_twice(max_lag: int)
     actors = FakeActors(random.Random(1), version=step)
     again, learner, recorded, _ = coordinator(spec, actors, resume=point)
     await again.run()
-    assert sorted(before + learner.trained) == list(range(100)), "each group once over both lives"
+    assert sorted(before + learner.trained) == list(range(100)), "each group once over both runs"
     assert [finished.step for finished in recorded.steps] == list(range(10, 25))
     assert max(learner.lags) <= max_lag
     assert again.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0}
@@ -289,10 +336,10 @@ async def test_the_objective_follows_its_schedule_and_k_adapts_to_the_prompt() -
     seen: list[tuple[int, set[int | None]]] = []
 
     class Watching(FakeLearner):
-        async def step(self, batch: Sequence[ScoredGroup], **told: Any) -> StepReport:
-            assert isinstance(told["objective"], MaxAtK)
-            seen.append((told["objective"].k, {scored.k for scored in batch}))
-            return await super().step(batch, **told)
+        async def step(self, batch: Sequence[ScoredGroup], **options: Any) -> StepReport:
+            assert isinstance(options["objective"], MaxAtK)
+            seen.append((options["objective"].k, {scored.k for scored in batch}))
+            return await super().step(batch, **options)
 
     stages = [{"at": 10, "set": {"k": 3}}]
     made, _, _, _ = coordinator(
@@ -314,42 +361,42 @@ async def test_objective_and_learning_rate_change_while_the_run_is_live() -> Non
     made, learner, recorded, _ = coordinator(job(max_lag=0), FakeActors(random.Random(0)))
     run = asyncio.create_task(made.run())
     await _until(lambda: made.version >= 9)
-    await made.want(Desired(revision=1, objective={"k": 4}, learning_rate=0.5))
+    await made.apply(Desired(revision=1, objective={"k": 4}, learning_rate=0.5))
     changed_at = made.version
     await asyncio.wait_for(run, 10)
-    ks = [objective.k for objective, _, _ in learner.told if isinstance(objective, MaxAtK)]
+    ks = [objective.k for objective, _, _ in learner.options if isinstance(objective, MaxAtK)]
     assert ks in ([2] * at + [4] * (25 - at) for at in (changed_at, changed_at + 1))
-    assert [rate for _, rate, _ in learner.told] == [None if k == 2 else 0.5 for k in ks]
+    assert [rate for _, rate, _ in learner.options] == [None if k == 2 else 0.5 for k in ks]
     assert recorded.events == ["objective_changed"]
 
 
-async def test_a_paused_run_admits_nothing_and_goes_on_when_it_may() -> None:
+async def test_a_paused_run_admits_nothing_and_continues_when_it_is_unpaused() -> None:
     brief = {"group_deadline_s": 0.03, "start_deadline_s": 0.02}
     spec = job(actors=brief, reward_workers=brief)
     made, learner, _, _ = coordinator(spec, FakeActors(random.Random(0)))
     run = asyncio.create_task(made.run())
     await _until(lambda: made.version >= 5)
-    for wanted in (Desired(paused=True), Desired(actors=0)):
-        await made.want(wanted)
-        await asyncio.sleep(0.2)  # longer than the bound of every wait: a pause is no hang
+    for desired in (Desired(paused=True), Desired(actors=0)):
+        await made.apply(desired)
+        await asyncio.sleep(0.2)  # longer than every bound: a pause is not a hang
         admitted, version = made.ledger.admitted, made.version
-        assert made.held
+        assert made.pause_reason
         await asyncio.sleep(0.1)
         assert (made.ledger.admitted, made.version) == (admitted, version)
-    assert any("the run is held, no actors are desired" in words for words in made.waits.words(0))
-    await made.want(Desired())
+    assert any("the run is paused, no actors are desired" in sentence for sentence in made.waits.sentences(0))
+    await made.apply(Desired())
     assert await asyncio.wait_for(run, 10)
     assert sorted(learner.trained) == list(range(100))
 
 
-async def test_a_run_told_to_end_does_so_at_a_checkpoint_whatever_holds_it() -> None:
-    ending = asyncio.Event()
-    made, learner, recorded, _ = coordinator(job(), FakeActors(random.Random(0)), ending=ending)
+async def test_a_stop_request_ends_even_a_paused_run_at_a_checkpoint() -> None:
+    stop_requested = asyncio.Event()
+    made, learner, recorded, _ = coordinator(job(), FakeActors(random.Random(0)), stop_requested=stop_requested)
     run = asyncio.create_task(made.run())
     await _until(lambda: made.version >= 5)
-    await made.want(Desired(revision=1, paused=True))
+    await made.apply(Desired(revision=1, paused=True))
     await _until(lambda: "learner" in made.waits)
-    ending.set()
+    stop_requested.set()
     assert not await asyncio.wait_for(run, 5)
     ((step, _),) = recorded.checkpoints
     assert len(learner.trained) == step * 4
@@ -360,22 +407,24 @@ async def test_a_run_told_to_end_does_so_at_a_checkpoint_whatever_holds_it() -> 
     [({"every": 10}, 0), ({"every": 10, "at_start": False}, 10), ({"at_start": False}, 25)],
     ids=["the first", "one between", "the last"],
 )
-async def test_an_evaluation_does_not_hold_up_the_end_and_is_made_by_the_resumed_run(
+async def test_a_stop_cancels_an_evaluation_which_the_resumed_run_then_makes(
     plan: dict[str, Any], version: int
 ) -> None:
-    spec, ending, actors = (
+    spec, stop_requested, actors = (
         job(evaluation={"data": {"path": "h"}, **plan}),
         asyncio.Event(),
         FakeActors(random.Random(0)),
     )
-    made, learner, recorded, evaluated = coordinator(spec, actors, ending=ending, evaluation_seconds=3600)
+    made, learner, recorded, evaluated = coordinator(
+        spec, actors, stop_requested=stop_requested, evaluation_seconds=3600
+    )
     run = asyncio.create_task(made.run())
     await _until(lambda: made.pinned.version == version and "learner" in made.waits)
-    ending.set()
-    assert not await asyncio.wait_for(run, 5), "it is not done: an evaluation is missing"
+    stop_requested.set()
+    assert not await asyncio.wait_for(run, 5), "the run is not done, because an evaluation is missing"
     assert not evaluated
     ((step, state),) = recorded.checkpoints
-    assert version <= step <= version + 2, "the learner went on while it could"
+    assert version <= step <= version + 2, "the learner continued while there were slots"
     before = list(learner.trained)
     again, learner, _, evaluated = coordinator(spec, actors, resume=ResumePoint.of(step, state, recorded.ready))
     assert await again.run()
@@ -384,12 +433,12 @@ async def test_an_evaluation_does_not_hold_up_the_end_and_is_made_by_the_resumed
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
-async def test_a_stopped_run_ends_at_a_checkpoint_from_which_nothing_is_lost_or_repeated(max_lag: int) -> None:
+async def test_resuming_a_stopped_run_loses_and_repeats_no_group(max_lag: int) -> None:
     spec = job(max_lag=max_lag)
     made, learner, recorded, _ = coordinator(spec, FakeActors(random.Random(0)))
     run = asyncio.create_task(made.run())
     await _until(lambda: made.version >= 7)
-    await made.want(Desired(stopped=True))
+    await made.apply(Desired(stopped=True))
     assert not await asyncio.wait_for(run, 10)
     ((step, state),) = recorded.checkpoints
     assert 7 <= step < 25
@@ -399,7 +448,7 @@ async def test_a_stopped_run_ends_at_a_checkpoint_from_which_nothing_is_lost_or_
     again, learner, _, _ = coordinator(spec, actors, resume=point)
     assert await again.run()
     assert sorted(before + learner.trained) == list(range(100))
-    assert not set(kept) & set(actors.asked), "what was ready is not generated again"
+    assert not set(kept) & set(actors.asked), "groups that were ready are not generated again"
     assert max(learner.lags) <= max_lag
 
 
@@ -408,36 +457,36 @@ async def test_the_lag_bound_changes_while_the_run_is_live() -> None:
     run = asyncio.create_task(made.run())
     await _until(lambda: made.version >= 10)
     assert max(learner.lags) == 0
-    await made.want(Desired(max_lag=3))
+    await made.apply(Desired(max_lag=3))
     await _until(lambda: made.version >= 30)
     assert 0 < max(learner.lags) <= 3
-    await made.want(Desired(max_lag=0))
-    await _until(lambda: made.version >= 45)  # those admitted before are gone by now
+    await made.apply(Desired(max_lag=0))
+    await _until(lambda: made.version >= 45)  # the groups admitted before have ended by now
     fresh = len(learner.lags)
     await asyncio.wait_for(run, 10)
     assert max(learner.lags[fresh:]) == 0
     assert sorted(learner.trained) == list(range(240))
 
 
-async def test_a_scorer_that_fails_pauses_the_run_until_it_is_mended() -> None:
+async def test_failing_scores_pause_the_run_until_scoring_works_again() -> None:
     broken = [True]
     rewards = FakeRewards(unscored=lambda _prompt: broken[0])
     spec = job(infra_errors={"window": 4, "probe_every_s": 0.05})
     made, learner, recorded, _ = coordinator(spec, FakeActors(random.Random(0)), rewards)
     run = asyncio.create_task(made.run())
     await _until(lambda: "paused" in recorded.events)
-    assert "100% of the samples of the last 4 groups could not be scored, the last because: boom" in made.held
+    assert "100% of the samples of the last 4 groups could not be scored, the last because: boom" in made.pause_reason
     dropped = made.ledger.counts()["dropped"]
     await asyncio.sleep(1.0)
-    assert made.ledger.counts()["dropped"] - dropped <= made.buffer.slots + 4, "while paused, groups are only probed"
+    assert made.ledger.counts()["dropped"] - dropped <= made.buffer.slots + 4, "only single groups probe the scorer"
     broken[0] = False
     await asyncio.wait_for(run, 20)
     assert recorded.events[-1] == "unpaused"
-    assert not made.held
+    assert not made.pause_reason
     assert len(learner.trained) == 100
 
 
-async def test_a_scorer_that_never_scores_ends_the_run_and_says_why() -> None:
+async def test_a_scorer_that_never_works_ends_the_run_with_its_reason() -> None:
     rewards = FakeRewards(unscored=lambda _prompt: True)
     spec = job(infra_errors={"window": 4, "give_up_s": 0})
     made, learner, _, _ = coordinator(spec, FakeActors(random.Random(0)), rewards)
@@ -446,32 +495,33 @@ async def test_a_scorer_that_never_scores_ends_the_run_and_says_why() -> None:
     assert learner.trained == []
 
 
-async def _until(true: Callable[[], bool]) -> None:
+async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - there is no event for every state
+        while not condition():  # noqa: ASYNC110 - there is no event for every state
             await asyncio.sleep(0.001)
 
 
-async def test_training_goes_on_while_a_version_is_evaluated() -> None:
+async def test_training_continues_while_a_version_is_evaluated() -> None:
     plan = {"data": {"path": "held"}, "every": 5, "sampling": {"n": 8}, "ks": [1, 8]}
     actors = FakeActors(random.Random(0), slowest=0.001)
     made, learner, recorded, evaluated = coordinator(job(evaluation=plan), actors, evaluation_seconds=0.2)
-    ahead: dict[int, int] = {}
+    steps_ahead: dict[int, int] = {}
 
-    async def step(batch: Sequence[ScoredGroup], *, version: int, **told: Any) -> StepReport:
+    async def step(batch: Sequence[ScoredGroup], *, version: int, **options: Any) -> StepReport:
         if (under := made.pinned.version) is not None:
-            ahead[under] = max(ahead.get(under, 0), version + 1 - under)
-        return await FakeLearner.step(learner, batch, version=version, **told)
+            steps_ahead[under] = max(steps_ahead.get(under, 0), version + 1 - under)
+        return await FakeLearner.step(learner, batch, version=version, **options)
 
     learner.step = step  # type: ignore[method-assign]
     assert await made.run()
     assert evaluated == [0, 5, 10, 15, 20, 25]
-    assert ahead == {0: 2, 5: 2, 10: 2, 15: 2, 20: 2}  # one step's weights wait to be sent, and the next is learned
+    # The weights of one step wait to be sent while the next step is taken.
+    assert steps_ahead == {0: 2, 5: 2, 10: 2, 15: 2, 20: 2}
     assert max(learner.lags) <= 2
     assert [finished.step for finished in recorded.steps] == list(range(25))
 
 
-async def test_without_lag_the_learner_waits_for_an_evaluation_however_long() -> None:
+async def test_without_lag_the_learner_waits_for_an_evaluation_beyond_every_bound() -> None:
     plan = {"data": {"path": "held"}, "every": 1, "sampling": {"n": 8}, "ks": [1, 8]}
     brief = {"group_deadline_s": 0.03, "start_deadline_s": 0.02}
     deadlines = {"actors": brief, "reward_workers": brief}
@@ -482,23 +532,24 @@ async def test_without_lag_the_learner_waits_for_an_evaluation_however_long() ->
     assert set(learner.lags) == {0}
 
 
-async def test_a_checkpoint_comes_after_the_evaluation_of_its_version() -> None:
+async def test_a_checkpoint_is_written_after_the_evaluation_of_its_version() -> None:
     plan = {"data": {"path": "h"}, "every": 10}
     spec = job(evaluation=plan, checkpoint={"every": 10})
-    made, _, _, evaluated = coordinator(spec, FakeActors(random.Random(0)))
     seen: list[tuple[int, list[int]]] = []
-    save = made.checkpoint
 
-    async def watched(step: int, state: dict[str, Any], ready: list[ReadyGroup]) -> None:
-        seen.append((step, list(evaluated)))
-        await save(step, state, ready)
+    def watched(save: Checkpoint) -> Checkpoint:
+        async def checkpoint(step: int, state: dict[str, Any], ready: list[ReadyGroup]) -> None:
+            seen.append((step, list(evaluated)))
+            await save(step, state, ready)
 
-    made.checkpoint = watched
+        return checkpoint
+
+    made, _, _, evaluated = coordinator(spec, FakeActors(random.Random(0)), on_checkpoint=watched)
     await made.run()
     assert seen == [(10, [0, 10]), (20, [0, 10, 20]), (25, [0, 10, 20, 25])]
 
 
-async def test_solve_rates_are_taken_up_again() -> None:
+async def test_a_resumed_run_has_the_solve_rates_of_its_checkpoint() -> None:
     spec = job(schedule={"adaptive_k": {}}, checkpoint={"every": 10}, max_lag=0)
     made, _, recorded, _ = coordinator(spec, FakeActors(random.Random(0)))
     await made.run()

@@ -1,4 +1,4 @@
-"""The pages say what is so: links lead somewhere, commands and job files parse, generated pages are up to date."""
+"""The pages are correct: links resolve, commands and job files parse, generated pages are up to date."""
 
 import configparser
 import doctest
@@ -24,7 +24,7 @@ from volley.job import JOB
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 HEADING = re.compile(r"^#+ (.+)$", re.M)
-BASE = {  # a job that fragments of one are parts of
+BASE = {  # a complete job, to which fragments on the pages are added
     "kind": "rl",
     "name": "fragment",
     "steps": 2000,
@@ -36,11 +36,11 @@ BASE = {  # a job that fragments of one are parts of
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_no_block_is_unchecked(page: Path) -> None:
+def test_every_block_is_checked(page: Path) -> None:
     for block in blocks(page):
         assert block.language in DRAWINGS | PARSED | RUN, f"{block.place}: say its language"
         if block.how == "not run":
-            assert block.language in RUN, f"{block.place}: only commands may need what a test has not"
+            assert block.language in RUN, f"{block.place}: only commands may need what a test lacks"
             assert len(block.what) > 15, f"{block.place}: say why"
         if block.how == "run by":
             assert page.name in (ROOT / block.what).read_text(), f"{block.place}: {block.what} does not name the page"
@@ -48,7 +48,7 @@ def test_no_block_is_unchecked(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "python")], ids=page_id)
 def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From top to bottom in one namespace; sessions print what the page shows."""
+    """Run the blocks of a page from top to bottom in one namespace; sessions print what the page shows."""
     monkeypatch.chdir(tmp_path)
     known: dict[str, Any] = {"__name__": page.stem}
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
@@ -63,7 +63,7 @@ def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_data_in_blocks_is_what_is_read(page: Path) -> None:
+def test_data_in_blocks_is_valid(page: Path) -> None:
     for block in blocks(page):
         match block.language:
             case "yaml":
@@ -80,17 +80,17 @@ def test_data_in_blocks_is_what_is_read(page: Path) -> None:
 
 
 def fits(tree: dict[str, Any], place: str) -> None:
-    """Raises unless ``tree`` is a job, or keys that a job may have."""
+    """Raises unless ``tree`` is a job or a valid part of one."""
     if "kind" in tree:
         JOB.validate_python(tree)
         return
-    if "from" in tree:  # of a network policy
+    if "from" in tree:  # part of a network policy
         return
     JOB.validate_python({**BASE, **tree})
 
 
 def anchor(heading: str) -> str:
-    """As Markdown renderers make it."""
+    """The anchor that Markdown renderers give to a heading."""
     plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
     return "".join(each for each in plain if each.isalnum() or each in " -_").replace(" ", "-")
 
@@ -100,7 +100,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_resolves(page: Path) -> None:
     text = FENCE.sub("", page.read_text())
     dead = []
     for link in LINK.findall(text):
@@ -115,7 +115,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The command lines of ``page``, words of each."""
+    """The command lines on ``page``, each split into words."""
     for block in blocks(page):
         if block.language not in ("bash", "console"):
             continue
@@ -123,7 +123,7 @@ def commands(page: Path) -> Iterator[list[str]]:
             try:
                 words = shlex.split(line.removeprefix("$ "), comments=True)
             except ValueError:
-                continue  # a line of a here-document
+                continue  # a line in a here-document
             while words and re.match(r"[A-Z_]+=", words[0]):
                 words.pop(0)
             if words:
@@ -141,7 +141,7 @@ def test_every_volley_command_parses(page: Path) -> None:
 
 
 def parse(command: Any, words: list[str]) -> None:
-    """Raises what the command line would refuse; starts nothing."""
+    """Parse a command line without running it; raises if it is invalid."""
     context = typer.Context(command, info_name="volley")
     while hasattr(command, "commands"):
         name, found, words = command.resolve_command(context, words)
@@ -154,7 +154,7 @@ def parse(command: Any, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_make_target_and_module_is_there(page: Path) -> None:
+def test_every_make_target_and_module_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for words in commands(page):
         if words[0] == "make":

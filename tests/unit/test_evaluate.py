@@ -1,4 +1,4 @@
-"""What an evaluation makes of its samples: breakdowns, votes, and samples on disk that a later run takes up."""
+"""What an evaluation computes from its samples, and the samples on disk that a resumed run finds."""
 
 import itertools
 import json
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.estimates import Evaluation, Sampled, summarise, tag_values
-from services.eval_samples import SampleLog
-from services.run_folder import RunFolder
+from services.evaluation.estimates import Evaluation, Sampled, summarise, tag_values
+from services.evaluation.sample_log import SampleLog
+from services.store.folder import RunFolder
 from volley.metrics import EVALUATION
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
 
@@ -33,7 +33,7 @@ def summary(
     return summarise([PROMPTS[i] for i in rows], sampled, ks, version=3, seed=1)
 
 
-def test_a_tag_value_has_the_figures_of_its_prompts_alone() -> None:
+def test_the_figures_of_a_tag_value_cover_its_prompts_only() -> None:
     whole = summary(range(4), (1, 2, 4))
     assert [e.mean for e in whole.figures.estimates] == pytest.approx([0.4375, (5 / 6 + 0 + 1 + 0.5) / 4, 0.75])
     levels = {each.value: each.figures for each in whole.by_tag if each.tag == "level"}
@@ -44,14 +44,14 @@ def test_a_tag_value_has_the_figures_of_its_prompts_alone() -> None:
     assert {*whole.row()} == {*EVALUATION}
 
 
-def test_length_and_entropy_are_of_all_tokens() -> None:
+def test_length_and_entropy_are_means_over_all_tokens() -> None:
     figures = summary(range(4), (1,)).figures
     assert figures.length_mean == 24 / 16
     assert figures.entropy == pytest.approx(11 / 24)
     assert summary([3], (1,)).figures.entropy is None
 
 
-def test_majority_is_the_mean_over_all_draws_of_k_votes() -> None:
+def test_maj_at_k_is_the_mean_over_all_draws_of_k_votes() -> None:
     (estimate,) = summary([0], (3,)).figures.majority
     votes = []
     for draw in itertools.combinations(range(4), 3):
@@ -62,14 +62,14 @@ def test_majority_is_the_mean_over_all_draws_of_k_votes() -> None:
     assert estimate.mean == pytest.approx(float(np.mean(votes)))
 
 
-def test_there_is_no_majority_without_answers_or_where_one_answer_is_paid_in_two_ways() -> None:
+def test_there_is_no_majority_without_answers_or_if_one_answer_has_two_rewards() -> None:
     none, one = np.full_like(ANSWERS, -1), np.zeros_like(ANSWERS)
     assert summary(range(4), (1,), answers=none).figures.majority == ()
     assert summary(range(4), (1,), answers=none).figures.distinct_answers is None
     assert summary(range(4), (1,), answers=one).figures.majority == ()
 
 
-def test_a_tag_that_names_every_prompt_is_no_breakdown() -> None:
+def test_a_tag_with_a_value_per_prompt_has_no_breakdown() -> None:
     many = [Prompt(str(i), "x", {}, {"id": str(i)}) for i in range(65)]
     assert tag_values(many) == []
     assert len(tag_values(many[:64])) == 64
@@ -91,19 +91,19 @@ def group(n: int) -> Group:
     )
 
 
-def test_whole_prompts_are_taken_up_and_what_is_left_of_others_goes(tmp_path: Path) -> None:
+def test_complete_prompts_are_recovered_and_the_rows_of_others_are_removed(tmp_path: Path) -> None:
     log = SampleLog(RunFolder(tmp_path))
     scores = Scores.pack([Verdict(VerdictStatus.PASSED, 1.0, answer="7"), Verdict(VerdictStatus.WRONG_ANSWER, 0.0)])
-    assert log.take_up(PROMPTS, 2) == {}
+    assert log.recover(PROMPTS, 2) == {}
     for index in (0, 2):
         log.write(index, PROMPTS[index], group(2), scores)
     path = tmp_path / "samples.jsonl"
     whole = path.read_bytes()
     log.write(3, PROMPTS[3], group(2), scores)
     longer = path.read_bytes()
-    for cut in range(len(whole), len(longer)):  # wherever the interruption came
+    for cut in range(len(whole), len(longer)):  # wherever the interruption was
         path.write_bytes(longer[:cut])
-        known = log.take_up(PROMPTS, 2)
+        known = log.recover(PROMPTS, 2)
         assert known.keys() == {"p0", "p2"}
         assert path.read_bytes() == whole
     assert known["p0"].scores.rewards_n.tolist() == [1.0, 0.0]
@@ -111,4 +111,4 @@ def test_whole_prompts_are_taken_up_and_what_is_left_of_others_goes(tmp_path: Pa
     assert known["p0"].tokens == 2
     assert known["p0"].logprob == pytest.approx(-0.3)
     changed = [Prompt("p0", "another text"), PROMPTS[2]]
-    assert log.take_up(changed, 2).keys() == {"p2"}
+    assert log.recover(changed, 2).keys() == {"p2"}

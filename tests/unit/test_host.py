@@ -1,4 +1,4 @@
-"""What a job needs, and one clear line where the host lacks it."""
+"""What a job needs from its host, and a clear error if the host lacks it."""
 
 import shutil
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.doctor import examine
-from services.needs import GIB, Needs, check_host, needs_of
+from services.cli.doctor import examine
+from services.jobs.needs import GIB, Needs, check_host, needs_of
 from volley.errors import HostError
 from volley.job import RLJob
 
@@ -35,25 +35,25 @@ def test_needs_grow_with_every_role_and_with_the_model(tmp_path: Path) -> None:
     assert needs_of(job(tmp_path)).memory_bytes - small.memory_bytes == (1 + 5 + 2) << 20
 
 
-def test_no_free_memory_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.needs.available_memory", lambda: 2 * GIB)
+def test_too_little_memory_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.jobs.needs.available_memory", lambda: 2 * GIB)
     with pytest.raises(HostError, match=r"needs about 3\.0 GiB of memory and 2\.0 GiB are free: lower actors\.count"):
         check_host(Needs(1, 0, 3 * GIB, 1), tmp_path)
 
 
-def test_a_small_shared_memory_is_one_clear_line(tmp_path: Path) -> None:
+def test_too_little_shared_memory_is_a_clear_error(tmp_path: Path) -> None:
     free = shutil.disk_usage("/dev/shm").free
     with pytest.raises(HostError, match="--shm-size"):
         check_host(Needs(1, 0, 1, free + GIB), tmp_path)
 
 
-def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = shutil.disk_usage
 
     def full(path: Any) -> Any:
         return real(path)._replace(free=1 << 20) if Path(path) == tmp_path else real(path)
 
-    monkeypatch.setattr("services.needs.shutil.disk_usage", full)
+    monkeypatch.setattr("services.jobs.needs.shutil.disk_usage", full)
     with pytest.raises(HostError, match=r"has 0\.0 GiB of disk left"):
         check_host(Needs(1, 0, 1, 1), tmp_path)
 
@@ -62,8 +62,8 @@ def test_a_host_that_can_run_volley_has_no_blocking_finding() -> None:
     assert [finding for finding in examine() if finding.blocks] == []
 
 
-def test_a_missing_package_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.doctor.PACKAGES", ("no_such_package",))
+def test_a_missing_package_is_reported_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.doctor.PACKAGES", ("no_such_package",))
     (finding,) = [finding for finding in examine() if finding.blocks]
     assert (finding.what, finding.state) == ("no_such_package", "not installed")
     assert "make setup" in finding.fix

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.job_file import dump_job, load_job, parse_overrides
+from services.jobs.job_file import dump_job, load_job, parse_overrides
 from volley.errors import JobError
 from volley.job import JOB, RLJob
 
@@ -57,11 +57,13 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
         ({"name": "../x"}, "name"),
         (
             {"evaluation": {"data": {"path": "x"}, "sampling": {"n": 8}, "ks": [1, 16]}},
-            "raise sampling.n to 16 or drop them",
+            "raise sampling.n to 16 or remove them",
         ),
     ],
 )
-def test_a_wrong_job_is_refused_with_the_key_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_job_is_rejected_with_the_name_of_the_key(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(JobError) as caught:
         load_job(path)
@@ -69,7 +71,7 @@ def test_a_wrong_job_is_refused_with_the_key_named(tmp_path: Path, changes: dict
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
+def test_a_missing_key_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in SMALL.items() if key != "model"}))
     with pytest.raises(JobError, match="model: required, but missing"):
@@ -81,13 +83,13 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     [
         (
             "kind: rl\noptimizer:\n  lr: 1\n  eps: 2\n  lr: 3\n",
-            "job.yaml, line 5: key 'lr' is there already, in line 3",
+            "job.yaml, line 5: key 'lr' is already in line 3",
         ),
-        ("kind: rl\noptimizer: {lr: 1, lr: 2}\n", "job.yaml, line 2: key 'lr' is there already, in line 2"),
-        ("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, x: 3, <<: *a}\n", "line 3: key '<<' is there already"),
+        ("kind: rl\noptimizer: {lr: 1, lr: 2}\n", "job.yaml, line 2: key 'lr' is already in line 2"),
+        ("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, x: 3, <<: *a}\n", "line 3: key '<<' is already"),
     ],
 )
-def test_a_key_that_is_written_twice_is_refused_with_its_lines(tmp_path: Path, text: str, message: str) -> None:
+def test_a_duplicate_key_is_rejected_with_its_lines(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(JobError) as caught:
@@ -95,7 +97,7 @@ def test_a_key_that_is_written_twice_is_refused_with_its_lines(tmp_path: Path, t
     assert message in str(caught.value)
 
 
-def test_an_anchor_that_is_merged_may_be_overridden(tmp_path: Path) -> None:
+def test_keys_of_a_merged_anchor_can_be_overridden(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     small = {**SMALL, "optimizer": "HERE"}
     text = yaml.safe_dump(small).replace("HERE", "{<<: &a {lr: 1.0, eps: 0.5}, eps: 0.25}")
@@ -106,7 +108,7 @@ def test_an_anchor_that_is_merged_may_be_overridden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "must be a mapping"), ("", "mapping")])
-def test_not_a_job_file(tmp_path: Path, text: str, message: str) -> None:
+def test_files_that_are_not_jobs_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(JobError, match=message):

@@ -1,10 +1,10 @@
 import pytest
 
-from services.ledger import Ledger
+from services.coordinator.ledger import Ledger
 from volley.errors import AccountingError
 
 
-def test_every_group_ends_once() -> None:
+def test_every_group_has_one_end() -> None:
     ledger = Ledger()
     a, b, c = ledger.admit(), ledger.admit(), ledger.admit()
     ledger.train(a)
@@ -16,15 +16,15 @@ def test_every_group_ends_once() -> None:
     assert Ledger.of(ledger.state()) == ledger
 
 
-def test_a_second_end_is_refused() -> None:
+def test_a_group_that_ended_cannot_end_again() -> None:
     ledger = Ledger()
     group = ledger.admit()
     ledger.train(group)
-    with pytest.raises(AccountingError, match="second end"):
+    with pytest.raises(AccountingError, match="has ended already"):
         ledger.drop(group, "again")
 
 
-def test_a_lost_group_is_noticed() -> None:
+def test_a_lost_group_is_detected() -> None:
     ledger = Ledger()
     ledger.in_flight.discard(ledger.admit())
     with pytest.raises(AccountingError, match="admitted 1 != trained 0 \\+ dropped 0 \\+ in flight 0"):

@@ -1,12 +1,12 @@
-"""Custom Ray resources: how a job says on which nodes its roles may be placed."""
+"""Custom Ray resources, by which a job says on which nodes its roles may run."""
 
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from services.local_ray import can_grow
-from services.needs import needs_of
+from services.jobs.needs import needs_of
+from services.stack.ray import can_grow
 from volley.job import JOB, RLJob
 
 
@@ -27,7 +27,7 @@ def job(**changes: Any) -> RLJob:
     return made
 
 
-def test_what_the_roles_reserve_is_summed_by_name() -> None:
+def test_reserved_resources_are_summed_by_name() -> None:
     placed = job(
         actors={"count": 3, "resources": {"volley_actor": 1, "fast_disk": 0.5}},
         reward_workers={"count": 4, "resources": {"volley_reward": 0.25}},
@@ -45,7 +45,7 @@ def test_what_the_roles_reserve_is_summed_by_name() -> None:
         ({"": 1}, "at least 1 character"),
     ],
 )
-def test_resources_that_ray_would_refuse_are_refused_first(resources: dict[str, float], message: str) -> None:
+def test_resources_that_ray_would_reject_are_rejected_in_the_job(resources: dict[str, float], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         job(actors={"resources": resources})
 
@@ -54,16 +54,16 @@ def test_resources_that_ray_would_refuse_are_refused_first(resources: dict[str, 
     ("types", "grows"),
     [
         (set(), False),
-        ({"node_" + "0f" * 28, "9e" * 28}, False),  # as Ray calls nodes that nobody manages
+        ({"node_" + "0f" * 28, "9e" * 28}, False),  # Ray's names for nodes without a cluster manager
         ({"headgroup"}, True),
         ({"ray.head.default", "node_" + "0f" * 28}, True),
     ],
 )
-def test_a_cluster_with_named_kinds_of_nodes_can_grow(types: set[str], grows: bool) -> None:
+def test_only_a_cluster_with_named_node_types_can_grow(types: set[str], grows: bool) -> None:
     assert can_grow(types) is grows
 
 
-def test_all_gpus_of_an_engine_are_asked_for_in_one_piece() -> None:
+def test_all_gpus_of_an_engine_are_reserved_together() -> None:
     engine = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     placed = job(actors={"count": 3, "cpus": 1, "gpus": 4, "engine": engine})
     assert [dict(each) for each in needs_of(placed).processes if "GPU" in each] == [{"CPU": 1, "GPU": 4}] * 3
@@ -74,9 +74,9 @@ def test_all_gpus_of_an_engine_are_asked_for_in_one_piece() -> None:
     [
         ({"engine": {"tensor_parallel_size": 2}}, "reserves 0: write gpus: 2"),
         ({"gpus": 1, "engine": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}, "write gpus: 4"),
-        ({"gpus": 1, "engine": {"tensor_parallel_size": "all"}}, "numbers of GPUs, 1 or more"),
+        ({"gpus": 1, "engine": {"tensor_parallel_size": "all"}}, "must be integers of at least 1"),
     ],
 )
-def test_an_engine_with_other_gpus_than_its_actors_is_refused(actors: dict[str, Any], message: str) -> None:
+def test_an_engine_whose_gpus_differ_from_its_actors_is_rejected(actors: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         job(actors=actors)

@@ -1,4 +1,4 @@
-"""The regression guard: what it flags, what it saves, how it ends."""
+"""The benchmark regression check: what it flags, what it saves, and its exit code."""
 
 import json
 import sys
@@ -10,22 +10,22 @@ from benchmarks import quick
 from benchmarks.versus_trl.others import run_beside_others
 
 
-def guard(monkeypatch: pytest.MonkeyPatch, baseline: Path, ratios: dict[str, float], *options: str) -> None:
+def run_quick(monkeypatch: pytest.MonkeyPatch, baseline: Path, ratios: dict[str, float], *options: str) -> None:
     monkeypatch.setattr(quick, "measured", ratios.__getitem__)
     monkeypatch.setattr(sys, "argv", ["quick", *ratios, "--baseline", str(baseline), *options])
     quick.main()
 
 
-def test_a_loss_over_15_percent_fails_and_is_named(
+def test_a_loss_over_15_percent_fails_and_is_flagged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     baseline = tmp_path / "baseline.json"
-    guard(monkeypatch, baseline, {"learner": 2.0, "sandbox": 4.0}, "--save")
+    run_quick(monkeypatch, baseline, {"learner": 2.0, "sandbox": 4.0}, "--save")
     assert json.loads(baseline.read_text()) == {"learner": 2.0, "sandbox": 4.0}
-    guard(monkeypatch, baseline, {"learner": 1.71, "sandbox": 9.0, "objectives": 1.0})
+    run_quick(monkeypatch, baseline, {"learner": 1.71, "sandbox": 9.0, "objectives": 1.0})
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
-        guard(monkeypatch, baseline, {"learner": 1.69, "sandbox": 4.0})
+        run_quick(monkeypatch, baseline, {"learner": 1.69, "sandbox": 4.0})
     assert end.value.code == 1
     lost, kept = capsys.readouterr().out.splitlines()[1:]
     assert "LOST" in lost
@@ -33,12 +33,12 @@ def test_a_loss_over_15_percent_fails_and_is_named(
     assert "LOST" not in kept
 
 
-def test_the_cheapest_ratio_is_really_measured() -> None:
+def test_the_cheapest_ratio_can_be_measured() -> None:
     assert quick.measured("objectives") > 1.2
 
 
 @pytest.mark.parametrize(("program", "code"), [("print('here')", 0), ("raise SystemExit(3)", 3)])
-def test_a_run_beside_others_tells_how_it_ended(tmp_path: Path, program: str, code: int) -> None:
+def test_run_beside_others_returns_the_exit_code(tmp_path: Path, program: str, code: int) -> None:
     log = tmp_path / "log"
     ended, others = run_beside_others([sys.executable, "-c", program], log, 30)
     assert ended == code

@@ -1,4 +1,4 @@
-"""Rejection sampling: which samples are kept, what is trained on, and what an interrupted run finds again."""
+"""Rejection sampling: which samples are kept, what is trained on, and what a resumed run finds."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from services.desired import change
-from services.driver import _resume_point
-from services.eval_samples import SampleLog
-from services.kept_samples import Kept, counts, keep
-from services.needs import needs_of, phases_of
-from services.rft_run import plan_of
-from services.run_folder import RunFolder
-from services.state import Desired
-from services.tokens import EncodedPrompt
+from services.data.tokens import EncodedPrompt
+from services.evaluation.rejection import Kept, counts, keep
+from services.evaluation.sample_log import SampleLog
+from services.jobs.needs import needs_of, phases_of
+from services.runs.driver import _resume_point
+from services.runs.rft import plan_of
+from services.store.desired import change
+from services.store.folder import RunFolder
+from services.store.state import Desired
 from volley.errors import HostError, JobError
 from volley.job import JOB, RFTJob
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
@@ -46,53 +46,53 @@ def drawn(prompt: int, text: str, reward: float | None, token_ids: tuple[int, ..
     return {"prompt_id": f"p{prompt}", "sample": text, "reward": reward, "token_ids": list(token_ids)}
 
 
-def kept_texts(rows: list[dict[str, Any]], *, most: int = 9, correct_from: float = 1.0) -> list[tuple[str, str]]:
-    kept = keep(rows, PROMPTS, most=most, correct_from=correct_from)
+def kept_texts(rows: list[dict[str, Any]], *, per_prompt: int = 9, correct_from: float = 1.0) -> list[tuple[str, str]]:
+    kept = keep(rows, PROMPTS, per_prompt=per_prompt, correct_from=correct_from)
     return [(sample.prompt.prompt.id, sample.text) for sample in kept.samples]
 
 
-def test_a_text_is_kept_once_a_prompt() -> None:
+def test_a_text_is_kept_once_per_prompt() -> None:
     rows = [drawn(0, "a", 1.0, (5,)), drawn(0, "a", 1.0, (6, 2)), drawn(0, "b", 1.0), drawn(1, "a", 1.0)]
     assert kept_texts(rows) == [("p0", "a"), ("p0", "b"), ("p1", "a")]
-    first = keep(rows, PROMPTS, most=9, correct_from=1.0).samples[0]
+    first = keep(rows, PROMPTS, per_prompt=9, correct_from=1.0).samples[0]
     assert first.tokens_a.tolist() == [5]
 
 
-def test_no_more_than_so_many_of_a_prompt_the_first_drawn() -> None:
+def test_the_first_samples_of_a_prompt_are_kept_up_to_the_limit() -> None:
     rows = [drawn(0, text, 1.0) for text in "abcd"] + [drawn(1, "x", 1.0)]
-    assert kept_texts(rows, most=2) == [("p0", "a"), ("p0", "b"), ("p1", "x")]
-    assert keep(rows, PROMPTS, most=2, correct_from=1.0).correct == 5
+    assert kept_texts(rows, per_prompt=2) == [("p0", "a"), ("p0", "b"), ("p1", "x")]
+    assert keep(rows, PROMPTS, per_prompt=2, correct_from=1.0).correct == 5
 
 
-def test_the_threshold_itself_is_correct() -> None:
+def test_a_sample_at_the_threshold_is_correct() -> None:
     rows = [drawn(0, "low", 0.49), drawn(0, "at", 0.5), drawn(0, "over", 0.75)]
     assert kept_texts(rows, correct_from=0.5) == [("p0", "at"), ("p0", "over")]
 
 
-def test_what_could_not_be_scored_never_counts_even_where_any_reward_is_correct() -> None:
+def test_an_unscored_sample_is_never_correct_whatever_the_threshold() -> None:
     rows = [drawn(0, "lost", None), drawn(0, "bad", -3.0)]
     assert kept_texts(rows, correct_from=-1e9) == [("p0", "bad")]
-    assert keep(rows, PROMPTS, most=1, correct_from=-1e9).unscored == 1
+    assert keep(rows, PROMPTS, per_prompt=1, correct_from=-1e9).unscored == 1
 
 
-def test_samples_come_in_the_order_of_the_prompts_however_they_were_finished() -> None:
+def test_kept_samples_are_in_the_order_of_the_prompts_however_they_finished() -> None:
     rows = [drawn(2, "c", 1.0), drawn(0, "b", 1.0), drawn(0, "a", 1.0)]
     assert kept_texts(rows) == [("p0", "b"), ("p0", "a"), ("p2", "c")]
 
 
-def test_nothing_kept_is_the_jobs_fault_and_nothing_scored_is_not() -> None:
+def test_no_correct_sample_is_a_job_error_and_no_scored_sample_a_host_error() -> None:
     with pytest.raises(JobError, match=r"no sample was correct: of 2 samples of 3 prompts the best earned 0\.5"):
-        keep([drawn(0, "a", 0.5), drawn(1, "b", 0.0)], PROMPTS, most=4, correct_from=1.0)
+        keep([drawn(0, "a", 0.5), drawn(1, "b", 0.0)], PROMPTS, per_prompt=4, correct_from=1.0)
     with pytest.raises(JobError, match="and 1 could not be scored"):
-        keep([drawn(0, "a", 0.5), drawn(1, "b", None)], PROMPTS, most=4, correct_from=1.0)
+        keep([drawn(0, "a", 0.5), drawn(1, "b", None)], PROMPTS, per_prompt=4, correct_from=1.0)
     with pytest.raises(HostError, match="none of 1 samples could be scored"):
-        keep([drawn(0, "a", None)], PROMPTS, most=4, correct_from=1.0)
+        keep([drawn(0, "a", None)], PROMPTS, per_prompt=4, correct_from=1.0)
 
 
-def test_counts_by_tag() -> None:
+def test_kept_samples_are_counted_by_tag() -> None:
     rows = [drawn(0, "a", 1.0), drawn(0, "b", 1.0), drawn(1, "c", 0.0), drawn(2, "d", None)]
-    told = counts(keep(rows, PROMPTS, most=4, correct_from=1.0), [each.prompt for each in PROMPTS])
-    assert told == {
+    numbers = counts(keep(rows, PROMPTS, per_prompt=4, correct_from=1.0), [each.prompt for each in PROMPTS])
+    assert numbers == {
         "samples": 4,
         "samples_correct": 2,
         "samples_unscored": 1,
@@ -104,14 +104,16 @@ def test_counts_by_tag() -> None:
             {"tag": "level", "value": "1", "prompts": 1, "prompts_kept": 0, "samples_kept": 0},
         ],
     }
-    assert json.loads(json.dumps(told)) == told
+    assert json.loads(json.dumps(numbers)) == numbers
 
 
 def kept_of(count: int) -> Kept:
-    return keep([drawn(i % 3, str(i), 1.0, (i, i + 1)) for i in range(count)], PROMPTS, most=count, correct_from=1.0)
+    return keep(
+        [drawn(i % 3, str(i), 1.0, (i, i + 1)) for i in range(count)], PROMPTS, per_prompt=count, correct_from=1.0
+    )
 
 
-def test_training_takes_the_tokens_that_were_drawn() -> None:
+def test_training_uses_the_tokens_that_were_sampled() -> None:
     plan = plan_of(rft(), kept_of(4))
     tokens = {(tuple(row.prompt_p.tolist()), tuple(row.answer_a.tolist())) for row in plan.rows}
     assert tokens == {((1, 10), (0, 1)), ((1, 10), (3, 4)), ((1, 11), (1, 2)), ((1, 12), (2, 3))}
@@ -123,24 +125,30 @@ def test_training_takes_the_tokens_that_were_drawn() -> None:
         ({"rows_per_step": 4}, 10, (3, 4)),
         ({"steps": None, "passes": 1, "rows_per_step": 4}, 10, (3, 4)),
         ({"steps": None, "passes": 2, "rows_per_step": 4}, 10, (5, 4)),
-        ({"steps": None, "passes": 2, "rows_per_step": 128}, 10, (2, 10)),  # a pass is a pass, however few were kept
+        (
+            {"steps": None, "passes": 2, "rows_per_step": 128},
+            10,
+            (2, 10),
+        ),  # a pass has at least one step, however few samples were kept
         ({"steps": None, "passes": 3, "learner": {"ranks": 4}}, 2, (2, 4)),
     ],
 )
-def test_how_long_it_trains(changes: dict[str, Any], count: int, expected: tuple[int, int]) -> None:
+def test_steps_and_batch_size_follow_from_the_job_and_the_kept_samples(
+    changes: dict[str, Any], count: int, expected: tuple[int, int]
+) -> None:
     plan = plan_of(rft(**changes), kept_of(count))
     assert (plan.steps, plan.rows_per_step) == expected
     met = [id(row) for step in range(plan.steps) for row in plan.batch(step)][:count]
-    assert len(set(met)) == count  # the first pass meets every row once
+    assert len(set(met)) == count  # the first pass contains every row once
 
 
 @pytest.mark.parametrize("changes", [{"steps": None}, {"passes": 2}])
-def test_a_job_gives_one_of_steps_and_passes(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="give one of steps and passes"):
+def test_a_job_has_exactly_one_of_steps_and_passes(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="set exactly one of steps and passes"):
         rft(**changes)
 
 
-def test_it_never_needs_both_phases_at_once() -> None:
+def test_the_two_phases_never_need_their_resources_together() -> None:
     job = rft(
         actors={"count": 3, "gpus": 1, "resources": {"fast": 1}},
         learner={"ranks": 2, "gpus_per_rank": 1, "resources_per_rank": {"fast": 2, "big": 1}},
@@ -153,7 +161,7 @@ def test_it_never_needs_both_phases_at_once() -> None:
 
 def test_a_live_run_can_be_stopped_but_not_steered() -> None:
     assert change(Desired(), rft(), {"stopped": True}).stopped
-    with pytest.raises(JobError, match="actors: a job of kind rft has none"):
+    with pytest.raises(JobError, match="actors: does not apply to a job of kind rft"):
         change(Desired(), rft(), {"actors": 2})
 
 
@@ -173,7 +181,7 @@ def group(prompt: int) -> Group:
     )
 
 
-def test_another_driver_finds_every_sample_with_its_tokens(tmp_path: Path) -> None:
+def test_another_driver_reads_every_sample_with_its_tokens(tmp_path: Path) -> None:
     job = rft()
     folder = RunFolder.create(tmp_path, job)
     log, prompts = SampleLog(folder, token_ids=True), [each.prompt for each in PROMPTS]
@@ -183,8 +191,8 @@ def test_another_driver_finds_every_sample_with_its_tokens(tmp_path: Path) -> No
     folder.append("metrics", [{"step": 0}])
     assert _resume_point(job, folder) is None
     assert [row["token_ids"] for row in log.rows()] == [[7, 8, 2], [9]] * 2
-    assert log.take_up(prompts, 2, unscored=True).keys() == {"p0", "p1"}
+    assert log.recover(prompts, 2, unscored=True).keys() == {"p0", "p1"}
     folder.rewind(0, samples=False)
     assert (folder.read("metrics"), len(folder.read("samples"))) == ([], 4)
-    assert log.take_up(prompts, 2).keys() == {"p0"}  # what could not be scored is tried again
+    assert log.recover(prompts, 2).keys() == {"p0"}  # unscored samples are drawn again
     assert len(folder.read("samples")) == 2

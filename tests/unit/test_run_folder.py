@@ -1,15 +1,15 @@
-"""What a run leaves behind, and what a resumed one keeps of it."""
+"""What a run writes to its folder, and what a resumed run keeps of it."""
 
 from pathlib import Path
 
 import pytest
 import yaml
 
-from services import plots
-from services.checkpoints import newest_checkpoint
-from services.desired import change_in_folder, read_desired
-from services.evaluate import groups_at_once
-from services.run_folder import RunFolder
+from services.evaluation.evaluate import max_groups_in_flight
+from services.recording import plots
+from services.runs.checkpoints import newest_checkpoint
+from services.store.desired import change_in_folder, read_desired
+from services.store.folder import RunFolder
 from tests.unit.test_host import job
 from volley.errors import HostError, JobError
 from volley.job import JOB, ActorsSpec
@@ -22,13 +22,13 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, job(tmp_path / "model"))
 
 
-def test_the_resolved_job_is_in_it_and_reads_back(folder: RunFolder) -> None:
+def test_the_resolved_job_is_saved_and_reads_back(folder: RunFolder) -> None:
     again, read = RunFolder.open(folder.path)
     assert again == folder
     assert read == JOB.validate_python(yaml.safe_load((folder.path / "job.yaml").read_text()))
 
 
-def test_it_remembers_where_the_code_of_the_job_lies(
+def test_the_folder_remembers_where_the_jobs_code_is(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert folder.import_from() is None
@@ -37,18 +37,18 @@ def test_it_remembers_where_the_code_of_the_job_lies(
     assert folder.import_from() == tmp_path.resolve()
 
 
-def test_two_runs_of_one_job_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_two_runs_of_one_job_have_different_folders(tmp_path: Path) -> None:
     names = {RunFolder.create(tmp_path, job(tmp_path)).path for _ in range(3)}
     assert len(names) == 3
 
 
-def test_a_folder_that_can_not_be_written_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HostError, match="can not be written: Not a directory"):
+    with pytest.raises(HostError, match="cannot be written: Not a directory"):
         RunFolder.create(tmp_path / "file", job(tmp_path))
 
 
-def test_a_rewound_folder_forgets_what_will_be_written_again(folder: RunFolder) -> None:
+def test_rewinding_a_folder_removes_rows_that_will_be_written_again(folder: RunFolder) -> None:
     folder.append("metrics", [{"step": step} for step in range(5)])
     folder.append("ledger", [{"step": step, "group": step} for step in range(5)])
     folder.append("evaluations", [{"version": version} for version in (0, 3, 5)])
@@ -60,7 +60,7 @@ def test_a_rewound_folder_forgets_what_will_be_written_again(folder: RunFolder) 
     assert folder.read("events") == [{"kind": "started"}]
 
 
-def test_the_newest_complete_checkpoint_is_taken(folder: RunFolder) -> None:
+def test_the_newest_complete_checkpoint_is_found(folder: RunFolder) -> None:
     with pytest.raises(JobError, match=r"no checkpoint to resume from; set checkpoint\.every"):
         newest_checkpoint(folder)
     for name in ("step-9", "step-10", ".step-11.partial", "step-12.bak"):
@@ -68,7 +68,7 @@ def test_the_newest_complete_checkpoint_is_taken(folder: RunFolder) -> None:
     assert newest_checkpoint(folder).name == "step-10"
 
 
-def test_pictures_are_drawn_from_rows(folder: RunFolder, tmp_path: Path) -> None:
+def test_plots_are_drawn_from_rows(folder: RunFolder, tmp_path: Path) -> None:
     rows = [
         {"step": s, "reward_mean": s / 9, "pass_at_1": s / 9, "pass_at_4": 0.5, "entropy": 1.0, "kl_k1": 0.1}
         for s in range(9)
@@ -85,10 +85,10 @@ def test_smoothing_keeps_a_constant_and_the_length() -> None:
 
 
 def test_an_engine_always_has_a_group_waiting() -> None:
-    assert groups_at_once(ActorsSpec(count=2, max_num_seqs=100), n=64) == 2 * 3
+    assert max_groups_in_flight(ActorsSpec(count=2, max_num_seqs=100), n=64) == 2 * 3
 
 
-def test_desired_changes_add_up_and_bad_ones_change_nothing(tmp_path: Path) -> None:
+def test_desired_changes_accumulate_and_invalid_ones_change_nothing(tmp_path: Path) -> None:
     spec = job(tmp_path, objective={"kind": "max_at_k", "k": 8})
     folder = RunFolder.create(tmp_path, spec)
     assert read_desired(folder).objective == {}
@@ -98,7 +98,7 @@ def test_desired_changes_add_up_and_bad_ones_change_nothing(tmp_path: Path) -> N
         ({"objective": {"k": 99}}, "lower k or raise n"),
         ({"objective": {"kk": 1}}, "unknown key"),
         ({"objective": {"k": "x"}}, "k"),
-        ({"actor": 1}, "actor: not to be changed on a live run; choose from actors"),
+        ({"actor": 1}, "actor: cannot be changed on a live run; choose from actors"),
         ({"actors": -1}, "greater than or equal to 0"),
     ):
         with pytest.raises(JobError, match=message):
@@ -121,7 +121,7 @@ def test_a_change_must_fit_every_stage_of_the_schedule(tmp_path: Path) -> None:
         change_in_folder(RunFolder.create(tmp_path, spec), spec, {"objective": {"baseline": "subset_loo"}})
 
 
-def test_a_row_cut_off_in_its_writing_is_no_row(folder: RunFolder) -> None:
+def test_an_incomplete_last_row_is_ignored(folder: RunFolder) -> None:
     folder.append("metrics", [{"step": 0}, {"step": 1}])
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew')
@@ -130,7 +130,7 @@ def test_a_row_cut_off_in_its_writing_is_no_row(folder: RunFolder) -> None:
     assert folder.read("metrics") == [{"step": 0}]
 
 
-def test_a_folder_in_use_is_not_taken(folder: RunFolder) -> None:
+def test_a_folder_in_use_is_rejected(folder: RunFolder) -> None:
     with folder.in_use(), pytest.raises(HostError, match="in use by a live run"), folder.in_use():
         pass
     with folder.in_use():

@@ -1,4 +1,4 @@
-"""What a job asks Ray to bring: read, checked, kept free of secrets, and handed to `ray.init`."""
+"""A job's runtime environment: read, checked for secrets, and passed to `ray.init`."""
 
 import sys
 from pathlib import Path
@@ -10,8 +10,8 @@ import yaml
 from reward_servers.scorers import check_scorer
 from services.api.jobs import refusals
 from services.api.settings import ApiSettings
-from services.job_file import dump_job, load_job
-from services.runtime_env import code_is_here, for_ray, make_importable
+from services.jobs.job_file import dump_job, load_job
+from services.jobs.runtime_env import code_is_here, for_ray, make_importable
 from volley.errors import JobError
 from volley.job import RLJob
 from volley.runtime_env import RuntimeEnvSpec
@@ -35,7 +35,7 @@ def job_with(folder: Path, **runtime_env: Any) -> RLJob:
     return job
 
 
-def test_folders_are_taken_from_the_job_file_and_uris_stay(tmp_path: Path) -> None:
+def test_folders_are_relative_to_the_job_file_and_uris_are_unchanged(tmp_path: Path) -> None:
     job = job_with(tmp_path, working_dir="code", py_modules=["lib/mine", "https://host/a.zip"], pip=["emoji==2.0"])
     assert for_ray(job.runtime_env) == {
         "working_dir": str(tmp_path / "code"),
@@ -48,12 +48,12 @@ def test_folders_are_taken_from_the_job_file_and_uris_stay(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "db_password", "AUTH", "AWS_SECRET_ACCESS_KEY"])
-def test_a_secret_is_refused_with_the_place_it_belongs_to(name: str) -> None:
+def test_a_secret_is_rejected_with_advice_where_to_put_it(name: str) -> None:
     with pytest.raises(ValueError, match=f"env_vars.{name} looks like a secret.*environment of the cluster"):
         RuntimeEnvSpec(env_vars={name: "x"})
 
 
-def test_what_only_sounds_like_a_secret_is_taken() -> None:
+def test_names_that_only_resemble_secrets_are_accepted() -> None:
     env_vars = {"TOKENIZERS_PARALLELISM": "false", "MONKEY": "1", "AUTHOR": "me"}
     assert for_ray(RuntimeEnvSpec(env_vars=env_vars)) == {"env_vars": env_vars}
 
@@ -61,12 +61,12 @@ def test_what_only_sounds_like_a_secret_is_taken() -> None:
 @pytest.mark.parametrize(
     "spec", [{"pip": ["git+https://me:pass@host/x"]}, {"working_dir": "https://token@host/code.zip"}]
 )
-def test_a_password_in_a_uri_is_refused(spec: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="user's name or password"):
+def test_a_password_in_a_uri_is_rejected(spec: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="user name or password"):
         RuntimeEnvSpec.model_validate(spec)
 
 
-def test_the_folders_are_importable_where_the_job_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_importable_when_the_job_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "")
     (tmp_path / "code").mkdir()
@@ -79,19 +79,19 @@ def test_the_folders_are_importable_where_the_job_is_checked(tmp_path: Path, mon
     sys.modules.pop("rewards_of_mine")
 
 
-def test_code_that_comes_with_the_processes_is_not_looked_for_before(tmp_path: Path) -> None:
+def test_code_installed_later_is_not_looked_for_beforehand(tmp_path: Path) -> None:
     job = job_with(tmp_path, working_dir="s3://bucket/code.zip")
     make_importable(job.runtime_env)
     assert not code_is_here(job.runtime_env)
     check_scorer(PythonScorer(target="nowhere_yet:score"), [], code_is_here=False)
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="code is no folder here; give one that the driver sees, or a zip's URI"):
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="code is not a folder on this machine; write one that the driver can see"):
         make_importable(job_with(tmp_path, working_dir="code").runtime_env)
 
 
-def test_a_server_takes_code_only_where_it_allows_all(tmp_path: Path) -> None:
+def test_a_server_accepts_a_runtime_environment_only_if_all_code_is_allowed(tmp_path: Path) -> None:
     tree = job_with(tmp_path, pip=["emoji"]).model_dump(mode="json")
     assert [
         each.pointer for each in refusals(tree, ApiSettings(redis_url="redis://x", allow_code=("rewards_of_mine",)))
@@ -99,7 +99,7 @@ def test_a_server_takes_code_only_where_it_allows_all(tmp_path: Path) -> None:
     assert list(refusals(tree, ApiSettings(redis_url="redis://x", allow_code=("*",)))) == []
 
 
-def test_a_refused_scorer_names_the_option_that_allows_it() -> None:
+def test_a_rejected_scorer_names_the_option_that_allows_it() -> None:
     scorer = {"scorer": {"kind": "python", "target": "my_scores:reward"}}
     (refused,) = refusals(scorer, ApiSettings(redis_url="redis://x"))
     assert refused.detail.endswith("start the service with: volley up --import-from DIR --allow-code my_scores")

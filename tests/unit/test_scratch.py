@@ -1,4 +1,4 @@
-"""Scratch folders end with their process: by its own hand, or by the next one's."""
+"""Scratch folders are removed by their process, or by the next one if it was killed."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_its_owners_alone_and_goes_with_the_block(place: Path) -> None:
+def test_a_scratch_folder_is_private_and_removed_after_the_block(place: Path) -> None:
     with scratch_folder("redis") as folder:
         assert folder.parent == place
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -36,13 +36,13 @@ def test_a_folder_is_its_owners_alone_and_goes_with_the_block(place: Path) -> No
     assert not folder.exists()
 
 
-def test_what_a_killed_process_left_the_next_one_removes(place: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(place: Path) -> None:
     left = place / "volley-1-left"
     command = [sys.executable, "-c", HOLDS, str(left)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        assert sweep(place) == [], "its owner lives"
+        assert sweep(place) == [], "its owner is alive"
         holder.send_signal(signal.SIGKILL)
     assert (left / OWNER).exists()
     lock = own(place / "volley-2-new")
@@ -50,8 +50,8 @@ def test_what_a_killed_process_left_the_next_one_removes(place: Path) -> None:
     os.close(lock)
 
 
-def test_folders_of_others_are_left_alone(place: Path) -> None:
-    (place / "volley-notes").mkdir()  # no owner's file: none of ours
+def test_other_folders_are_not_touched(place: Path) -> None:
+    (place / "volley-notes").mkdir()  # without an owner file, so not ours
     (place / "volley-file").touch()
     target = place / "target"
     os.close(own(target))

@@ -1,4 +1,4 @@
-"""Starting roles side by side, and stopping in order."""
+"""Starting roles together, and stopping in an orderly way."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from services.foreground import Ending, run_in_foreground
-from services.start import cancel_all, start_all
+from services.signals import StopSignal, run_in_foreground
+from services.tasks import cancel_all, start_all
 from volley.errors import HostError
 
 
@@ -28,7 +28,7 @@ async def starts(stopped: list[str], name: str, seconds: float = 0.0, error: Exc
     return Role(stopped, name)
 
 
-async def test_all_start_together_and_all_stop() -> None:
+async def test_all_start_together_and_all_are_stopped() -> None:
     stopped: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         roles = await asyncio.wait_for(start_all(stack, *(starts(stopped, name, 0.2) for name in "abc")), 0.5)
@@ -37,7 +37,7 @@ async def test_all_start_together_and_all_stop() -> None:
     assert sorted(stopped) == ["a", "b", "c"]
 
 
-async def test_when_one_does_not_start_the_others_are_stopped() -> None:
+async def test_if_one_does_not_start_the_others_are_stopped() -> None:
     stopped: list[str] = []
 
     async def main() -> None:
@@ -47,10 +47,10 @@ async def test_when_one_does_not_start_the_others_are_stopped() -> None:
 
     with pytest.raises(HostError, match="no room"):
         await main()
-    assert stopped == ["a"], "what came up is stopped, what was still coming is not awaited"
+    assert stopped == ["a"], "started roles are stopped, and a start under way is not awaited"
 
 
-async def test_a_cancelled_start_stops_what_came_up() -> None:
+async def test_a_cancelled_start_stops_the_roles_that_had_started() -> None:
     stopped: list[str] = []
 
     async def main() -> None:
@@ -63,13 +63,13 @@ async def test_a_cancelled_start_stops_what_came_up() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_every_block_in_order(number: signal.Signals) -> None:
+def test_a_signal_leaves_every_block_and_later_signals_are_ignored(number: signal.Signals) -> None:
     ended: list[str] = []
 
     async def main() -> None:
         try:
             asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), number)
-            asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), number)  # an impatient second one
+            asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), number)  # is ignored
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.1)
@@ -81,38 +81,42 @@ def test_a_signal_ends_every_block_in_order(number: signal.Signals) -> None:
 
 
 def signals(*after: float) -> None:
-    """SIGTERM to this process, so many seconds from now."""
+    """Send SIGTERM to this process after each of these delays in seconds."""
     for seconds in after:
         asyncio.get_running_loop().call_later(seconds, os.kill, os.getpid(), signal.SIGTERM)
 
 
-def test_a_block_that_holds_the_end_is_left_time_for_it(capfd: pytest.CaptureFixture[str]) -> None:
-    ending, done = Ending(), []
+def test_a_grace_period_leaves_time_for_a_checkpoint(capfd: pytest.CaptureFixture[str]) -> None:
+    stop_signal, done = StopSignal(), []
 
     async def main() -> str:
         signals(0.02)
-        with ending.held(20):
-            await ending.wanted.wait()
+        with stop_signal.grace_period(20):
+            await stop_signal.requested.wait()
             done.append("checkpoint")
-        signals(0.02)  # when what is left can not be hurried
+        signals(0.02)  # too late: it changes nothing
         await asyncio.sleep(0.1)
         return "whole"
 
-    assert run_in_foreground(main(), ending) == "whole"
+    assert run_in_foreground(main(), stop_signal) == "whole"
     assert done == ["checkpoint"]
-    assert ending.signalled
-    said = "volley: stopping at a checkpoint, within 20 s; a second signal ends it at once\n"
-    assert capfd.readouterr().err == said
+    assert stop_signal.signalled
+    message = "volley: stopping at a checkpoint, within 20 s; a second signal ends it at once\n"
+    assert capfd.readouterr().err == message
 
 
-@pytest.mark.parametrize(("grace", "after"), [(20.0, (0.02, 0.05)), (0.05, (0.02,))], ids=["hurried", "late"])
-def test_a_second_signal_or_the_end_of_its_time_cancels_it(grace: float, after: tuple[float, ...]) -> None:
-    ending, ended = Ending(), []
+@pytest.mark.parametrize(
+    ("grace", "after"), [(20.0, (0.02, 0.05)), (0.05, (0.02,))], ids=["second signal", "time is up"]
+)
+def test_a_second_signal_or_the_end_of_the_grace_period_cancels_the_work(
+    grace: float, after: tuple[float, ...]
+) -> None:
+    stop_signal, ended = StopSignal(), []
 
     async def main() -> None:
         signals(*after)
         try:
-            with ending.held(grace):
+            with stop_signal.grace_period(grace):
                 await asyncio.sleep(60)
         finally:
             signals(0.0)
@@ -121,32 +125,32 @@ def test_a_second_signal_or_the_end_of_its_time_cancels_it(grace: float, after: 
 
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_in_foreground(main(), ending)
+        run_in_foreground(main(), stop_signal)
     assert ended == ["clean"]
     assert time.monotonic() - begun < 10
 
 
-def test_a_block_that_holds_the_end_can_be_asked_to_bring_it_about() -> None:
-    ending = Ending()
-    assert not ending.ask()
-    with ending.held(0):
-        assert not ending.ask(), "it wants no time"
-    with ending.held(1):
-        assert ending.ask()
-    assert ending.wanted.is_set()
-    assert not ending.signalled
+def test_work_in_a_grace_period_can_be_asked_to_stop() -> None:
+    stop_signal = StopSignal()
+    assert not stop_signal.request()
+    with stop_signal.grace_period(0):
+        assert not stop_signal.request(), "a grace period of 0 s means that there is none"
+    with stop_signal.grace_period(1):
+        assert stop_signal.request()
+    assert stop_signal.requested.is_set()
+    assert not stop_signal.signalled
 
 
-def test_without_a_signal_the_result_comes_back() -> None:
+def test_without_a_signal_the_result_is_returned() -> None:
     async def main() -> int:
         return 7
 
     assert run_in_foreground(main()) == 7
 
 
-async def test_a_loop_ends_although_a_cancellation_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Python 3.11's `asyncio.wait_for` loses one that comes when what it waits for has just ended."""
-    monkeypatch.setattr("services.start.CANCEL_AGAIN_SECONDS", 0.01)
+async def test_a_task_that_lost_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's `asyncio.wait_for` loses a cancellation that arrives just as the awaited task ends."""
+    monkeypatch.setattr("services.tasks.CANCEL_AGAIN_SECONDS", 0.01)
     lost = 0
 
     async def loop() -> None:

@@ -1,16 +1,16 @@
-"""Prompts as token ids: what does not fit the model, or what it could not read, is refused by name."""
+"""Prompts as token ids: those that do not fit the model or that it cannot read are rejected by name."""
 
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from services.tokens import encode_prompts
+from services.data.tokens import encode_prompts
 from volley.errors import JobError
 from volley.records import Prompt
 
 
 def tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """One token a digit; anything else is unknown."""
+    """One token per digit; anything else is unknown."""
     vocabulary = {token: number for number, token in enumerate(["<unk>", "</s>", *"0123456789"])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -22,17 +22,17 @@ def encode(text: str, made: PreTrainedTokenizerFast) -> list[int]:
     return [int(token) for token in each.tokens_p]
 
 
-def test_a_prompt_that_the_tokenizer_hardly_knows_is_named() -> None:
+def test_a_prompt_of_mostly_unknown_tokens_is_rejected() -> None:
     made = tokenizer(eos_token="</s>")
     assert encode("12x", made) == [3, 4, 0]
     with pytest.raises(JobError, match=r"prompt data\.jsonl:7: 2 of its 4 tokens are <unk>: the tokenizer"):
         encode("1x2x", made)
 
 
-def test_an_unknown_token_that_is_the_end_of_text_too_says_nothing() -> None:
+def test_an_unknown_token_that_is_also_the_end_of_text_is_not_counted() -> None:
     assert encode("xx", tokenizer(eos_token="<unk>")) == [0, 0]
 
 
-def test_a_prompt_that_leaves_no_room_is_named() -> None:
+def test_a_prompt_that_is_too_long_is_rejected() -> None:
     with pytest.raises(JobError, match=r"prompt data\.jsonl:7 has 13 tokens; .* lower sampling\.max_tokens to 3"):
         encode("1" * 13, tokenizer(eos_token="</s>"))

@@ -1,4 +1,4 @@
-"""Members of one weight group over gloo, a thread each."""
+"""The members of a weight group over gloo, one thread each."""
 
 import time
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def terms_at(store: TCPStore, *, digests: bool = False, deadline_s: float = 10) 
 
 
 def receive(group: WeightGroup, *, checksum: str = "") -> tuple[int, list[Tensor]]:
-    """One version."""
+    """Receive one version."""
     version = group.awaited(10)
     assert version is not None
     files = []
@@ -55,7 +55,7 @@ def send(group: WeightGroup, version: int) -> None:
 
 
 def problem_of(sender: WeightGroup) -> str:
-    """Why a version does not reach all, whenever it shows."""
+    """The error that a version did not reach all members, whichever call raises it."""
     try:
         send(sender, 1)
     except (DeadlineExceeded, RuntimeError) as error:
@@ -63,14 +63,14 @@ def problem_of(sender: WeightGroup) -> str:
     return sender.received(1, None)[1]
 
 
-def test_ranks_are_dealt_in_the_order_of_the_members(store: TCPStore) -> None:
+def test_ranks_follow_the_order_of_the_members(store: TCPStore) -> None:
     terms = terms_at(store)
     assert (terms.size, terms.ranks("actor-0"), terms.ranks("actor-2")) == (4, range(1, 2), range(2, 4))
-    with pytest.raises(ValueError, match="actor-1 is no member"):
+    with pytest.raises(ValueError, match="actor-1 is not a member"):
         terms.ranks("actor-1")
 
 
-def test_every_receiver_gets_every_version_to_the_bit(store: TCPStore, threads: ThreadPoolExecutor) -> None:
+def test_every_receiver_gets_every_version_bitwise(store: TCPStore, threads: ThreadPoolExecutor) -> None:
     sender, *receivers = joined(threads, terms_at(store))
     assert receivers[0].awaited(0.01) is None
     for version in (5, 6):
@@ -87,7 +87,7 @@ def test_every_receiver_gets_every_version_to_the_bit(store: TCPStore, threads: 
             each.awaited(10)
 
 
-def test_an_actor_of_which_one_process_got_something_else_has_not_got_it(
+def test_an_actor_with_a_wrong_checksum_in_one_process_has_not_received_it(
     store: TCPStore, threads: ThreadPoolExecutor
 ) -> None:
     sender, *receivers = joined(threads, terms_at(store, digests=True))
@@ -97,19 +97,21 @@ def test_an_actor_of_which_one_process_got_something_else_has_not_got_it(
     send(sender, 1)
     received, problem = sender.received(1, "aa")
     assert received == {"actor-0"}
-    assert "not what was sent" in problem
+    assert "received other weights than were sent" in problem
     for done in receiving:
         done.result()
 
 
-def test_a_member_that_does_not_come_is_waited_for_no_longer_than_agreed(store: TCPStore) -> None:
+def test_a_missing_member_is_an_error_at_the_deadline(store: TCPStore) -> None:
     begun = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="all 4 members of weight group 1"):
         WeightGroup(terms_at(store, deadline_s=0.3), SENDER)
     assert time.monotonic() - begun < 5
 
 
-def test_a_member_that_leaves_is_an_error_for_the_others_at_once(store: TCPStore, threads: ThreadPoolExecutor) -> None:
+def test_a_member_that_leaves_is_immediately_an_error_for_the_others(
+    store: TCPStore, threads: ThreadPoolExecutor
+) -> None:
     sender, *receivers = joined(threads, terms_at(store, deadline_s=30))
     left, *stay = receivers
 

@@ -1,4 +1,4 @@
-"""When another weight group is formed. Actors and learner are fakes."""
+"""When a new weight group is formed, with fake actors and a fake learner."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services import weight_groups
-from services.weight_groups import WeightGroups
+from services.runs import weight_groups
+from services.runs.weight_groups import WeightGroups
 from volley.errors import WorkerDied
 from volley.job import RLJob
 from volley.weight_group import WeightGroupTerms
@@ -54,60 +54,60 @@ def groups(pool: Any, group: Any, **changes: Any) -> WeightGroups:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_groups, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(weight_groups, "POLL_SECONDS", 0.01)
 
 
-async def test_another_group_whenever_the_actors_change_or_one_was_lost() -> None:
+async def test_another_group_is_formed_when_the_actors_change_or_the_group_is_lost() -> None:
     actors, learner = Actors(), Learner()
-    kept = groups(actors, learner, broadcast={"transport": "collective", "deadline_s": 60})
-    async with kept.kept():
+    weight_group = groups(actors, learner, broadcast={"transport": "collective", "deadline_s": 60})
+    async with weight_group.maintained():
         await asyncio.sleep(0.1)
         (first,) = actors.invited
         assert (first.host, first.port, first.members, first.cuda) == ("host", 1, actors.weight_group_members, False)
         actors.weight_group_members = (("actor-0", 1),)
-        wholes = [kept.whole]
+        complete = [weight_group.complete]
         await asyncio.sleep(0.1)
-        wholes.append(kept.whole)
+        complete.append(weight_group.complete)
         learner.weight_group = None
         await asyncio.sleep(0.1)
-        wholes.append(kept.whole)
+        complete.append(weight_group.complete)
         actors.weight_group_members = ()
         await asyncio.sleep(0.1)
         actors.weight_group_members = first.members
         await asyncio.sleep(0.1)
-        wholes.append(kept.whole)
-    assert wholes == [False, True, True, True]
+        complete.append(weight_group.complete)
+    assert complete == [False, True, True, True]
     one = (("actor-0", 1),)
     assert [terms.members for terms in actors.invited] == [first.members, one, one, first.members]
     assert len({terms.name for terms in actors.invited}) == 4
 
 
-async def test_one_that_does_not_come_about_is_tried_again() -> None:
+async def test_a_group_that_was_not_formed_is_tried_again() -> None:
     actors, learner = Actors(), Learner(answers=[False, WorkerDied("learner-0", "killed"), True])
-    kept = groups(actors, learner)
-    async with kept.kept():
+    weight_group = groups(actors, learner)
+    async with weight_group.maintained():
         await asyncio.sleep(0.3)
     assert len(actors.invited) == 3
-    assert kept.whole
+    assert weight_group.complete
 
 
-async def test_gpus_on_both_sides_make_it_nccl() -> None:
+async def test_the_group_uses_cuda_if_both_sides_have_gpus() -> None:
     for gpus, per_rank, cuda in ((1, 1, True), (1, 0, False), (0, 1, False)):
         actors = Actors()
         await groups(actors, Learner(), actors={"gpus": gpus}, learner={"gpus_per_rank": per_rank}).form()
         assert actors.invited[0].cuda is cuda
 
 
-async def test_without_the_transport_there_is_no_group() -> None:
+async def test_other_transports_have_no_group() -> None:
     actors = Actors()
-    async with groups(actors, Learner(), broadcast={}).kept():
+    async with groups(actors, Learner(), broadcast={}).maintained():
         await asyncio.sleep(0.05)
     assert not actors.invited
 
 
-async def test_what_goes_wrong_within_is_raised_as_it_is() -> None:
+async def test_an_error_inside_the_block_is_raised_unchanged() -> None:
     async def dies() -> None:
-        async with groups(Actors(), Learner()).kept():
+        async with groups(Actors(), Learner()).maintained():
             await asyncio.sleep(0.02)
             raise WorkerDied("actor-3", "killed")
 
@@ -115,6 +115,6 @@ async def test_what_goes_wrong_within_is_raised_as_it_is() -> None:
         await dies()
 
 
-def test_adapters_do_not_travel_by_it() -> None:
+def test_adapters_cannot_use_the_collective_transport() -> None:
     with pytest.raises(ValueError, match=r"write broadcast: \{transport: object_store\}"):
         groups(Actors(), Learner(), model={"path": "m", "lora": {"rank": 4}})

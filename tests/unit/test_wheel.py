@@ -1,4 +1,4 @@
-"""The built wheel, installed outside the repository: its generic top-level names must win and be complete."""
+"""The built wheel, installed outside the repository: its packages must be imported from it and be complete."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ PACKAGES = ("volley", "actors", "learner", "reward_servers", "services")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    # Copied, so that no build folder appears in the repository.
+    # A copy, so that no build folder appears in the repository.
     source = folder / "source"
     listing = ["git", "ls-files", "-co", "--exclude-standard"]
     listed = subprocess.run(listing, capture_output=True, text=True, check=True)
@@ -45,14 +45,14 @@ def test_every_package_comes_from_the_wheel(site: Path) -> None:
     assert found == [str(site / name / "__init__.py") for name in PACKAGES]
 
 
-def test_the_dashboard_is_whole(site: Path) -> None:
+def test_the_dashboard_is_complete(site: Path) -> None:
     listing = ["git", "ls-files", "-co", "--exclude-standard", "services/dashboard"]
     files = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
     assert "services/dashboard/index.html" in files
     assert [name for name in files if not (site / name).is_file()] == []
 
 
-def test_the_command_and_the_types_are_there(site: Path) -> None:
+def test_the_command_and_the_type_marker_are_installed(site: Path) -> None:
     assert "rl" in run(site, "import sys; sys.argv = ['volley', 'schema']; import services.cli; services.cli.main()")
     assert all((site / name / "py.typed").exists() for name in PACKAGES)
     entry_points = next(site.glob("volley_rl-*.dist-info")) / "entry_points.txt"

@@ -1,20 +1,20 @@
-"""TRL's `GRPOTrainer` with the objectives of `volley.objectives` in place of its group-centred rewards.
+"""TRL's `GRPOTrainer` with the objectives of `volley.objectives` instead of its group-centred rewards.
 
     trainer = KSampleGRPOTrainer(objective=MaxAtK(k=8), args=GRPOConfig(..., scale_rewards="none"), model=..., ...)
 
-Generation, rewards, loss, logging and checkpoints stay TRL's. Two of its methods are extended, since it has no hook
-for advantages: one keeps the rewards of all processes, one replaces the advantages made of them.
+Generation, rewards, loss, logging and checkpoints remain TRL's. As TRL has no hook for advantages, two of its methods
+are extended: one records the rewards of all processes, the other replaces the advantages computed from them.
 
-Scale. An objective's `a_i` are for a sum over the n samples of a prompt; TRL's losses are means over all samples,
-which is 1/n of a mean over prompts of such sums. So `n a_i` enters the loss, and TRL's `loss_type` is, in the words of
-`volley.update.PolicyUpdate`:
+Scale. An objective's `a_i` are for a sum over the n samples of a prompt. TRL's losses are means over all samples, which
+is 1/n of the mean over prompts of such sums, so `n a_i` enters the loss. TRL's `loss_type` corresponds to these
+settings of `volley.update.PolicyUpdate`:
 
     dapo      aggregation: token_mean
     bnpo      the same within each micro-batch
     grpo      aggregation: sequence_mean
     dr_grpo   aggregation: sequence_sum, divided by max_completion_length
 
-`pass_at_k_analytic`, `maxrl` and `risk_sensitive` are published as what GRPO's mean takes and enter as they are.
+`pass_at_k_analytic`, `maxrl` and `risk_sensitive` are defined for GRPO's mean and enter unscaled.
 
 Shapes: B samples of all processes, the n of a prompt side by side; F reward functions; T tokens.
 """
@@ -46,25 +46,26 @@ from volley.objectives import (
 from volley.records import NO_ANSWER
 
 AnswerFn: TypeAlias = Callable[[Any], Hashable | None]
+Row: TypeAlias = dict[str, object]  # of the dataset
 
 
 class KSampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """`GRPOTrainer` for an objective of k samples; n is ``args.num_generations``.
+    """`GRPOTrainer` with a k-sample objective; n is ``args.num_generations``.
 
-    A sample leaves its group, and n is what is left, where every reward function returned None, and where TRL masks
-    all its tokens (``mask_truncated_completions``). The objective's own metric is logged as ``max_at_<k>`` or
-    ``maj_at_<k>``. Evaluation keeps TRL's loss.
+    A sample is dropped from its group, which reduces n, if every reward function returns None for it or TRL masks all
+    its tokens (``mask_truncated_completions``). The objective's metric is logged as ``max_at_<k>`` or ``maj_at_<k>``.
+    Evaluation keeps TRL's loss.
 
     Args:
-        objective: an objective or its mapping, such as ``{"kind": "max_at_k", "k": 8}``. `self.objective` may be set
-            while training runs, from a callback: PKPO anneals k so.
+        objective: an objective or its mapping, such as ``{"kind": "max_at_k", "k": 8}``. A callback may assign
+            `self.objective` during training, for example to anneal k as PKPO does.
         args: TRL's configuration, with ``scale_rewards="none"``.
-        answer_fn: for `maj_at_k`, the answer in a completion as the reward functions get it; None where there is
-            none. Equal answers vote together, across processes too, so they must pickle.
-        trainer: everything else that `GRPOTrainer` takes.
+        answer_fn: for `maj_at_k`: extracts the answer from a completion in the form that reward functions get; None if
+            it has no answer. Equal answers vote together, also across processes, so they must pickle.
+        trainer: all other arguments of `GRPOTrainer`.
 
     Raises:
-        ValueError: a setting that does not go with the objective, with what to write instead.
+        ValueError: a setting conflicts with the objective; the message says what to write instead.
     """
 
     def __init__(
@@ -79,8 +80,14 @@ class KSampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         check_settings(self.objective, args, has_answers=answer_fn is not None)
         super().__init__(args=args, **trainer)
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """TRL's rewards of all processes, [B, F], which are kept, with the answers where they are wanted."""
+    def _calculate_rewards(
+        self,
+        inputs: list[Row],
+        prompts: list[object],
+        completions: list[object],
+        completion_ids_list: list[list[int]],
+    ) -> Tensor:
+        """TRL's rewards of all processes, [B, F]; records them, and the answers if there is an ``answer_fn``."""
         rewards_BF: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards_B = weighted_rewards(rewards_BF, self.reward_weights)
         self._answers_B = None
@@ -88,8 +95,8 @@ class KSampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._answers_B = answer_ids(gather_object([self.answer_fn(completion) for completion in completions]))
         return rewards_BF
 
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """TRL's batch of this process, with its advantages replaced."""
+    def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
+        """TRL's batch of this process with the advantages replaced."""
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         mode, n = ("train", self.num_generations) if self.model.training else ("eval", self.num_generations_eval)
         in_loss_B = self.accelerator.gather(batch["completion_mask"].any(dim=-1)).cpu().numpy()
@@ -102,7 +109,7 @@ class KSampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch
 
     def _replace_advantages(self, batch: dict[str, Any], advantage_B: NDArray[np.float64]) -> None:
-        """In this process's batch, and in the log of completions, which is of all processes."""
+        """Replace them in this process's batch and in the log of completions, which covers all processes."""
         local = batch["advantages"]
         first = self.accelerator.process_index * len(local)
         batch["advantages"] = torch.from_numpy(advantage_B[first : first + len(local)]).to(local)
@@ -113,40 +120,40 @@ class KSampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 def check_settings(objective: Objective, args: GRPOConfig, *, has_answers: bool) -> None:
-    """Refuse settings of TRL under which the objective would not be what is optimised.
+    """Reject TRL settings under which something other than the objective would be optimised.
 
     Raises:
-        ValueError: with the change to make.
+        ValueError: names the change to make.
     """
     check_objective(objective, args.num_generations)
     if args.scale_rewards != "none":
         raise ValueError(
-            f"scale_rewards={args.scale_rewards!r} normalises TRL's own advantages, which are replaced: write "
-            'scale_rewards="none", and normalize: std in the objective for a division by the group\'s deviation'
+            f"scale_rewards={args.scale_rewards!r} normalises TRL's advantages, which are replaced: write "
+            'scale_rewards="none", and normalize: std in the objective to divide by the group\'s standard deviation'
         )
     if args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
-            f"multi_objective_aggregation={args.multi_objective_aggregation!r} normalises each reward, and the "
-            'objective is of their weighted sum: write multi_objective_aggregation="sum_then_normalize"'
+            f"multi_objective_aggregation={args.multi_objective_aggregation!r} normalises each reward, but the "
+            'objective needs their weighted sum: write multi_objective_aggregation="sum_then_normalize"'
         )
     if isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none":
         raise ValueError(
-            f"companion_weights: {objective.companion_weights} weighs samples of older policies, and TRL samples from "
+            f"companion_weights: {objective.companion_weights} weighs samples of older policies, but TRL samples from "
             "the policy it trains: write companion_weights: none"
         )
     if isinstance(objective, MajAtK) and not has_answers:
-        raise ValueError("maj_at_k counts answers: pass answer_fn=, a function from a completion to its answer")
+        raise ValueError("maj_at_k needs answers: pass answer_fn=, a function from a completion to its answer")
 
 
 def weighted_rewards(rewards_BF: Tensor, weight_F: Tensor) -> NDArray[np.float64]:
-    """The weighted sum of each sample's rewards, as TRL takes it; NaN where no function gave one, [B]."""
+    """The weighted sum of each sample's rewards as in TRL, [B]; NaN if no function returned a reward."""
     wide_BF = rewards_BF.detach().cpu().double().numpy()
     total_B: NDArray[np.float64] = np.nansum(wide_BF * weight_F.cpu().double().numpy(), axis=-1)
     return np.where(np.isnan(wide_BF).all(axis=-1), np.nan, total_B)
 
 
 def answer_ids(answers: Sequence[Hashable | None]) -> NDArray[np.int64]:
-    """Equal ids for equal answers, `NO_ANSWER` for None, [B]."""
+    """Equal ids for equal answers, and `NO_ANSWER` for None, [B]."""
     ids: dict[Hashable, int] = {}
     return np.array([NO_ANSWER if answer is None else ids.setdefault(answer, len(ids)) for answer in answers])
 
@@ -158,7 +165,7 @@ def mean_advantages(
     valid_B: NDArray[np.bool_],
     n: int,
 ) -> NDArray[np.float64]:
-    """Advantages for a mean over the samples, [B]: the module's page says why they are n times the objective's."""
+    """Advantages for a mean over all samples, [B]: n times the objective's, see the module's docstring."""
     advantage_Pn = advantages(
         np.where(valid_B, reward_B, 0.0).reshape(-1, n),
         objective,
@@ -176,7 +183,7 @@ def objective_metric(
     valid_B: NDArray[np.bool_],
     n: int,
 ) -> dict[str, float]:
-    """What the objective estimates, over the groups with k samples left; nothing for objectives without k."""
+    """The objective's estimate, mean over groups with at least k valid samples; empty for objectives without k."""
     if not isinstance(objective, ObjectiveWithK):
         return {}
     k, starts = objective.k, range(0, len(reward_B), n)

@@ -1,4 +1,4 @@
-"""Objectives of k samples: advantages, unbiased metrics, schedules. Needs numpy and pydantic only.
+"""Objectives over k samples: advantages, unbiased metrics, schedules. Needs only NumPy and pydantic.
 
     from volley.objectives import advantages
     advantages(rewards, {"kind": "max_at_k", "k": 8})    # [..., n] -> [..., n]

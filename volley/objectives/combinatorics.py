@@ -1,5 +1,6 @@
 """Ratios of binomial coefficients, exact to the last bit."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import comb
 from typing import TypeAlias
@@ -16,13 +17,23 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 def binomial_ratios(start: int, stop: int, j: int, total_n: int, total_k: int) -> FloatArray:
     """`C(m, j) / C(total_n, total_k)` for m = start .. stop - 1; zero where m < 0, j < 0 or j > m.
 
-    Division of Python integers rounds correctly, so no size overflows and nothing is lost to cancellation.
-    The array is read-only, since it is cached.
+    Each binomial comes from the one before it, exactly, and division of Python integers rounds correctly, so no size
+    overflows and nothing is lost to cancellation. The array is read-only because it is cached.
     """
-    total = comb(total_n, total_k)
-    ratios = np.array([comb(m, j) / total if m >= 0 and j >= 0 else 0.0 for m in range(start, stop)])
+    ratios = np.zeros(stop - start)
+    total, first = comb(total_n, total_k), max(start, j)
+    if j >= 0:
+        ratios[first - start :] = [binomial / total for binomial in _binomials(first, stop, j)]
     ratios.flags.writeable = False
     return ratios
+
+
+def _binomials(first: int, stop: int, j: int) -> Iterator[int]:
+    """`C(m, j)` for m = first .. stop - 1, by `C(m + 1, j) = C(m, j) (m + 1) / (m + 1 - j)`; needs 0 <= j <= first."""
+    binomial = comb(first, j)
+    for m in range(first, stop):
+        yield binomial
+        binomial = binomial * (m + 1) // (m + 1 - j)
 
 
 def log_binomials(n: int, k: IntArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""`advantages`: from the rewards of a group to one advantage per sample, for every objective."""
+"""`advantages`: turns the rewards of a group into one advantage per sample, for every objective."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from volley.objectives import majority, majority_off_policy, maximum, off_policy, shapes
-from volley.objectives.combinatorics import BoolArray, FloatArray, IntArray
+from volley.objectives.combinatorics import FloatArray, IntArray
 from volley.objectives.groups import Groups, buckets, read_groups
 from volley.objectives.spec import (
     BUILT_IN,
@@ -36,11 +36,12 @@ _MAX_AT_K: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "loo_minus_one": maximum.loo_minus_one,
 }
 
+SMALLEST_SPREAD = 1e-6  # of the largest reward; `normalize: std` takes less for rounding, such as that of float32
 _SAMPLES_AT_ONCE = 2**15  # temporaries then stay in cache
 
 
 class DropReason(StrEnum):
-    """Why a group got no advantages."""
+    """Why a group has no advantages."""
 
     TOO_FEW_VALID = "too_few_valid"
     """Fewer than two valid samples: nothing to compare with."""
@@ -48,12 +49,12 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdvantageReport:
-    """Advantages and what was done to obtain them.
+    """Advantages and how they were computed.
 
     advantages: [..., n] float64.
     k: [...] the set size used in each group (n for objectives without k); 0 where the group was dropped.
-    dropped: the reason per dropped group, keyed by its index in the leading dimensions.
-    truncated_share: of the companion weights used, the share above `weight_cap`.
+    dropped: the reason for each dropped group, keyed by its index in the leading dimensions.
+    truncated_share: share of the companion weights that were above `weight_cap`.
     """
 
     advantages: FloatArray
@@ -80,13 +81,14 @@ def advantages(
     """The vector `a` of each group such that `sum_i a_i grad log pi(y_i)` estimates the objective's gradient.
 
     rewards: [..., n], finite wherever valid.
-    log_weights: [..., n], `log pi(y_i) - log mu(y_i)` of whole samples; read only when `companion_weights` is
-        not `none`, and absent means on-policy. The result is then `A_i = a_i / w_i`, ready for the sample's ratio.
-    answers: [..., n] integer ids, needed by `maj_at_k`. Equal ids are votes for one answer; a negative id is no
-        answer, a vote that agrees with nobody's.
-    valid: [..., n] bool; a masked sample leaves n and gets 0. k shrinks to what is left; a group with fewer than
-        two valid samples is all zeros.
-    k: [...] integers that replace the objective's k group by group (an adaptive schedule).
+    log_weights: [..., n], `log pi(y_i) - log mu(y_i)` of whole samples; used only when `companion_weights` is
+        not `none`. Without them the samples count as on-policy. The result is then `A_i = a_i / w_i`, to be multiplied
+        by the sample's own ratio.
+    answers: [..., n] integer ids, required by `maj_at_k`. Equal ids are votes for one answer; a negative id means no
+        answer and agrees with no other vote.
+    valid: [..., n] bool; masked samples get 0 and do not count in n. k shrinks to what is left; a group with fewer
+        than two valid samples is all zeros.
+    k: [...] integers that replace the objective's k per group (an adaptive schedule).
 
     Returns [..., n] float64.
 
@@ -106,7 +108,7 @@ def advantage_report(
     valid: ArrayLike | None = None,
     k: ArrayLike | None = None,
 ) -> AdvantageReport:
-    """`advantages` with an account of dropped groups, the k each group used, and truncated weights."""
+    """Like `advantages`, and also reports dropped groups, the k each group used, and the share of truncated weights."""
     objective = parse_objective(objective)
     groups, lead = read_groups(rewards, log_weights, answers, valid)
     k_B = _k_of_groups(objective, groups, lead, k)
@@ -117,11 +119,10 @@ def advantage_report(
         bucket, cut = _truncate(objective, bucket)
         truncated += cut
         used += bucket.g_BN.size
-        out_BN[index] = _bucket_advantages(objective, bucket, bucket_k)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflowed is refused below
+            out_BN[index] = _bucket_advantages(objective, bucket, bucket_k)
     if not np.isfinite(out_BN).all():
-        raise ValueError(
-            "products of importance weights overflow float64: write companion_weights: self_normalised, or a weight_cap"
-        )
+        raise ValueError(_overflow(objective, log_weights is not None))
     dropped_B = groups.valid_counts < 2
     return AdvantageReport(
         advantages=out_BN.reshape((*lead, n)),
@@ -131,16 +132,29 @@ def advantage_report(
     )
 
 
+def _overflow(objective: Objective, weighted: bool) -> str:
+    """Why advantages are not finite, and what to write instead."""
+    companions = objective.companion_weights if weighted and isinstance(objective, MaxAtK | MajAtK) else "none"
+    if companions == "none":
+        return "rewards this large overflow float64: scale them down"
+    if companions == "self_normalised":
+        return (
+            "some importance weights are so small that their reciprocals overflow float64: the samples are too far "
+            "from the policy; lower max_lag, or mask such groups with valid="
+        )
+    return "products of importance weights overflow float64: write companion_weights: self_normalised, or a weight_cap"
+
+
 def _index(row: int, lead: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(row, lead)) if lead else ()
 
 
 def _k_of_groups(objective: Objective, groups: Groups, lead: tuple[int, ...], k: ArrayLike | None) -> IntArray:
-    """The k each group uses: what was asked for, shrunk to the valid samples."""
+    """The k of each group: the requested k, lowered to what its valid samples allow."""
     n = groups.g_BN.shape[-1]
     if not isinstance(objective, ObjectiveWithK):
         if k is not None:
-            raise ValueError(f"k= was given, and kind: {objective.kind} has no k; leave k= out")
+            raise ValueError(f"k= was given, but kind: {objective.kind} has no k; leave k= out")
         check_objective(objective, n)
         return groups.valid_counts
     asked = np.asarray(objective.k if k is None else k)
@@ -155,7 +169,7 @@ def _k_of_groups(objective: Objective, groups: Groups, lead: tuple[int, ...], k:
 
 
 def _truncate(objective: Objective, bucket: Groups) -> tuple[Groups, int]:
-    """Cap the companions' weights; returns how many were above the cap."""
+    """Cap the companions' weights; also returns how many were above the cap."""
     if not isinstance(objective, MaxAtK | MajAtK) or objective.weight_cap is None or bucket.log_w_BN is None:
         return bucket, 0
     log_cap = math.log(objective.weight_cap)
@@ -167,17 +181,19 @@ def _bucket_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArr
     a_BN = _raw_advantages(objective, bucket, k)
     if objective.center:
         a_BN = a_BN - a_BN.mean(axis=-1, keepdims=True)
-        if bucket.log_w_BN is None:
-            a_BN[_equal_rewards(bucket)] = 0.0  # what rounding leaves of equal advantages is no signal
+        if objective.kind in BUILT_IN:  # a plug-in may tell samples of equal rewards apart
+            a_BN[_spread(bucket) == 0] = 0.0  # what rounding leaves of equal advantages is no signal
     if objective.normalize == "std":
-        sd_B1 = np.where(_equal_rewards(bucket), 0.0, bucket.g_BN.std(axis=-1))[:, None]
-        a_BN = np.divide(a_BN, sd_B1, out=np.zeros_like(a_BN), where=sd_B1 > 0)
+        differ_B = _spread(bucket) > SMALLEST_SPREAD * np.abs(bucket.g_BN).max(axis=-1)
+        sd_B1 = bucket.g_BN.std(axis=-1, keepdims=True)
+        a_BN = np.divide(a_BN, sd_B1, out=np.zeros_like(a_BN), where=differ_B[:, None])
     return a_BN
 
 
-def _equal_rewards(bucket: Groups) -> BoolArray:
-    equal_B: BoolArray = np.ptp(bucket.g_BN, axis=-1) == 0
-    return equal_B
+def _spread(bucket: Groups) -> FloatArray:
+    """The largest reward of each group less the smallest, [B]."""
+    spread_B: FloatArray = np.ptp(bucket.g_BN, axis=-1)
+    return spread_B
 
 
 def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
@@ -203,30 +219,29 @@ def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
 
 
 def _plugged_in(objective: Objective, bucket: Groups) -> FloatArray:
-    """The advantages a plug-in computes, [B, N], checked: nothing else of it is trusted."""
+    """A plug-in's advantages, [B, N]. Raises ValueError if their shape is wrong or one is not finite."""
     compute = plugin_of(OBJECTIVES, objective.kind, ObjectivePlugin).advantages
     a_BN = np.array(compute(bucket.g_BN.copy(), bucket.answers_BN, objective), dtype=np.float64)
     if a_BN.shape != bucket.g_BN.shape or not np.isfinite(a_BN).all():
         raise ValueError(
-            f"plug-in {objective.kind}: of rewards shaped {bucket.g_BN.shape} it made advantages shaped {a_BN.shape}"
-            f"{'' if np.isfinite(a_BN).all() else ', some of them not finite'}"
+            f"plug-in {objective.kind} returned advantages of shape {a_BN.shape} for rewards of shape "
+            f"{bucket.g_BN.shape}{'' if np.isfinite(a_BN).all() else ', some of them not finite'}"
         )
     return a_BN
 
 
 def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:
     if bucket.answers_BN is None:
-        raise ValueError("maj_at_k needs answers=, integer ids of the answers, shaped like rewards")
-    answers = majority.read_answers(bucket.answers_BN, bucket.g_BN)  # checks them, so before k = 1 leaves
+        raise ValueError("maj_at_k needs answers=, integer ids of the answers in the shape of rewards")
+    answers = majority.read_answers(bucket.answers_BN, bucket.g_BN)  # validates the answers, for k = 1 too
     if k == 1:
         return maximum.leave_one_out_mean(bucket.g_BN)
     if objective.companion_weights == "none" or bucket.log_w_BN is None:
         profiles = majority.vote_profiles(answers)
         per_answer_GA = majority.loo_minus_one_profiles(profiles, k)
         return per_answer_GA[profiles.profile_B[:, None], answers.slot_BN]
-    log_w_BN, scale_B1 = _common_scale(objective, bucket.log_w_BN, k)
-    a_BN: FloatArray = scale_B1 * majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, k)
-    return a_BN
+    log_w_BN, log_scale_B1 = _common_scale(objective, bucket.log_w_BN, k)
+    return majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, log_scale_B1, k)
 
 
 def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:
@@ -246,21 +261,20 @@ def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:
 def _max_at_k_in_order(
     objective: MaxAtK, g_BN: FloatArray, log_w_BN: FloatArray | None, order_BN: IntArray, k: int
 ) -> FloatArray:
-    """Advantages in ascending order of reward."""
+    """Advantages, sorted by ascending reward."""
     g_BN = np.take_along_axis(g_BN, order_BN, axis=-1)
     if objective.companion_weights == "none" or log_w_BN is None:
         return _MAX_AT_K[objective.baseline](g_BN, k)
-    log_w_BN, scale_B1 = _common_scale(objective, log_w_BN, k)
+    log_w_BN, log_scale_B1 = _common_scale(objective, log_w_BN, k)
     log_w_BN = np.take_along_axis(log_w_BN, order_BN, axis=-1)
     if objective.companion_weights == "first_order":
         return off_policy.first_order_advantages(g_BN, log_w_BN, k)
-    a_BN: FloatArray = scale_B1 * off_policy.exact_advantages(g_BN, log_w_BN, k, objective.baseline)
-    return a_BN
+    return off_policy.exact_advantages(g_BN, log_w_BN, log_scale_B1, k, objective.baseline)
 
 
 def _common_scale(objective: MaxAtK | MajAtK, log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
-    """Log-weights as the exact estimate takes them, and what multiplies it, since A_i has one weight less than a_i."""
+    """Log-weights for the exact estimate, and the log of the factor it needs: A_i has one weight less than a_i."""
     if objective.companion_weights != "self_normalised":
-        return log_w_BN, np.ones((len(log_w_BN), 1))
+        return log_w_BN, np.zeros((len(log_w_BN), 1))
     log_w_BN, log_unit_B1 = off_policy.unit_weights(log_w_BN, k)
-    return log_w_BN, np.exp(-log_unit_B1)
+    return log_w_BN, -log_unit_B1

@@ -1,6 +1,6 @@
-"""Reading a batch of groups, and cutting it into dense buckets of one size and one k.
+"""Reads a batch of groups and cuts it into dense buckets, each with one group size and one k.
 
-Every kernel of this package sees a plain [rows, size] array with one k: masks and per-group k end here.
+The functions that compute advantages therefore see plain [rows, size] arrays and one k; masks are resolved here.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Groups:
 
     @property
     def valid_counts(self) -> IntArray:
-        """How many valid samples each group has, [B]."""
+        """The number of valid samples per group, [B]."""
         rows, n = self.g_BN.shape
         return np.full(rows, n) if self.valid_BN is None else self.valid_BN.sum(axis=-1)
 
@@ -39,7 +39,7 @@ def read_groups(
     answers: ArrayLike | None = None,
     valid: ArrayLike | None = None,
 ) -> tuple[Groups, tuple[int, ...]]:
-    """Check and flatten a batch. Returns it with the leading shape of `rewards` [..., n].
+    """Check and flatten a batch; also returns the leading shape of `rewards` [..., n].
 
     Raises:
         ValueError: no samples dimension, shapes that disagree, or a valid entry that is not finite (log-weights
@@ -75,7 +75,7 @@ Index: TypeAlias = tuple[IntArray, IntArray] | EllipsisType
 
 
 def buckets(groups: Groups, k_B: IntArray) -> Iterator[tuple[Groups, int, Index]]:
-    """Groups of two or more valid samples as dense buckets of one size and one k.
+    """The groups with two or more valid samples, as dense buckets of one size and one k.
 
     Yields the bucket, its k, and the index of its samples in a [B, n] array.
     """

@@ -1,4 +1,4 @@
-"""maj@k: the reward of the most voted answer among k samples, uniform over tied answers; any 1 <= k <= n.
+"""maj@k: the reward of the answer with the most votes among k samples, a mean over tied answers; any 1 <= k <= n.
 
 Nothing here enumerates subsets. On-policy, a vote depends on a group only through its *profile*: the count `c_a`
 and the reward `r_a` of each distinct answer. Drawing without replacement gives multivariate hypergeometric counts,
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 16 * 2**20
 
 
 class Answers(NamedTuple):
-    """The distinct answers of each group, most voted first.
+    """The distinct answers of each group, in order of votes.
 
     counts_BA, rewards_BA: [B, A], zero-padded. slot_BN: the column of each sample's answer.
     """
@@ -33,7 +33,7 @@ class Answers(NamedTuple):
 
 
 class Profiles(NamedTuple):
-    """The distinct rows of counts and rewards, [G, A], and which of them each group has, [B]."""
+    """The distinct rows of counts and rewards, [G, A], and the row of each group, [B]."""
 
     counts_GA: IntArray
     rewards_GA: FloatArray
@@ -41,7 +41,7 @@ class Profiles(NamedTuple):
 
 
 def read_answers(answers_BN: IntArray, g_BN: FloatArray) -> Answers:
-    """Count the distinct answers of each group; a negative id is no answer, and agrees with nobody.
+    """Count the distinct answers of each group; a negative id means no answer and agrees with no other.
 
     Raises:
         ValueError: two samples of a group share an answer and differ in reward.
@@ -61,7 +61,7 @@ def read_answers(answers_BN: IntArray, g_BN: FloatArray) -> Answers:
     rewards_BA[rows_B1, slot_BN] = g_BN
     if (rewards_BA[rows_B1, slot_BN] != g_BN).any():
         raise ValueError(
-            "maj_at_k scores answers, and samples of one group share an answer but not a reward; "
+            "maj_at_k scores answers, but samples of one group share an answer and differ in reward; "
             "give such samples different answer ids, or keep format and length terms out of the reward"
         )
     rank_BA = np.lexsort((rewards_BA, -counts_BA), axis=-1)
@@ -94,7 +94,7 @@ def maj_at_k_profiles(profiles: Profiles, k: int) -> FloatArray:
             high = contenders(counts_GA, votes)
             pool_GX = P_CX[counts_GA[:, high:].sum(axis=-1)]
             above_G += top_share(chances[:high], pool_GX, marks.above_GA, votes, k)
-        value_G[rows] = marks.lowest_G1[:, 0] + above_G / P_CX[n, k]
+        value_G[rows] = marks.lowest_G1[:, 0] + marks.spread_G1[:, 0] * (above_G / P_CX[n, k])
     return value_G
 
 
@@ -118,7 +118,10 @@ def loo_minus_one_profiles(profiles: Profiles, k: int) -> FloatArray:
 
 
 class Marks(NamedTuple):
-    """Rewards above the group's lowest and below its highest, [G, A]; their lowest and their spread, [G, 1]."""
+    """Rewards above a group's lowest and below its highest, in units of their spread, [G, A]; lowest, spread, [G, 1].
+
+    The unit keeps products of marks within float64 for rewards of any size.
+    """
 
     above_GA: FloatArray
     below_GA: FloatArray
@@ -131,8 +134,11 @@ def reward_marks(counts_GA: IntArray, r_GA: FloatArray) -> Marks:
     held_GA = counts_GA > 0
     lowest_G1 = r_GA.min(axis=-1, where=held_GA, initial=np.inf, keepdims=True)
     highest_G1 = r_GA.max(axis=-1, where=held_GA, initial=-np.inf, keepdims=True)
-    above_GA = np.where(held_GA, r_GA - lowest_G1, 0.0)
-    return Marks(above_GA, np.where(held_GA, highest_G1 - r_GA, 0.0), lowest_G1, highest_G1 - lowest_G1)
+    spread_G1 = highest_G1 - lowest_G1
+    unit_G1 = np.where(spread_G1 > 0, spread_G1, 1.0)
+    above_GA = np.where(held_GA, r_GA - lowest_G1, 0.0) / unit_G1
+    below_GA = np.where(held_GA, highest_G1 - r_GA, 0.0) / unit_G1
+    return Marks(above_GA, below_GA, lowest_G1, spread_G1)
 
 
 def vote_changes(
@@ -140,22 +146,21 @@ def vote_changes(
 ) -> tuple[FloatArray, FloatArray]:
     """The pivots of the contenders with each rival's mark turned into `r_a - r_b`, two [G, contenders].
 
-    `(r_a - r_b) spread = above_a below_b - below_a above_b`: two-valued rewards then meet no cancellation.
+    `r_a - r_b = spread (above_a below_b - below_a above_b)`: two-valued rewards then meet no cancellation.
     """
     above_GA, below_GA = marks.above_GA[:, : len(chances)], marks.below_GA[:, : len(chances)]
     joins_CGA, wins_CGA = pivots(chances, pool_GX, np.stack([above_GA, below_GA]), votes, k)
-    spread_G1 = np.where(marks.spread_G1 > 0, marks.spread_G1, 1.0)
-    joins_GA = (above_GA * joins_CGA[1] - below_GA * joins_CGA[0]) / spread_G1
-    return joins_GA, (above_GA * wins_CGA[1] - below_GA * wins_CGA[0]) / spread_G1
+    joins_GA = (above_GA * joins_CGA[1] - below_GA * joins_CGA[0]) * marks.spread_G1
+    return joins_GA, (above_GA * wins_CGA[1] - below_GA * wins_CGA[0]) * marks.spread_G1
 
 
 def contenders(counts_GA: IntArray, votes: int) -> int:
-    """How many leading columns hold all answers that can get so many votes."""
+    """How many leading columns hold all answers that can get `votes` votes."""
     return int((counts_GA >= votes).sum(axis=-1).max())
 
 
 def pivotal_counts(counts_GA: IntArray, k: int) -> Iterator[tuple[int, int]]:
-    """Top counts at which one more sample can change a vote of k - 1, and their contenders, of which it takes two."""
+    """Top counts at which one more sample can change a vote of k - 1, and how many contenders each has (at least 2)."""
     A = counts_GA.shape[-1]
     for votes in range(-(-(k - 1) // A), k // 2 + 1):
         high = contenders(counts_GA, votes)
@@ -165,9 +170,9 @@ def pivotal_counts(counts_GA: IntArray, k: int) -> Iterator[tuple[int, int]]:
 
 
 def chunks(counts_GA: IntArray, k: int, extra: int = 0) -> Iterator[tuple[IntArray, int]]:
-    """Rows with like numbers of answers that fit the working set, with the most answers among them.
+    """Rows with similar numbers of answers, few enough to fit in cache, and the largest number of answers among them.
 
-    Answers fill the first columns. `extra` is the number of further [k] tables that a row needs.
+    Answers fill the first columns. `extra` is the number of additional [k] tables per row.
     """
     answers_G = (counts_GA > 0).sum(axis=-1)
     order_G = np.argsort(answers_G, kind="stable")

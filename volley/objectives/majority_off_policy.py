@@ -1,9 +1,9 @@
-"""Off-policy maj@k: the importance weights of the other voters, exactly, without enumerating subsets.
+"""Off-policy maj@k: exact importance weights of the other voters, without enumerating subsets.
 
-As for max@k, the sample's own weight is left to the policy update. Each other sample j takes part in a set J with
-chance `p_j = x w_j / (1 + x w_j)`, independently; given that k - 1 take part, J is drawn in proportion to its weight
-`prod_{j in J} w_j`. So the binomial counts of majority.py become sums of unequal Bernoulli variables, and the rest
-of the method stands. The tilt x makes k - 1 a likely number, so nothing overflows and no term that counts underflows.
+As for max@k, the sample's own weight is left to the policy update. Let each other sample j join a set J with chance
+`p_j = x w_j / (1 + x w_j)`, independently. Given that k - 1 samples join, J is drawn in proportion to its weight
+`prod_{j in J} w_j`. The binomial counts of majority.py thus become sums of unequal Bernoulli variables, and the rest of
+the method is unchanged. The tilt x makes k - 1 a likely number: nothing overflows, and no term that counts underflows.
 """
 
 import numpy as np
@@ -12,12 +12,8 @@ from volley.objectives.combinatorics import BoolArray, FloatArray, IntArray, log
 from volley.objectives.majority import Answers, chunks, pivotal_counts, reward_marks, vote_changes
 
 
-def loo_minus_one_off_policy(answers: Answers, log_w_BN: FloatArray, k: int) -> FloatArray:
-    """`A_i = (1/C(n,k)) sum_{I: i in I} (prod_{j in I, j != i} w_j) (f(I) - f(I without i))`, [B, n]; needs k >= 2.
-
-    Sample j takes part in J with chance `p_j = x w_j / (1 + x w_j)`, independently; given that k - 1 take part, J has
-    a chance in proportion to its weight. The tilt x makes k - 1 a likely number, so nothing under- or overflows.
-    """
+def loo_minus_one_off_policy(answers: Answers, log_w_BN: FloatArray, log_factor_B1: FloatArray, k: int) -> FloatArray:
+    """`(1/C(n,k)) sum_{I: i in I} (prod_{j in I, j != i} w_j) (f(I) - f(I without i))` times a factor; k >= 2."""
     B, n = log_w_BN.shape
     out_BN = np.zeros((B, n))
     for rows, A in chunks(answers.counts_BA, k, n):
@@ -36,7 +32,8 @@ def loo_minus_one_off_policy(answers: Answers, log_w_BN: FloatArray, k: int) -> 
             change_GN += np.take_along_axis(joins_GA, slot_GN, -1) * own_GNX[..., votes - 1]
             change_GN += np.take_along_axis(wins_GA, slot_GN, -1) * own_GNX[..., votes]
         log_scale_GN = log_absent_GN - log_absent_GN.sum(axis=-1, keepdims=True) - (k - 1) * log_tilt_G1
-        out_BN[rows] = change_GN * np.exp(log_scale_GN - log_binomials(n, np.array(k)))
+        scale_GN = np.exp(log_scale_GN + log_factor_B1[rows] - log_binomials(n, np.array(k)))
+        out_BN[rows] = np.multiply(change_GN, scale_GN, out=np.zeros_like(change_GN), where=change_GN != 0)
     return out_BN
 
 
@@ -74,9 +71,9 @@ def _bernoulli_counts(
 
 
 def _pools(chances: list[FloatArray], k: int) -> list[FloatArray]:
-    """Chances of the votes of the answers from column a on, for every a up to A, [G, k] each.
+    """Chances of the total votes of the answers from column a on, for a = 0 .. A, [G, k] each.
 
-    `chances` is cut off where an answer has more votes than a pooled one can get, so pools are right where used.
+    `chances` ends where an answer has more votes than a pooled one can get, so pools are right wherever they are used.
     """
     pool_GX = np.zeros((len(chances[0]), k))
     pool_GX[:, 0] = 1.0
@@ -90,7 +87,7 @@ def _pools(chances: list[FloatArray], k: int) -> list[FloatArray]:
 
 
 def _take_part(chance_GRX: FloatArray, concerned_GR: BoolArray, p_G11: FloatArray, q_G11: FloatArray) -> None:
-    """Add one sample to the counts it concerns, in place."""
+    """Add one sample to the counts that it affects, in place."""
     p_GR1 = np.where(concerned_GR[..., None], p_G11, 0.0)
     q_GR1 = np.where(concerned_GR[..., None], q_G11, 1.0)
     one_more_GRX = chance_GRX[..., :-1] * p_GR1

@@ -1,7 +1,7 @@
 """On-policy advantages and metric for max@k, any 1 <= k <= n, in O(n log n).
 
 P is Pass@K Policy Optimization (arXiv 2505.15201). Every function takes rewards already sorted ascending along
-the last axis, `g_BN` [B, n], and returns values in that order. Two devices keep full precision at any n:
+the last axis, `g_BN` [B, n], and returns values in that order. Two measures keep full precision at any n:
 coefficients are correctly rounded ratios of binomials, and sums run over the non-negative gaps
 `g_(m+1) - g_(m)` wherever the quantity does not change when all rewards are shifted.
 """
@@ -82,7 +82,7 @@ def _sum_from(x_BN: FloatArray) -> FloatArray:
 
 
 def _sum_before(x_BN: FloatArray) -> FloatArray:
-    """Sums over positions < i, without adding what would have to be subtracted."""
+    """Sums over positions < i, without subtracting from a sum over all."""
     out_BN = np.zeros_like(x_BN)
     np.cumsum(x_BN[..., :-1], axis=-1, out=out_BN[..., 1:])
     return out_BN

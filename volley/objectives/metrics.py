@@ -17,7 +17,7 @@ def pass_at_k(n: int, c: int, k: int) -> float: ...
 @overload
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> float | FloatArray: ...
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> float | FloatArray:
-    """`1 - C(n-c, k) / C(n, k)`: the chance that k of n samples, c of them correct, hold a correct one.
+    """`1 - C(n-c, k) / C(n, k)`: the chance that k of n samples, c of which are correct, include a correct one.
 
     Integers or integer arrays that broadcast; a float when all are scalars. The ratio is a product of
     `1 - k/i` for i = n-c+1 .. n, summed as logarithms so that small and large chances are both precise.
@@ -46,11 +46,11 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> float | FloatArray:
 def max_at_k(rewards: ArrayLike, k: int, *, log_weights: ArrayLike | None = None) -> FloatArray:
     """The unbiased max@k estimate of each group from rewards [..., n]: [...].
 
-    With `log_weights` [..., n] of whole samples it estimates the max@k of another policy than the one that drew
+    With `log_weights` [..., n] of whole samples it estimates the max@k of a policy other than the one that generated
     them: `(1/C(n,k)) sum_{|I|=k} (prod_{j in I} w_j) max_I g`.
 
     Raises:
-        ValueError: unless 1 <= k <= n, or a value is not finite.
+        ValueError: unless 1 <= k <= n; a value is not finite, or products of weights overflow.
     """
     groups, lead = read_groups(rewards, log_weights)
     _check_k(k, groups.g_BN.shape[-1])
@@ -59,13 +59,17 @@ def max_at_k(rewards: ArrayLike, k: int, *, log_weights: ArrayLike | None = None
     if groups.log_w_BN is None:
         return _shaped(max_at_k_sorted(g_BN, k), lead)
     log_w_BN = np.take_along_axis(groups.log_w_BN, order_BN, axis=-1)
-    return _shaped(max_at_k_off_policy(g_BN, log_w_BN, k), lead)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value_B = max_at_k_off_policy(g_BN, log_w_BN, k)
+    if not np.isfinite(value_B).all():
+        raise ValueError("products of importance weights overflow float64: these samples are too far from the policy")
+    return _shaped(value_B, lead)
 
 
 def maj_at_k(answers: ArrayLike, rewards: ArrayLike, k: int) -> FloatArray:
     """The unbiased maj@k estimate of each group, uniform over tied answers: [...].
 
-    answers: [..., n] integer ids, equal where the answers are; a negative id is no answer, and agrees with nobody.
+    answers: [..., n] integer ids, equal where the answers are; a negative id means no answer.
     rewards: [..., n], equal where the answers are.
 
     Raises:
@@ -85,17 +89,17 @@ def _check_k(k: int, n: int) -> None:
 
 
 def _shaped(x_B: FloatArray, lead: tuple[int, ...]) -> FloatArray:
-    out: FloatArray = x_B.reshape(lead)[()]  # as NumPy's own reductions: a float64 scalar where no dimension is left
+    out: FloatArray = x_B.reshape(lead)[()]  # like NumPy's reductions, a scalar if no dimension is left
     return out
 
 
 def bootstrap_interval(
     values_P: ArrayLike, level: float = 0.95, seed: int = 0, resamples: int = 4000
 ) -> tuple[float, float]:
-    """A percentile bootstrap interval for the mean over prompts of a metric; `values_P` [P] has one value a prompt.
+    """A percentile bootstrap interval for the mean over prompts of a metric; `values_P` [P] has one value per prompt.
 
-    Prompts are the unit that is drawn: n samples of one prompt say little about another. The interval is exact
-    only as P grows; below some 30 prompts it is too narrow.
+    Prompts are resampled, because samples of one prompt say little about another. The interval is asymptotic: with
+    fewer than about 30 prompts it is too narrow.
 
     Raises:
         ValueError: no prompts, a value that is not finite, or a level outside (0, 1).

@@ -1,4 +1,4 @@
-"""Off-policy max@k: the importance weights of the other samples of a set, exactly, in O(n k).
+"""Off-policy max@k: exact importance weights of the other samples of a set, in O(n k).
 
 A sample's own weight is left to the policy update (its ratio), so the returned advantage `A_i = a_i / w_i`
 depends on the other samples' weights only. Order the group by reward: a set without i whose best is below
@@ -23,39 +23,44 @@ from volley.objectives.spec import Baseline
 def max_at_k_off_policy(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
     """`(1/C(n,k)) sum_{|I|=k} (prod_{j in I} w_j) max_I g = sum_i g_(i) w_(i) e_{k-1}(w_(1..i-1)) / C(n,k)`, [B]."""
     n = g_BN.shape[-1]
-    log_below_BN = _log_mean_products(log_w_BN, k)
-    weighted_BN = g_BN * np.exp(log_w_BN + log_below_BN)
-    out_B: FloatArray = weighted_BN @ binomial_ratios(0, n, k - 1, n, k)
+    share_BN = g_BN * binomial_ratios(0, n, k - 1, n, k)
+    out_B: FloatArray = _times(share_BN, np.exp(log_w_BN + _log_mean_products(log_w_BN, k))).sum(axis=-1)
     return out_B
 
 
-def exact_advantages(g_BN: FloatArray, log_w_BN: FloatArray, k: int, baseline: Baseline) -> FloatArray:
-    """`A_i = a_i / w_i` for k >= 2, and for k <= n - 1 with the baselines `loo` and `subset_loo`.
+def exact_advantages(
+    g_BN: FloatArray, log_w_BN: FloatArray, log_scale_B1: FloatArray, k: int, baseline: Baseline
+) -> FloatArray:
+    """`A_i = a_i / w_i` times a scale, for k >= 2, and for k <= n - 1 with the baselines `loo` and `subset_loo`.
 
-    Unbiased once the sample's own ratio multiplies it, whatever the baseline: each baseline is an off-policy
+    Unbiased at scale 1 once the sample's own ratio multiplies it, whatever the baseline: each baseline is an off-policy
     estimate that the other samples alone make.
     """
     n = g_BN.shape[-1]
-    a_BN = _sum_of_gaps(g_BN, k, np.exp(_log_mean_products(log_w_BN, k)[:, 1:]))
+    a_BN = _sum_of_gaps(g_BN, k, np.exp(_log_mean_products(log_w_BN, k)[:, 1:] + log_scale_B1))
     if baseline != "loo_minus_one":
-        a_BN += k / n * _max_at_k_without(g_BN, log_w_BN, k - 1)
+        a_BN += k / n * _max_at_k_without(g_BN, log_w_BN, log_scale_B1, k - 1)
     if baseline in ("loo", "subset_loo"):
-        a_BN -= k / (n - 1 if baseline == "loo" else n) * _max_at_k_without(g_BN, log_w_BN, k)
+        a_BN -= k / (n - 1 if baseline == "loo" else n) * _max_at_k_without(g_BN, log_w_BN, log_scale_B1, k)
     return a_BN
 
 
 def first_order_advantages(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
-    """`A_i` of the `loo_minus_one` baseline with `prod w_j` taken as `1 + sum (w_j - 1)`; O(n)."""
+    """`A_i` of the `loo_minus_one` baseline with `prod w_j` taken as `1 + sum (w_j - 1)`; O(n).
+
+    Where the mean of that expansion over the sets of a gap is negative it is replaced by 0, since a mean weight cannot
+    be negative: otherwise companions that the policy has moved away from would turn a solved sample's advantage around.
+    """
     sizes_M = np.arange(1, g_BN.shape[-1])
     mean_excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / sizes_M
-    return _sum_of_gaps(g_BN, k, 1 + (k - 1) * mean_excess_BM)
+    return _sum_of_gaps(g_BN, k, np.maximum(1 + (k - 1) * mean_excess_BM, 0.0))
 
 
 def unit_weights(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
     """Log-weights with a common factor taken out such that `e_k(w) = C(n, k)`, and the log of that factor, [B, 1].
 
-    This is self-normalisation: the mean weight of a k-set becomes 1, and since it happens before anything is
-    exponentiated, nothing overflows. A group whose k-sets all have weight zero keeps its weights.
+    This is self-normalisation: the mean weight of a k-set becomes 1. It happens before anything is exponentiated, so
+    nothing overflows. A group whose k-sets all have weight zero keeps its weights.
     """
     *_, log_e_JB = _log_means(log_w_BN, k)
     log_all_B1 = log_e_JB[k][:, None]
@@ -66,11 +71,14 @@ def unit_weights(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
 def _sum_of_gaps(g_BN: FloatArray, k: int, mean_weight_BM: FloatArray) -> FloatArray:
     n = g_BN.shape[-1]
     gained_BM = np.diff(g_BN, axis=-1) * binomial_ratios(1, n, k - 1, n, k)
-    # a mean weight of inf belongs to sets that exist, but a gap of zero counts none of them
-    gained_BM = np.multiply(gained_BM, mean_weight_BM, out=np.zeros_like(gained_BM), where=gained_BM > 0)
     out_BN = np.zeros_like(g_BN)
-    np.cumsum(gained_BM, axis=-1, out=out_BN[..., 1:])
+    np.cumsum(_times(gained_BM, mean_weight_BM), axis=-1, out=out_BN[..., 1:])
     return out_BN
+
+
+def _times(value_X: FloatArray, weight_X: FloatArray) -> FloatArray:
+    """The product, 0 where the value is 0 even if the weight overflowed: it counts no sets, or sets of no reward."""
+    return np.multiply(value_X, weight_X, out=np.zeros_like(value_X), where=value_X != 0)
 
 
 def _log_mean_products(log_w_BN: FloatArray, k: int) -> FloatArray:
@@ -87,7 +95,7 @@ def _log_means(log_w_BN: FloatArray, top: int) -> Iterator[FloatArray]:
 
     A j-set of the first m samples lacks or holds sample m, so
     `E_j(1..m) = (1 - j/m) E_j(1..m-1) + (j/m) w_m E_{j-1}(1..m-1)`.
-    Degrees too low to reach top with the samples that are left are not kept up.
+    Degrees that cannot reach `top` with the remaining samples are no longer updated.
     """
     rows, n = log_w_BN.shape
     log_e_JB = np.full((top + 1, rows), -np.inf)
@@ -108,14 +116,14 @@ def _log_shares(low: int, high: int, m: int) -> tuple[FloatArray, FloatArray]:
         return np.log1p(-share_J1), np.log(share_J1)
 
 
-def _max_at_k_without(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
-    """The off-policy max@k estimate of each `g_-i`, [B, n]; needs k <= n - 1.
+def _max_at_k_without(g_BN: FloatArray, log_w_BN: FloatArray, log_scale_B1: FloatArray, k: int) -> FloatArray:
+    """The off-policy max@k estimate of each `g_-i`, times a scale, [B, n]; needs k <= n - 1.
 
     A k-set without i takes j samples before i and k - j after it, and its best is after i unless j = k. So the
     estimate joins the prefix means `E_j` with the suffix means of weight and of weighted best, hypergeometrically.
     """
     n = g_BN.shape[-1]
-    lowest_B = g_BN[:, 0]
+    lowest_B, log_scale_B = g_BN[:, 0], log_scale_B1[:, 0]
     with np.errstate(divide="ignore"):
         log_g_BN = np.log(g_BN - lowest_B[:, None])
     after = _suffix_means(log_g_BN, log_w_BN, k)
@@ -124,10 +132,11 @@ def _max_at_k_without(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatAr
     for i, log_e_JB in zip(range(n), _log_means(log_w_BN, k), strict=False):
         log_e_after_JB, log_best_after_JB = after.pop()
         log_chance_J1 = _log_hypergeometric(i, n - 1, k)
-        joined_JB = log_chance_J1 + log_e_JB
+        joined_JB = log_chance_J1 + log_e_JB + log_scale_B
         weight_B = np.exp(joined_JB + log_e_after_JB[::-1]).sum(axis=0)
-        best_B = np.exp(joined_JB + log_best_after_JB[::-1]).sum(axis=0) + np.exp(log_chance_J1[k] + log_best_B)
-        out_BN[:, i] = lowest_B * weight_B + best_B
+        best_B = np.exp(joined_JB + log_best_after_JB[::-1]).sum(axis=0)
+        best_B += np.exp(log_chance_J1[k] + log_best_B + log_scale_B)
+        out_BN[:, i] = _times(lowest_B, weight_B) + best_B
         if i + 1 >= k:
             log_lacks_11, log_holds_11 = _log_shares(k, k, i + 1)
             held_B = log_holds_11[0] + log_w_BN[:, i] + log_g_BN[:, i] + log_e_JB[k - 1]

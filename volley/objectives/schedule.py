@@ -1,6 +1,6 @@
-"""Objectives that change: by step, per prompt, or by hand while a run is live.
+"""Objectives that change by step, per prompt, or by hand during a run.
 
-Pure functions: the caller owns the step, the solve rates and the live changes, and checkpoints them.
+These are pure functions: the caller owns the step, the solve rates and the manual changes, and checkpoints them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from volley.objectives.spec import Objective, ObjectiveWithK, check_objective, p
 
 
 class Stage(Spec):
-    """From step `at` on, these objective fields have these values: `{at: 1500, set: {k: 1}}`."""
+    """Objective fields and their values from step `at` on: `{at: 1500, set: {k: 1}}`."""
 
     at: Annotated[int, Field(ge=0)]
     set: dict[str, Any] = Field(min_length=1)
@@ -27,11 +27,11 @@ class AdaptiveK(Spec):
     """k of each prompt from its own solve rate p: `clip(round(1/p), min_k, max_k)`.
 
     The signal of max@k is densest where p is near 1/k (arXiv 2503.19595, section 3.1). Only earlier visits of a
-    prompt count, since a k that depends on the samples it is used on would bias the estimate.
+    prompt count, because a k that depends on the samples it is applied to would bias the estimate.
 
-    max_k: null means the largest k the objective allows in a group of n.
-    decay: what a visit keeps of the weight of the visits before it; 1 weighs all visits alike.
-    solved_above: a sample is solved if its reward is above this.
+    max_k: null means the largest k that the objective allows in a group of n.
+    decay: each visit multiplies the weight of earlier visits by this; 1 weighs all visits equally.
+    solved_above: a sample counts as solved if its reward is above this.
     """
 
     min_k: Annotated[int, Field(ge=1)] = 1
@@ -50,7 +50,7 @@ class Schedule(Spec):
     """How a job's objective changes over a run; the empty schedule keeps it constant.
 
     stages: fields by step, in order of `at`. PKPO's annealing (arXiv 2505.15201) is `[{at: 1500, set: {k: 1}}]`.
-    adaptive_k: per-prompt k in place of the objective's; prompts not seen before use the objective's.
+    adaptive_k: per-prompt k that replaces the objective's; prompts not seen before use the objective's k.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -90,10 +90,10 @@ def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
 
 
 def resolve(objective: Objective, schedule: Schedule, step: int, changes: Mapping[str, Any] | None = None) -> Objective:
-    """The objective of a step: the job's, then every stage up to the step, then live changes.
+    """The objective of a step: the job's, with every stage up to the step and then manual changes applied.
 
     Raises:
-        pydantic.ValidationError (a ValueError): as `with_changes`.
+        pydantic.ValidationError (a ValueError): see `with_changes`.
     """
     for stage in schedule.stages:
         if stage.at <= step:
@@ -121,7 +121,7 @@ def check_schedule(objective: Objective, schedule: Schedule, n: int) -> None:
         stage_objective = resolve(objective, schedule, at)
         if not isinstance(stage_objective, ObjectiveWithK):
             raise ValueError(
-                f"adaptive_k needs an objective with k, and kind: {stage_objective.kind} of step {at} has none; "
+                f"adaptive_k needs an objective with k, but kind: {stage_objective.kind} at step {at} has none; "
                 "drop adaptive_k or write kind: max_at_k"
             )
         if rule.min_k > n - spare_samples(stage_objective):

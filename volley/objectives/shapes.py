@@ -1,7 +1,7 @@
-"""Objectives that need neither sorting nor sets: softmax, analytic pass@k, MaxRL, risk-sensitive.
+"""Objectives without sorting or sets: softmax, analytic pass@k, MaxRL, risk-sensitive.
 
 Each function takes rewards `g_BN` [B, n], in any order, and returns advantages of that shape. The last three
-are per-sample shapes exactly as published, not sums over sets: they do not shrink as 1/n.
+are per-sample advantages exactly as published, not parts of a sum over sets, so they do not shrink as 1/n.
 """
 
 import numpy as np

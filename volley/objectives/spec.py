@@ -1,4 +1,4 @@
-"""The objectives a run can optimise: one frozen pydantic model per kind, joined by `kind`.
+"""The objectives that a run can optimise: one frozen pydantic model per `kind`.
 
 Notation used in this package: a group has `n` samples of one prompt with rewards `g_1..g_n`; the objective is
 the expected value of some function of `k <= n` of them. Shape suffixes: `B` groups, `N` samples of a group.
@@ -18,7 +18,7 @@ WeightCap: TypeAlias = Annotated[float, Field(gt=0)] | None
 
 
 class ObjectiveBase(Spec):
-    """What every objective shares, those of plug-ins included.
+    """Fields that all objectives have, including those of plug-ins.
 
     center: subtract the mean advantage of the group (arXiv 2503.19595, eq. 3); trades bias for variance.
     normalize: `none`, or `std` to divide by the population standard deviation of the group's rewards (GRPO).
@@ -42,8 +42,8 @@ class MaxAtK(ObjectiveBase):
         All are unbiased; `none` and `loo_minus_one` allow k = n, the other two need k <= n - 1.
     companion_weights: how the importance weights of the *other* samples of a set enter an off-policy estimate.
         `none` ignores them, `exact` is unbiased, `first_order` expands their product around 1 (after
-        arXiv 2510.23393), `self_normalised` is the exact form with all weights divided by a common factor that
-        makes the mean weight of a k-set 1.
+        arXiv 2510.23393) and replaces a negative mean by 0, `self_normalised` is the exact form with all weights
+        divided by a common factor that makes the mean weight of a k-set 1.
     weight_cap: companions' weights above this are truncated to it.
     """
 
@@ -130,7 +130,7 @@ def _check_center(companion_weights: CompanionWeights, center: bool) -> None:
 def _check_weight_cap(companion_weights: CompanionWeights, weight_cap: float | None) -> None:
     if companion_weights == "none" and weight_cap is not None:
         raise ValueError(
-            "weight_cap truncates companion weights, and companion_weights is none; "
+            "weight_cap truncates companion weights, and there are none with companion_weights: none; "
             "drop weight_cap or write companion_weights: exact"
         )
 
@@ -157,7 +157,7 @@ def parse_objective(value: Objective | Mapping[str, Any]) -> Objective:
 
 
 def leave_p_out(p: int, n: int, **fields: Any) -> MaxAtK:
-    """The leave-p-out objective of arXiv 2503.19595 (eq. 5) on n samples, by its other name.
+    """The leave-p-out objective of arXiv 2503.19595 (eq. 5) on n samples, as a `MaxAtK`.
 
     It is max@(n - p) with the `subset_loo` baseline; p = 1 is that paper's biased pass@n estimator.
 
@@ -170,7 +170,7 @@ def leave_p_out(p: int, n: int, **fields: Any) -> MaxAtK:
 
 
 def spare_samples(objective: Objective) -> int:
-    """How many samples beyond k a group needs for its estimate to exist and to carry signal: 0 or 1."""
+    """How many samples beyond k a group needs for a defined estimate with signal: 0 or 1."""
     if isinstance(objective, PassAtKAnalytic):
         return 1
     if isinstance(objective, MaxAtK):
@@ -180,7 +180,7 @@ def spare_samples(objective: Objective) -> int:
 
 
 def check_objective(objective: Objective | Mapping[str, Any], n: int) -> None:
-    """Refuse a pairing of an objective and a group size that is undefined or can carry no signal.
+    """Refuse a combination of objective and group size that is undefined or carries no signal.
 
     Raises:
         ValueError: with the change to make, for n < 2, k > n, `loo`/`subset_loo` with k = n, a centred `none`

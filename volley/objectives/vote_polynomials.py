@@ -1,4 +1,4 @@
-"""Products of vote polynomials: how often an answer stands at the top of a vote, and tied with how many.
+"""Products of vote polynomials: how often an answer is at the top of a vote, and with how many others it is tied.
 
 Let each answer a get x votes with chance `P_a(x)`, independently. The chance that answer b has t votes, no answer
 has more, and all answers together have k is a coefficient of a product with one factor per answer,
@@ -9,7 +9,7 @@ where the power of `u` counts the answers tied with b. A tie of s + 1 answers sh
 1 / (s + 1) = int_0^1 u^s du: the integral is taken by Gauss-Legendre quadrature, exact for polynomials. Every term
 is non-negative, so nothing cancels.
 
-Answers that can not reach t votes need no factor each: together they form a *pool*, one polynomial in z.
+Answers that cannot reach t votes do not need separate factors: together they form a *pool*, one polynomial in z.
 
 Stacks of polynomials are [1 + marks, G, nodes, degree + 1]. Channel 0 is the plain product. Channel c > 0 sums over
 the choice of b, weighted by b's mark c, and leaves out its factor z^t.
@@ -28,7 +28,7 @@ def top_share(
 ) -> FloatArray:
     """Chance that the top count among k votes is `votes`, times the mean mark of the answers tied there, [G].
 
-    chances: `P_a(x)` as [G, X] with X > votes, one for each of the A answers that can get so many votes.
+    chances: `P_a(x)` as [G, X] with X > votes, one for each of the A answers that can get `votes` votes.
     pool_GX: chances of the votes of all other answers, X > k.
     """
     A = len(chances)
@@ -43,7 +43,7 @@ def top_share(
 def pivots(
     chances: Sequence[FloatArray], pool_GX: FloatArray, marks_CGA: FloatArray, votes: int, k: int
 ) -> tuple[FloatArray, FloatArray]:
-    """What the other answers contribute to one more sample of answer a changing a vote of k - 1; two [C, G, A].
+    """The other answers' part in how one more sample of answer a changes a vote of k - 1; two [C, G, A].
 
     `joins`: with a at votes - 1 below a tie of s answers at `votes`, the sum of marks over the tie / (s (s + 1)).
     `wins`: with a among a tie of s answers at `votes`, the sum of marks over the other tied / s.
@@ -68,7 +68,7 @@ def pivots(
 
 
 def _start(marks: int, pool_GX: FloatArray, nodes: int, degree: int) -> FloatArray:
-    """The product of the pool alone, in which nobody stands at the top yet."""
+    """The product of the pool alone, before any answer at the top."""
     stack = np.zeros((1 + marks, len(pool_GX), nodes, degree + 1))
     stack[0] = pool_GX[:, None, : degree + 1]
     return stack

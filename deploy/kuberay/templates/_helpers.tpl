@@ -55,7 +55,7 @@ allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* What every Ray process finds in its environment. The token itself comes from KubeRay (authOptions). */}}
+{{/* The environment of every Ray process. The token itself comes from KubeRay (authOptions). */}}
 {{- define "volley.rayEnvironment" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - {name: RAY_ENABLE_UV_RUN_RUNTIME_ENV, value: "0"}

@@ -1,4 +1,7 @@
-"""What the entry points in pyproject.toml name. Light: imported by every process that reads a job with these kinds."""
+"""The objects that the entry points in pyproject.toml name.
+
+Every process that reads a job with these kinds imports this module, so it imports nothing heavy.
+"""
 
 from typing import Literal
 
@@ -13,15 +16,15 @@ from .top_gap import advantages
 
 
 class PalindromeScorer(Spec):
-    """Is the sample a palindrome of at least ``shortest`` letters that begins with the row's ``letter``?"""
+    """Passes a sample that is a palindrome of at least ``shortest`` letters and begins with the row's ``letter``."""
 
     kind: Literal["palindrome"] = "palindrome"
     values: RewardValues = RewardValues()
-    shortest: int = Field(3, ge=1, description="letters")
+    shortest: int = Field(3, ge=1, description="minimum number of letters")
 
 
 class TopGap(ObjectiveBase):
-    """The expected best reward of the whole group, all credit to the best sample; ``share`` of it."""
+    """Advantages of the group's best reward, all given to the best sample and multiplied by ``share``."""
 
     kind: Literal["top_gap"] = "top_gap"
     share: float = Field(1.0, gt=0, le=1)

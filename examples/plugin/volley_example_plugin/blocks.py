@@ -1,11 +1,11 @@
-"""The reader: a file of blocks of ``field: value`` lines with an empty line between two blocks."""
+"""The reader: a file with blocks of ``field: value`` lines, separated by empty lines."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def read(path: Path) -> Iterator[dict[str, str]]:
-    """One row a block; raises ValueError for a line that is none."""
+    """Yield one row per block; raises ValueError for a line that is not of the form ``field: value``."""
     fields: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         name, found, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""The scorer, imported by reward workers only: it may need what the rest of a run does not."""
+"""The scorer. Only reward workers import it, so it may need packages that the rest of a run does not have."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Palindrome:
-    """Judges letters only, whatever their case."""
+    """Compares letters only and ignores case."""
 
     def __init__(self, spec: PalindromeScorer) -> None:
         self._spec = spec
 
     @staticmethod
     def check_row(spec: PalindromeScorer, prompt: Prompt) -> None:
-        """Called for every row before a run starts."""
+        """Reject rows without a letter; called for every row before a run starts."""
         letter = prompt.reference.get("letter")
         if not (isinstance(letter, str) and len(letter) == 1 and letter.isalpha()):
             raise row_error(prompt, "the palindrome scorer needs one letter in the field 'letter'")
@@ -37,4 +37,4 @@ class Palindrome:
         return passed_or(status, self._spec.values, answer="".join(letters))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""

@@ -1,4 +1,7 @@
-"""The recipe: rows of a published layout to what a scorer reads. The names in capitals are part of the contract."""
+"""The recipe: turns rows of a published data set into the fields that a scorer reads.
+
+Volley looks up the names in capitals and ``problems``.
+"""
 
 from collections.abc import Iterator
 
@@ -12,7 +15,7 @@ TEMPLATE = "{{ problem }}\n\nAnswer with one palindrome.\n"
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row; rows without a riddle are dropped, and counted under that reason."""
+    """Yield one problem per row; rows without a riddle are dropped and counted under that reason."""
     riddle = text(row, "riddle").strip()
     if not riddle:
         raise Dropped("no riddle")

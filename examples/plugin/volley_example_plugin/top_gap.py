@@ -1,6 +1,6 @@
-"""The objective: the best sample gets what the group would lose without it, which is how far the second is behind.
+"""The objective: the best sample's advantage is its lead over the second best; all other samples get 0.
 
-At ``share: 1`` these are the advantages of ``max_at_k`` with k = n and ``baseline: loo_minus_one``, written anew.
+With ``share: 1`` the advantages equal those of ``max_at_k`` with k = n and ``baseline: loo_minus_one``.
 """
 
 from typing import Any

@@ -1,1 +1,1 @@
-"""The routes, by what they are about. Each router's scope is in its dependencies."""
+"""The routes, by topic. Each router names the scope it requires in its dependencies."""

@@ -1,4 +1,4 @@
-"""Live views, as server-sent events. A browser reads them with fetch, which sends the token."""
+"""Live views as server-sent events. The dashboard reads them with fetch, because EventSource cannot send a token."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,10 @@ from services.api.sse import EventStream
 read = APIRouter(prefix="/v1", tags=["live"], dependencies=[READ])
 
 EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "events, for ever"}
+    200: {
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "an endless stream of events",
+    }
 }
 
 
@@ -22,10 +25,10 @@ async def watch_run(
     context: Ctx,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=200)] = None,
 ) -> EventStream:
-    """What happens in a run from now on, or from the event `Last-Event-ID` on.
+    """Stream what happens in a run from now on, or after the event `Last-Event-ID`.
 
-    `observed` {desired, observed, state}, first and at each change; `metrics` {rows}; `events` {items};
-    `evaluations` {items}; `deleted`. Those that carry an id can be resumed from.
+    Events: `observed` {desired, observed, state}, first and on every change; `metrics` {rows}; `events` {items};
+    `evaluations` {items}; `deleted`. A client can resume after any event that has an id.
     """
     await context.exists(run_id)
     return EventStream(context.live.run(run_id, last_event_id))
@@ -33,5 +36,5 @@ async def watch_run(
 
 @read.get("/live", status_code=200, response_class=EventStream, responses=EVENTS)
 async def watch_runs(context: Ctx) -> EventStream:
-    """`runs` {items}: the newest 200, first and whenever one of them changes, at most once a second."""
+    """Stream `runs` {items}: the newest 200 runs, at once and whenever one of them changes, at most every second."""
     return EventStream(context.live.runs())

@@ -1,4 +1,4 @@
-"""Runs: made, listed, looked at, changed, stopped, resumed, deleted."""
+"""Routes that create, list, read, change, stop, resume, export and delete runs."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import StringConstraints
 
-from services import desired as desired_states
 from services.api import jobs
 from services.api.auth import ADMIN, OPERATE, READ
 from services.api.context import Context, Ctx, RunPath
@@ -26,16 +25,17 @@ from services.api.routes.answers import as_json
 from services.api.schemas import (
     Changes,
     Checked,
+    ExportRequest,
     ExportView,
-    ExportWish,
     JobToCheck,
     NewRun,
     RunPage,
     RunView,
     SeenState,
 )
-from services.job_file import Job
-from services.state import ENDED, Desired, Observed, RunRecord
+from services.jobs.job_file import Job
+from services.store import desired as desired_states
+from services.store.state import ENDED, Desired, Observed, RunRecord
 from volley.errors import JobError
 
 read = APIRouter(prefix="/v1", tags=["runs"], dependencies=[READ])
@@ -50,28 +50,28 @@ TAG = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}=[^\x00]{0,200}$"
 
 
 @operate.post("/runs", status_code=201, response_model=RunView, responses={200: {"model": RunView}, **problems(409)})
-async def create_run(wanted: NewRun, context: Ctx, idempotency_key: IdempotencyKey = None) -> Response:
-    """Make a run. It starts as soon as the cluster has room.
+async def create_run(body: NewRun, context: Ctx, idempotency_key: IdempotencyKey = None) -> Response:
+    """Create a run. It starts as soon as the cluster has the resources.
 
-    With an `Idempotency-Key` the same request may be sent again: it is answered with the run it made (200).
+    With an `Idempotency-Key`, the same request can be repeated safely: it returns the run created first, with 200.
     """
-    body = _digest(wanted)
+    digest = _digest(body)
     async with _one_at_a_time(context, idempotency_key):
         try:
-            # Before the job is checked, which may take longer than a client waits before it asks again.
-            run_id = await context.store.made(idempotency_key, body) if idempotency_key else None
+            # Look before the check of the job, which may take longer than a client waits before it retries.
+            run_id = await context.store.run_of_key(idempotency_key, digest) if idempotency_key else None
             if run_id is not None:
-                return await _made(run_id, 200, context)
-            record = _record(await _checked(wanted.job, context), wanted.tags, context)
-            run_id = await context.store.create(record, key=idempotency_key, body=body)
+                return await _location_answer(run_id, 200, context)
+            record = _record(await _checked(body.job, context), body.tags, context)
+            run_id = await context.store.create(record, key=idempotency_key, body=digest)
         except JobError as error:
             raise Problem(409, "idempotency-key-used", str(error)) from error
     context.index.changed()
-    return await _made(run_id, 201 if run_id == record.id else 200, context)
+    return await _location_answer(run_id, 201 if run_id == record.id else 200, context)
 
 
-async def _made(run_id: str, status: int, context: Context) -> Response:
-    return _answer(*await context.look(run_id), status=status, headers={"Location": f"/v1/runs/{run_id}"})
+async def _location_answer(run_id: str, status: int, context: Context) -> Response:
+    return _answer(*await context.find_run(run_id), status=status, headers={"Location": f"/v1/runs/{run_id}"})
 
 
 @read.get("/runs", response_model=RunPage)
@@ -79,13 +79,13 @@ async def list_runs(
     context: Ctx,
     state: SeenState | None = None,
     kind: Annotated[str | None, Query(max_length=64)] = None,
-    name: Annotated[str | None, Query(max_length=64, description="a part of it")] = None,
+    name: Annotated[str | None, Query(max_length=64, description="part of the name")] = None,
     tag: Annotated[
         list[Annotated[str, StringConstraints(pattern=TAG)]] | None,
-        Query(description="KEY=VALUE; several are all to hold", max_length=32),
+        Query(description="KEY=VALUE; a run must match all of several", max_length=32),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(max_length=400, description="`next` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=400, description="`next` of the previous page")] = None,
 ) -> Response:
     """Runs, newest first."""
     tags = tuple((key, value) for key, _, value in (each.partition("=") for each in tag or ()))
@@ -94,19 +94,20 @@ async def list_runs(
 
 @read.get("/runs/{run_id}", response_model=RunView, responses=problems(404))
 async def get_run(run_id: RunPath, context: Ctx) -> Response:
-    """A run: what was asked for, what is desired of it, how it stands."""
-    return _answer(*await context.look(run_id))
+    """A run: its record, its desired state and its observed state."""
+    return _answer(*await context.find_run(run_id))
 
 
 @operate.patch("/runs/{run_id}", response_model=RunView, responses=problems(404, 409, 412))
-async def change_run(run_id: RunPath, wanted: Changes, context: Ctx, if_match: IfMatch = None) -> Response:
-    """Change a live run. Its driver takes the change up within seconds; `observed.revision` says when.
+async def change_run(run_id: RunPath, body: Changes, context: Ctx, if_match: IfMatch = None) -> Response:
+    """Change a live run. Its driver applies the change within seconds; `observed.revision` shows when it has.
 
-    `If-Match` with the revision in an earlier answer's `ETag` refuses the change where somebody was quicker.
+    With `If-Match`, set to the `ETag` of an earlier response, the change is rejected if somebody else changed the run
+    since.
     """
-    record, _, observed = await context.look(run_id)
+    record, _, observed = await context.find_run(run_id)
     check_changeable(observed)
-    changes = wanted.model_dump(include=wanted.model_fields_set)
+    changes = body.model_dump(include=body.model_fields_set)
     if not changes:
         raise Problem(422, "invalid-request", f"name what to change: {', '.join(Changes.model_fields)}")
     job = context.job(record)
@@ -127,16 +128,16 @@ async def change_run(run_id: RunPath, wanted: Changes, context: Ctx, if_match: I
 
 
 def check_changeable(observed: Observed) -> None:
-    """Raises `Problem` 409 for a run that has ended."""
+    """Raise `Problem` 409 for a run that has ended."""
     if observed.state in ENDED:
-        advice = "it can not be changed any more" if observed.state == "done" else "resume it first"
+        advice = "it cannot be changed any more" if observed.state == "done" else "resume it first"
         raise Problem(409, "run-has-ended", f"the run is {observed.state}: {advice}")
 
 
 @operate.post("/runs/{run_id}/stop", status_code=202, response_model=RunView, responses=problems(404))
 async def stop_run(run_id: RunPath, context: Ctx) -> Response:
-    """Let the run write a checkpoint and end. One that has ended stays as it is."""
-    record, desired, observed = await context.look(run_id)
+    """Make the run write a checkpoint and end. A run that has already ended is not changed."""
+    record, desired, observed = await context.find_run(run_id)
     if desired.stopped or observed.state in ENDED:
         return _answer(record, desired, observed, status=202)
     return await _desire(run_id, context, lambda current: current.model_copy(update={"stopped": True}), status=202)
@@ -144,21 +145,21 @@ async def stop_run(run_id: RunPath, context: Ctx) -> Response:
 
 @operate.post("/runs/{run_id}/resume", status_code=202, response_model=RunView, responses=problems(404, 409))
 async def resume_run(run_id: RunPath, context: Ctx) -> Response:
-    """Go on with a run that is paused, stopped or failed, from its newest checkpoint."""
-    _, _, observed = await context.look(run_id)
+    """Resume a run that is paused, stopped or failed, from its newest checkpoint."""
+    _, _, observed = await context.find_run(run_id)
     if observed.state == "done":
-        raise Problem(409, "run-has-ended", "the run is done: there is nothing left of it to resume")
-    go_on = {"stopped": False, "paused": False}
-    return await _desire(run_id, context, lambda current: current.model_copy(update=go_on), status=202)
+        raise Problem(409, "run-has-ended", "the run is done: nothing is left to resume")
+    resumed = {"stopped": False, "paused": False}
+    return await _desire(run_id, context, lambda current: current.model_copy(update=resumed), status=202)
 
 
 @operate.post("/runs/{run_id}/export", status_code=202, response_model=ExportView, responses=problems(404, 409))
-async def export_run(run_id: RunPath, context: Ctx, wanted: ExportWish | None = None) -> Response:
-    """Where the run's model lies, or a checkpoint of it that `volley export` makes one from. Nothing is copied."""
-    record, _, observed = await context.look(run_id)
+async def export_run(run_id: RunPath, context: Ctx, body: ExportRequest | None = None) -> Response:
+    """Return the path of the run's model, or of a checkpoint for `volley export` to convert. Nothing is copied."""
+    record, _, observed = await context.find_run(run_id)
     if record.kind == "eval":
-        raise Problem(409, "no-model", "an evaluation makes no model")
-    folder, step = Path(record.folder), wanted.checkpoint if wanted else None
+        raise Problem(409, "no-model", "an eval run produces no model")
+    folder, step = Path(record.folder), body.checkpoint if body else None
     if step is None and observed.state != "done":
         step = await asyncio.to_thread(_newest_checkpoint, folder)
     path = folder / "model" if step is None else folder / "checkpoints" / f"step-{step}"
@@ -168,8 +169,8 @@ async def export_run(run_id: RunPath, context: Ctx, wanted: ExportWish | None = 
 
 @admin.delete("/runs/{run_id}", status_code=204, responses=problems(404, 409))
 async def delete_run(run_id: RunPath, context: Ctx) -> Response:
-    """Forget a run that has ended. Its folder stays."""
-    _, _, observed = await context.look(run_id)
+    """Delete a run that has ended from the service. Its run folder stays."""
+    _, _, observed = await context.find_run(run_id)
     if observed.state not in ENDED:
         raise Problem(409, "run-is-live", f"the run is {seen_state(observed)}: stop it first")
     await context.store.delete(run_id)
@@ -178,9 +179,9 @@ async def delete_run(run_id: RunPath, context: Ctx) -> Response:
 
 
 @operate.post("/jobs/check", response_model=Checked, tags=["jobs"])
-async def check_job(wanted: JobToCheck, context: Ctx) -> Response:
-    """Would this job be taken? 422 says why not, as `volley check` does."""
-    await _checked(wanted.job, context)
+async def check_job(body: JobToCheck, context: Ctx) -> Response:
+    """Whether this job would be accepted. 422 says why not, like `volley check`."""
+    await _checked(body.job, context)
     return as_json(Checked())
 
 
@@ -196,7 +197,7 @@ async def _checked(tree: dict[str, Any], context: Context) -> Job:
 
 @contextlib.asynccontextmanager
 async def _one_at_a_time(context: Context, key: str | None) -> AsyncIterator[None]:
-    """Two requests with one key at once are one after the other."""
+    """Serialise concurrent requests with the same key."""
     if key is None:
         yield
         return
@@ -223,13 +224,13 @@ def _record(job: Job, tags: dict[str, str], context: Context) -> RunRecord:
     )
 
 
-def _digest(wanted: NewRun) -> str:
-    return hashlib.sha256(json.dumps(wanted.model_dump(), sort_keys=True).encode()).hexdigest()
+def _digest(body: NewRun) -> str:
+    return hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 def _check_revision(if_match: str | None, revision: int) -> None:
     if if_match not in (None, "*") and int(str(if_match).strip('"')) != revision:
-        raise Problem(412, "changed-meanwhile", f"the revision is {revision}, not {if_match}: look at the run again")
+        raise Problem(412, "changed-meanwhile", f"the revision is {revision}, not {if_match}: read the run again")
 
 
 async def _desire(
@@ -237,7 +238,7 @@ async def _desire(
 ) -> Response:
     await context.store.change_desired(run_id, change)
     context.index.changed()
-    return _answer(*await context.look(run_id), status=status)
+    return _answer(*await context.find_run(run_id), status=status)
 
 
 def _answer(

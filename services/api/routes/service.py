@@ -1,6 +1,7 @@
-"""The service itself: cluster, tokens, the job's schema, health, readiness, Prometheus."""
+"""Routes about the service itself: cluster, tokens, the job schema, health, readiness, Prometheus metrics."""
 
 import asyncio
+import functools
 from collections.abc import Awaitable
 from typing import Any
 
@@ -12,9 +13,10 @@ from services.api.cluster import holders
 from services.api.context import Context, Ctx
 from services.api.openapi import problems
 from services.api.problems import FieldProblem, Problem
+from services.api.prometheus import RunStatus
 from services.api.routes.answers import as_json
 from services.api.schemas import ClusterView, Health, MadeToken, NewToken, Readiness, TokenList, TokenName
-from services.state import ENDED
+from services.store.state import ENDED
 from volley.errors import HostError
 from volley.job import JOB
 
@@ -27,67 +29,74 @@ RUNS_AT_ONCE = 100
 TEXT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"}
 }
-SCHEMA = JOB.json_schema()
+
+
+@functools.cache
+def job_schema() -> dict[str, Any]:
+    """Build the JSON Schema of a job on first use, because that loads all plug-ins."""
+    return JOB.json_schema()
 
 
 @public.get("/healthz", response_model=Health)
 async def get_health() -> Response:
-    """The process answers."""
+    """Whether the process answers."""
     return as_json(Health())
 
 
 @public.get("/readyz", response_model=Readiness, responses=problems(503))
 async def get_readiness(context: Ctx) -> Response:
-    """Redis and Ray answer; 503 says which does not."""
-    redis, ray = await asyncio.gather(_away("redis", _ping(context)), _away("ray", _nodes(context)))
+    """Whether Redis and Ray answer; 503 says which does not."""
+    redis, ray = await asyncio.gather(_outage("redis", _ping(context)), _outage("ray", _nodes(context)))
     if errors := [each for each in (redis, ray) if each is not None]:
-        detail = "; ".join(f"{each.pointer} is away: {each.detail}" for each in errors)
+        detail = "; ".join(f"{each.pointer} is unavailable: {each.detail}" for each in errors)
         raise Problem(503, "not-ready", detail, errors=errors, headers={"Retry-After": "5"})
     return as_json(Readiness())
 
 
 @read.get("/metrics", response_class=Response, status_code=200, responses=TEXT)
 async def get_prometheus_metrics(context: Ctx) -> Response:
-    """Metrics of this server, and gauges of the runs, for Prometheus."""
+    """Metrics of this server and gauges of the runs, for Prometheus."""
     cards = await context.index.cards()
     runs = []
     for start in range(0, len(cards), RUNS_AT_ONCE):
-        for card, _, observed in await context.index.look(cards[start : start + RUNS_AT_ONCE]):
+        for card, _, observed in await context.index.read_states(cards[start : start + RUNS_AT_ONCE]):
             rows = [] if observed.state in ENDED else await context.store.newest(card.id, "metrics", 1)
-            runs.append((card, observed, rows[0][1] if rows else {}))
+            runs.append(RunStatus(card, observed, rows[0][1] if rows else {}))
     text = context.metrics.text(context.live.clients, runs)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @read.get("/v1/cluster", response_model=ClusterView)
 async def get_cluster(context: Ctx) -> Response:
-    """The machines, what they have and have left, and which run holds what."""
+    """The machines, their total and free resources, and which run holds which resources."""
     nodes = await context.cluster.nodes()
-    looked = [(record, observed) for record, _, observed in await context.store.look(await context.store.run_ids())]
-    return as_json(ClusterView(nodes=nodes, holders=holders(looked)))
+    runs_seen = [
+        (record, observed) for record, _, observed in await context.store.read_runs(await context.store.run_ids())
+    ]
+    return as_json(ClusterView(nodes=nodes, holders=holders(runs_seen)))
 
 
 @read.get("/v1/schema/job", response_model=dict[str, object])
 async def get_job_schema() -> Response:
     """JSON Schema of a job."""
-    return JSONResponse(SCHEMA)
+    return JSONResponse(await asyncio.to_thread(job_schema))
 
 
 @admin.get("", response_model=TokenList)
 async def list_tokens(context: Ctx) -> Response:
-    """Names and scopes; the tokens themselves are not kept."""
+    """Names and scopes of all tokens; the tokens themselves are not stored."""
     return as_json(TokenList(items=await context.tokens.all()))
 
 
 @admin.post("", status_code=201, response_model=MadeToken, responses=problems(409))
-async def create_token(wanted: NewToken, context: Ctx) -> Response:
-    """Make a token. It is shown in this answer only."""
-    return as_json(await context.tokens.make(wanted.name, wanted.scope), 201)
+async def create_token(body: NewToken, context: Ctx) -> Response:
+    """Create a token. Only this response contains it."""
+    return as_json(await context.tokens.make(body.name, body.scope), 201)
 
 
 @admin.delete("/{name}", status_code=204, responses=problems(404))
 async def delete_token(name: TokenName, context: Ctx) -> Response:
-    """Revoke a token: at this server at once, at others within two seconds."""
+    """Revoke a token: this server rejects it at once, others within two seconds."""
     await context.tokens.delete(name)
     return Response(status_code=204)
 
@@ -102,10 +111,11 @@ async def _nodes(context: Context) -> None:
         raise HostError("no node of the cluster is alive")
 
 
-async def _away(name: str, look: Awaitable[None]) -> FieldProblem | None:
+async def _outage(name: str, probe: Awaitable[None]) -> FieldProblem | None:
+    """Return what is wrong with ``name``, or None if ``probe`` succeeds in time."""
     try:
         async with asyncio.timeout(READY_SECONDS):
-            await look
+            await probe
     except HostError as error:
         return FieldProblem(pointer=name, detail=str(error))
     except TimeoutError:

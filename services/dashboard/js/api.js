@@ -1,10 +1,10 @@
-// Requests to the API beside this page. The token, where one is needed, is kept for the tab's session.
+// Requests to the API that serves this page. The token, if one is required, is kept for the tab's session.
 
 import { askToken } from "./dialogs.js";
 
 const TOKEN = "volley-token";
 
-/** What the API answered when it did not do as asked: an RFC 9457 problem, or no answer at all. */
+/** An error response of the API, as an RFC 9457 problem, or no response at all (status 0). */
 export class ApiError extends Error {
   constructor(status, title, detail, errors = []) {
     super(detail || title);
@@ -21,7 +21,7 @@ export function authorization() {
 
 let asking = null;
 
-/** Ask for a token, once for all who wait for it. False where the user would not give one. */
+/** Ask for a token, once for all requests that wait for it. Resolves to false if the user cancels. */
 export function login(message) {
   asking ??= askToken(message)
     .then((token) => {
@@ -37,14 +37,14 @@ async function problem(response) {
   try {
     body = await response.json();
   } catch (error) {
-    if (!(error instanceof SyntaxError)) throw error; // a proxy's page in place of a problem document
+    if (!(error instanceof SyntaxError)) throw error; // a proxy's page instead of a problem document
   }
   return new ApiError(response.status, body.title || `HTTP ${response.status}`, body.detail, body.errors);
 }
 
-/** One request; the decoded answer. Throws `ApiError`, or an AbortError when `signal` says so. */
+/** Send one request and return the decoded response. Throws `ApiError`, or an AbortError if `signal` is aborted. */
 export async function request(method, path, { body, headers = {}, signal, text = false } = {}) {
-  let patience = 3; // with a server that asks to come back later
+  let retries = 3; // after a response 429
   for (;;) {
     let response;
     try {
@@ -61,10 +61,10 @@ export async function request(method, path, { body, headers = {}, signal, text =
       });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError(0, "No answer", "The API does not answer. Is `volley up` running, and this machine connected?");
+      throw new ApiError(0, "No response", "The API does not answer. Is `volley up` running, and is this machine online?");
     }
-    if (response.status === 429 && method === "GET" && patience > 0) {
-      patience -= 1;
+    if (response.status === 429 && method === "GET" && retries > 0) {
+      retries -= 1;
       await new Promise((resolve) => setTimeout(resolve, 1000 * (Number(response.headers.get("Retry-After")) || 1)));
       continue;
     }
@@ -79,10 +79,10 @@ export const get = (path, options) => request("GET", path, options);
 export const post = (path, body) => request("POST", path, { body });
 export const patch = (path, body, headers) => request("PATCH", path, { body, headers });
 
-/** A path of a run, its id made safe. */
+/** The path of a run, with its id escaped. */
 export const runPath = (id, rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;
 
-/** `?a=1&b=2` of the values that are set. */
+/** The query string of the values that are set, such as `?a=1&b=2`. */
 export function query(values) {
   const set = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return set.length ? `?${new URLSearchParams(set)}` : "";

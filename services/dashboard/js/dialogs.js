@@ -1,10 +1,10 @@
-// Questions to the user, in the browser's own modal dialog: it holds the focus and closes on Escape.
+// Questions to the user in the browser's own modal dialog, which keeps the focus and closes on Escape.
 
 import { h, setText } from "./dom.js";
 
 /**
- * Ask before something is done. `act` does it when the user confirms: while it works the dialog stays, and an error it
- * throws is shown there. Resolves to true once done, to false if the user let it be.
+ * Ask for confirmation, then call `act`. The dialog stays open while `act` runs and shows the error if it throws.
+ * Resolves to true when `act` is done, to false if the user cancels.
  *
  * fields: elements between the text and the buttons.
  */
@@ -29,7 +29,6 @@ export function confirmed({ title, text, button, danger = false, fields = [], ac
         result = true;
         dialog.close();
       } catch (error) {
-        // Shown to the one who can mend it; the dialog is where they are looking.
         setText(problem, error.message);
         yes.disabled = false;
       }
@@ -40,14 +39,14 @@ export function confirmed({ title, text, button, danger = false, fields = [], ac
   });
 }
 
-/** The token the user gives, or null. */
+/** Ask for a token; resolves to it, or to null if the user cancels. */
 export async function askToken(message) {
   const input = h("input", { type: "password", autocomplete: "off", required: true, "aria-label": "Token" });
   const field = h("label", { class: "field" }, h("span", {}, "Token"), input);
   const given = await confirmed({
-    title: "This server asks for a token",
-    text: `${message ? `${message} ` : ""}Make one with: volley token create NAME`,
-    button: "Go on",
+    title: "This server requires a token",
+    text: `${message ? `${message} ` : ""}Create one with: volley token create NAME`,
+    button: "Continue",
     fields: [field],
     act: async () => {},
   });

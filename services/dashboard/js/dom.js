@@ -1,8 +1,8 @@
-// Elements from plain values. Data reaches the page as text only: nothing here, or elsewhere, parses HTML.
+// Creates elements from plain values. Data reaches the page only as text: no code in the dashboard parses HTML.
 
 /**
- * An element. `props`: `class`, `data` (dataset), `style` (CSS properties), `on...` (listeners), booleans, attributes.
- * Children: nodes, strings, numbers, arrays of them; null and false are left out.
+ * Create an element. `props`: `class`, `data` (dataset), `style` (CSS properties), `on...` (listeners), booleans,
+ * attributes. Children: nodes, strings, numbers, or arrays of them; null and false are left out.
  */
 export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
@@ -28,20 +28,20 @@ function append(element, children) {
   }
 }
 
-/** Put `children` in place of what is there. */
+/** Replace the content by `children`. */
 export function fill(element, ...children) {
   element.replaceChildren();
   append(element, children);
   return element;
 }
 
-/** Change the text only where it differs: a reader's selection and a screen reader's place stay. */
+/** Change the text only if it differs, so that a selection and a screen reader's position survive. */
 export function setText(element, text) {
   const wanted = String(text);
   if (element.textContent !== wanted) element.textContent = wanted;
 }
 
-/** An SVG drawing of paths in a 24 x 24 box, drawn in the colour of the text. */
+/** An SVG icon from paths in a 24 x 24 box, in the colour of the text. */
 export function icon(...paths) {
   const space = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(space, "svg");
@@ -57,7 +57,7 @@ export function icon(...paths) {
   return svg;
 }
 
-/** Rows that follow a list of items: made once per key, updated in place, kept in order. */
+/** Rows for a list of items: created once per key, updated in place, kept in the items' order. */
 export class KeyedList {
   constructor(parent, make) {
     this.parent = parent;
@@ -86,7 +86,7 @@ export class KeyedList {
   }
 }
 
-/** Call `work` at most once in `milliseconds`, and once after the last request. */
+/** Call `work` at most once per `milliseconds`, and once after the last request. */
 export function throttle(work, milliseconds) {
   let timer = null;
   let last = -Infinity;

@@ -1,8 +1,8 @@
-// Values as people read them.
+// Formats values for display.
 
 const NONE = "–";
 
-/** A number in at most four significant digits: 0.0123, 12.3k, 4.5M. */
+/** A number with at most four significant digits: 0.0123, 12.3k, 4.5M. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return NONE;
   const size = Math.abs(value);
@@ -22,7 +22,7 @@ function trim(value) {
   return value.toFixed(digits);
 }
 
-/** Without the zeros at the end of a fraction: an axis says 0.2, not 0.200. */
+/** Strip trailing zeros of a fraction: an axis shows 0.2, not 0.200. */
 export function short(text) {
   return text.replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
 }
@@ -46,7 +46,7 @@ export function bytes(value) {
   return `${value >= 100 || unit === 0 ? value.toFixed(0) : value.toFixed(1)} ${units[unit]}`;
 }
 
-/** A length of time, the two largest units: 2 h 5 min. */
+/** A duration in its two largest units: 2 h 5 min. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
   if (seconds === 0) return "0 s";

@@ -1,4 +1,4 @@
-// Starts the page: theme, routes by the address after #, and the state of the live connection.
+// Starts the dashboard: theme, routing by the address after #, and the state of the live connection.
 
 import { fill, h, setText } from "./dom.js";
 import { ClusterPage } from "./pages/cluster.js";
@@ -8,7 +8,7 @@ import { RunsPage } from "./pages/runs.js";
 import { empty } from "./states.js";
 import { startTheme } from "./theme.js";
 
-// A page: {element, title, close()}; it may have update(parts, query) to follow its own address without a new start.
+// A page is {element, title, close()}. With update(parts, query), it follows changes of its address without restarting.
 const PAGES = { runs: RunsPage, run: RunPage, compare: ComparePage, cluster: ClusterPage };
 
 let current = null;
@@ -55,13 +55,13 @@ function navigate(moved) {
   const Page = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
   current = Page ? new Page(parts, query, showLink) : null;
   document.title = current ? `${current.title} · Volley` : "Volley";
-  fill(main, current ? current.element : empty("There is no such page", h("a", { href: "#/runs" }, "All runs")));
+  fill(main, current ? current.element : empty("Page not found", h("a", { href: "#/runs" }, "All runs")));
   scrollTo(0, 0);
-  if (moved) main.focus({ preventScroll: true }); // a screen reader goes along
+  if (moved) main.focus({ preventScroll: true }); // so that a screen reader follows
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address belongs to the routes
+  event.preventDefault(); // the address after # is for routing
   document.getElementById("main").focus();
 });
 startTheme();

@@ -1,4 +1,4 @@
-// Colours as the canvas needs them, read from the style sheet, for the theme that holds.
+// Colours for the canvas, read from the style sheet for the current theme.
 
 let probe = null;
 const known = new Map();
@@ -29,7 +29,7 @@ export function forgetColors() {
 
 export const series = (index) => `series-${index % 7}`;
 
-/** One of seven colours of an order, for the index-th of `count`. */
+/** The colour of item `index` out of `count` on an ordered scale of seven colours. */
 export const ramp = (index, count) => `ramp-${count <= 1 ? 0 : Math.round((index * 6) / (count - 1))}`;
 
 const VERDICTS = {

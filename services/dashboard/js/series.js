@@ -1,10 +1,10 @@
-// The metrics of one run in columns, bounded in size however long the run is.
+// The metrics of one run as columns, of bounded size however long the run is.
 
-const MOST = 4000; // points kept; beyond it the older ones are put into buckets
-const BUCKETS = 2000; // over the whole run, at most
-const FRESH = 1000; // newest points, left as they are
+const MOST = 4000; // most points kept; when there are more, the older ones are averaged in buckets
+const BUCKETS = 2000; // most buckets over the whole run
+const FRESH = 1000; // newest points, which are not averaged
 
-/** Columns by step. A row whose step is not beyond the last one takes the place of all from its step on. */
+/** Columns by step. A row whose step is not greater than the last one replaces that step and all later ones. */
 export class MetricStore {
   constructor() {
     this.steps = [];
@@ -12,7 +12,7 @@ export class MetricStore {
     this.total = 0;
   }
 
-  /** The answer of `/metrics`, in place of everything. */
+  /** Replace everything by the response of `/metrics`. */
   load({ steps, series, total }) {
     this.steps = steps.slice();
     this.columns = new Map(Object.entries(series).map(([name, values]) => [name, values.slice()]));
@@ -53,7 +53,7 @@ export class MetricStore {
     for (let i = 0; i < old; i += 1) {
       if (i + 1 === old || Math.floor(this.steps[i] / width) !== Math.floor(this.steps[i + 1] / width)) ends.push(i);
     }
-    // A point stands for the steps since the one before it: it may itself be a mean.
+    // A point stands for the steps since the previous one, because it may itself be a mean.
     const weights = this.steps.map((step, i) => (i ? step - this.steps[i - 1] : 1));
     for (const [name, column] of this.columns) {
       this.columns.set(name, [...means(column, weights, ends), ...column.slice(old)]);
@@ -69,7 +69,7 @@ export class MetricStore {
     return this.columns.get(name)?.some((value) => value !== null) ?? false;
   }
 
-  /** Values of a metric, one for each of `steps`; nulls where it has none. */
+  /** Values of a metric, one per entry of `steps`; null if missing. */
   values(name) {
     return this.columns.get(name) ?? new Array(this.steps.length).fill(null);
   }
@@ -84,7 +84,7 @@ export class MetricStore {
     return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
   }
 
-  /** Names such as pass_at_4 of a family, with their number, in order of it. */
+  /** The metrics whose names match `pattern`, such as pass_at_4, with their number and sorted by it. */
   family(pattern) {
     return this.names()
       .map((name) => [name, pattern.exec(name)])
@@ -94,7 +94,7 @@ export class MetricStore {
   }
 }
 
-/** A histogram becomes a column for each of its bins: `lag_histogram.2`. */
+/** A histogram becomes one column per bin, such as `lag_histogram.2`. */
 function flat(row) {
   const result = {};
   for (const [name, value] of Object.entries(row)) {
@@ -105,7 +105,7 @@ function flat(row) {
   return result;
 }
 
-/** Of each bucket the mean of its values; null where it has none. */
+/** The weighted mean of the values in each bucket; null if there is none. */
 function means(column, weights, ends) {
   let i = 0;
   return ends.map((end) => {

@@ -1,4 +1,4 @@
-// What a page shows while it has nothing to show, and why.
+// What a page shows while it is loading, empty or failed.
 
 import { fill, h } from "./dom.js";
 
@@ -10,9 +10,9 @@ export function empty(title, ...lines) {
   return h("div", { class: "empty" }, h("strong", {}, title), lines.map((line) => h("span", {}, line)));
 }
 
-/** An error with a way on. */
+/** An error, with a button to try again if `again` is given. */
 export function failed(error, again) {
-  const title = error.status === 404 ? "There is no such thing here" : error.title || "That did not work";
+  const title = error.status === 404 ? "Not found" : error.title || "Something went wrong";
   return h(
     "div",
     { class: "empty", role: "alert" },
@@ -23,8 +23,8 @@ export function failed(error, again) {
 }
 
 /**
- * Show `load()`'s element in `box`: a placeholder while it loads, the problem if it fails. What an outdated request
- * brings is let go.
+ * Show the element that `load()` returns in `box`: a placeholder while it loads, the error if it fails. Results of
+ * outdated requests are dropped.
  */
 export async function show(box, load, { height } = {}) {
   const turn = (box.volleyTurn = (box.volleyTurn ?? 0) + 1);
@@ -35,6 +35,6 @@ export async function show(box, load, { height } = {}) {
   } catch (error) {
     if (error.name === "AbortError") return;
     if (box.volleyTurn === turn) fill(box, failed(error, () => show(box, load, { height })));
-    if (error.status === undefined) throw error; // a fault of this page: the console should have it
+    if (error.status === undefined) throw error; // a bug of this page, which belongs in the console
   }
 }

@@ -1,8 +1,8 @@
-// Server-sent events by fetch: it carries the Authorization header, which EventSource can not.
+// Server-sent events over fetch, which can send the Authorization header; EventSource cannot.
 //
 //   connect ─> read ─> (dropped, silent, ended) ─> wait with backoff ─> connect with Last-Event-ID
 //
-// A hidden tab gives its connection back after a while: a browser opens only six to one server over HTTP/1.1.
+// A hidden tab closes its connection after a while, because browsers open at most six per server over HTTP/1.1.
 
 import { authorization, login } from "./api.js";
 
@@ -10,9 +10,9 @@ const SILENT_MS = 45_000; // the server pings every 15 s
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;
 const HIDDEN_MS = 30_000;
-const LONGEST_EVENT = 32 << 20; // characters; beyond it the stream is taken to be broken
+const LONGEST_EVENT = 32 << 20; // characters; a longer event means that the stream is broken
 
-/** Text in pieces -> events {id, event, data}, as the HTML standard has it. */
+/** Parses text in pieces into events {id, event, data}, as the HTML standard defines it. */
 export class EventParser {
   constructor() {
     this.rest = "";
@@ -30,7 +30,7 @@ export class EventParser {
     const safe = whole.endsWith("\r") ? whole.length - 1 : whole.length;
     const lines = whole.slice(0, safe).split(/\r\n|\r|\n/);
     this.rest = lines.pop() + whole.slice(safe);
-    if (this.rest.length > LONGEST_EVENT) throw new RangeError("an event without an end");
+    if (this.rest.length > LONGEST_EVENT) throw new RangeError("the event is too long");
     for (const line of lines) {
       if (line === "") {
         if (this.data.length) yield { id: this.id, event: this.event, data: this.data.join("\n") };
@@ -53,9 +53,9 @@ export class EventParser {
 /**
  * A stream that is kept open until `close`.
  *
- * handlers: event name -> function of the decoded data; `open(resumed)` at each connection, where `resumed` says that
- * the server was told what this page has; `gone(status)` when the server will not give it.
- * onState: "live" | "waiting" | "off", seconds until the next try.
+ * handlers: event name -> function of the decoded data; also `open(resumed)` on every connection, where `resumed` means
+ * that the server continues after the last event handled here, and `gone(status)` if the server answers 403 or 404.
+ * onState: called with "live", "waiting" and the seconds until the next try, or "off".
  */
 export class LiveStream {
   constructor(path, handlers, onState) {
@@ -67,9 +67,9 @@ export class LiveStream {
     this.closed = false;
     this.failures = 0;
     this.wake = () => this.skipWait?.();
-    this.look = () => this.visibility();
+    this.onVisibility = () => this.visibility();
     addEventListener("online", this.wake);
-    document.addEventListener("visibilitychange", this.look);
+    document.addEventListener("visibilitychange", this.onVisibility);
     this.done = this.run();
   }
 
@@ -77,7 +77,7 @@ export class LiveStream {
     this.closed = true;
     clearTimeout(this.hiding);
     removeEventListener("online", this.wake);
-    document.removeEventListener("visibilitychange", this.look);
+    document.removeEventListener("visibilitychange", this.onVisibility);
     this.abort?.abort();
     this.skipWait?.();
     this.onState("off");
@@ -104,7 +104,7 @@ export class LiveStream {
   backoff() {
     const most = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** this.failures);
     this.failures += 1;
-    return most * (0.5 + Math.random() / 2); // many tabs do not come back in one instant
+    return most * (0.5 + Math.random() / 2); // so that many tabs do not reconnect at the same moment
   }
 
   wait(milliseconds) {
@@ -118,7 +118,7 @@ export class LiveStream {
     });
   }
 
-  /** One connection, until it ends. False when there is no use in another. */
+  /** Keep one connection until it ends. Resolves to false if reconnecting is pointless. */
   async once() {
     this.abort = new AbortController();
     this.guard();
@@ -132,14 +132,14 @@ export class LiveStream {
           ...(this.lastId === null ? {} : { "Last-Event-ID": this.lastId }),
         },
       });
-      if (response.status === 401) return await login("This server asks for a token.");
+      if (response.status === 401) return await login();
       if (response.status === 403 || response.status === 404) {
         this.handlers.gone?.(response.status);
         return false;
       }
       if (response.ok) await this.read(response.body);
     } catch (error) {
-      // Any way a connection breaks ends here: a refused one, a cut one, our own abort.
+      // A connection that was refused or cut, or that this page aborted.
       if (!(error instanceof TypeError || error instanceof RangeError || error.name === "AbortError")) throw error;
     } finally {
       clearTimeout(this.silence);
@@ -167,7 +167,7 @@ export class LiveStream {
         if (this.closed) return;
         this.failures = 0;
         this.handlers[event]?.(JSON.parse(data));
-        if (id !== undefined) this.lastId = id; // what was handled, not what arrived
+        if (id !== undefined) this.lastId = id; // only once the event was handled
       }
     }
   }

@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, until the user chooses; the choice is kept.
+// The light or dark theme: the system's until the user chooses one; the choice is remembered.
 
 import { fill, icon } from "./dom.js";
 import { forgetColors } from "./palette.js";

@@ -1,4 +1,4 @@
-"""Recipes by name. Each module reads one published layout; docs/data.md lists the layouts."""
+"""The recipes by name. Each module reads one published layout; docs/data.md lists them."""
 
 import importlib
 from typing import cast, get_args
@@ -11,7 +11,7 @@ NAMES: tuple[str, ...] = get_args(RecipeName)
 
 
 def recipe_of(name: RecipeName) -> Recipe:
-    """The recipe called ``name``, or the plug-in's; raises `JobError` where that does not load."""
+    """Return the recipe called ``name``, built in or from a plug-in. Raises `JobError` if it does not load."""
     if name not in NAMES:
         return cast(Recipe, resolved(plugin_of(DATA, name, RecipePlugin).module))
     return cast(Recipe, importlib.import_module(f"{__name__}.{name}"))

@@ -1,6 +1,6 @@
 """AIME: answers are whole numbers from 0 to 999.
 
-Read are the layouts in use: ``problem``/``answer`` with ``id`` and ``year`` (HuggingFaceH4/aime_2024,
+Reads the layouts in use: ``problem``/``answer`` with ``id`` and ``year`` (HuggingFaceH4/aime_2024,
 AI-MO/aimo-validation-aime), ``ID``/``Problem``/``Answer`` (Maxwell-Jia/AIME_2024), ``question``/``answer``
 (opencompass/AIME2025), ``problem_idx``/``problem``/``answer`` (MathArena), ``ID``/``Year``/``Question``/``Answer``.
 """
@@ -18,11 +18,11 @@ TEMPLATE = MATH_TEMPLATE
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row."""
+    """Yield one problem per row."""
     raw = str(named(row, "answer")).strip().strip("$")
     number = re.fullmatch(r"(\d{1,3})(?:\.0+|\^\\circ|°)?", raw)
     if number is None:
-        raise row.error(f"answer {raw[:40]!r} is no whole number from 0 to 999")
+        raise row.error(f"answer {raw[:40]!r} is not a whole number from 0 to 999")
     name = str(optional(row, "id", "problem_idx") or place(row))
     year = re.search(
         r"\b(?:19|20)\d\d\b", f"{optional(row, 'year') or ''} {name} {optional(row, 'url') or ''}".replace("_", " ")

@@ -1,6 +1,6 @@
-"""ARC-AGI-1: ``data/training/<task>.json``, one task a file, ``{"train": [{"input", "output"}], "test": [...]}``.
+"""ARC-AGI-1: ``data/training/<task>.json``, one task per file, ``{"train": [{"input", "output"}], "test": [...]}``.
 
-Each test input is a problem of its own. Grids are lists of rows of digits.
+Each test input is a separate problem. Grids are lists of rows of digits.
 """
 
 import json
@@ -29,7 +29,7 @@ End with the output grid, one row a line, digits between blanks.
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem for each test input; one whose output is not published is dropped."""
+    """Yield one problem per test input; inputs whose output is not published are dropped."""
     pairs = _pairs(row, "train")
     for number, pair in enumerate(_pairs(row, "test")):
         if pair.get("output") is None:
@@ -47,16 +47,16 @@ def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
 def _pairs(row: Row, name: str) -> list[dict[str, Any]]:
     pairs = named(row, name)
     if not isinstance(pairs, list) or not pairs:
-        raise row.error(f"'{name}' is no list of pairs: this is not the published layout")
+        raise row.error(f"'{name}' is not a list of pairs: this is not the published layout")
     for pair in pairs:
         if not isinstance(pair, dict) or not _is_grid(pair.get("input")):
-            raise row.error(f"'{name}' holds a pair without an input grid")
+            raise row.error(f"'{name}' has a pair without an input grid")
         if pair.get("output") is not None and not _is_grid(pair["output"]):
-            raise row.error(f"'{name}' holds an output that is no grid of digits")
+            raise row.error(f"'{name}' has an output that is not a grid of digits")
     return pairs
 
 
-def _is_grid(value: Any) -> bool:
+def _is_grid(value: object) -> bool:
     return (
         isinstance(value, list)
         and 1 <= len(value) <= 30

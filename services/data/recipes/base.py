@@ -1,4 +1,4 @@
-"""What a recipe is: one row as published to the problems a scorer can judge."""
+"""The interface of recipes, which turn a published row into problems that a scorer can judge, and their helpers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,8 +19,8 @@ class Recipe(Protocol):
 
     Attributes:
         SCORER: kind of the scorer that reads its fields.
-        TAGS: fields that evaluations are broken down by.
-        TEMPLATE: Jinja text of the prompt, over the fields.
+        TAGS: fields by which evaluations are broken down.
+        TEMPLATE: Jinja template of the prompt over the fields.
     """
 
     SCORER: str
@@ -28,21 +28,21 @@ class Recipe(Protocol):
     TEMPLATE: str
 
     def problems(self, row: Row, options: RecipeOptions) -> Iterator[Fields]:
-        """The row's problems, each with ``id``, ``problem`` and what the scorer reads.
+        """Yield the row's problems, each with ``id``, ``problem`` and the fields that the scorer reads.
 
         Raises:
-            Dropped: the row is well-formed, but not wanted.
+            Dropped: the row is well-formed but unsuitable.
             DataError: the row is not in the published layout.
         """
         ...
 
 
 class Dropped(ValueError):
-    """The row is not used, for the reason given."""
+    """The row is not used, for the reason in the message."""
 
 
 def problems_of(recipe: Recipe, row: Row, options: RecipeOptions, report: DropReport, bad: Bad) -> Iterator[Row]:
-    """The problems of a row as rows of their own; what is dropped goes to ``report``, what is malformed to ``bad``."""
+    """Yield the problems of a row as rows; dropped ones are counted in ``report``, malformed ones passed to ``bad``."""
     try:
         for fields in recipe.problems(row, options):
             yield Row(row.path, row.number, fields)
@@ -53,7 +53,7 @@ def problems_of(recipe: Recipe, row: Row, options: RecipeOptions, report: DropRe
 
 
 def named(row: Row, *names: str) -> Any:
-    """The value under the first of ``names`` the row has, whatever their case; raises `DataError` where it has none."""
+    """Return the first of the fields ``names`` that is there, ignoring case. Raises `DataError` if none is."""
     value = optional(row, *names)
     if value is None:
         raise row.error(f"no field '{names[0]}', so this is another layout; the row has {row.columns()}")
@@ -61,7 +61,7 @@ def named(row: Row, *names: str) -> Any:
 
 
 def optional(row: Row, *names: str) -> Any:
-    """As `named`, None where there is none."""
+    """Like `named`, but return None if none is there."""
     for name in names:
         if row.fields.get(name) is not None:
             return row.fields[name]
@@ -70,36 +70,36 @@ def optional(row: Row, *names: str) -> Any:
 
 
 def text(row: Row, *names: str) -> str:
-    """The text under the first of ``names``; raises `DataError` for anything else."""
+    """Like `named`, but raise `DataError` if the value is not a string."""
     value = named(row, *names)
     if not isinstance(value, str):
-        raise row.error(f"field '{names[0]}' is {called(value)}, not a text")
+        raise row.error(f"field '{names[0]}' is {called(value)}, not a string")
     return value
 
 
 def place(row: Row) -> str:
-    """An id for a row that has none: file and number; of a folder of one problem a file, folder and file."""
+    """Return an id for a row without one: file and number, or folder and file if each problem has its own file."""
     if row.path.suffix == ".json" and row.number == 1:
         return f"{row.path.parent.name}/{row.path.stem}"
     return f"{row.path.name.split('.')[0]}:{row.number}"
 
 
 def stdin_tests(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Test]:
-    """Tests of a program; a list of lines counts as the lines."""
+    """Return tests of a program's standard input and output; a list of lines is joined."""
     return [
         {"stdin": _joined(given), "expected": _joined(wanted)} for given, wanted in zip(inputs, outputs, strict=True)
     ]
 
 
-def _joined(value: Any) -> str:
+def _joined(value: object) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def checked_tests(tests: Sequence[Test], options: RecipeOptions, fewest: int) -> list[Test]:
-    """``tests`` without repetitions, the first ``max_tests`` of them.
+    """Return the first ``max_tests`` distinct tests.
 
     Raises:
-        Dropped: too few are left, or the scorer can not run them.
+        Dropped: too few remain, or the scorer cannot run them.
     """
     unique: dict[str, Test] = {repr(test): test for test in tests}
     kept = list(unique.values())[: options.max_tests]
@@ -109,7 +109,7 @@ def checked_tests(tests: Sequence[Test], options: RecipeOptions, fewest: int) ->
     try:
         parse_tests(kept)
     except ValueError as error:
-        raise Dropped("tests the code scorer can not run") from error
+        raise Dropped("the code scorer cannot run its tests") from error
     return kept
 
 
@@ -127,7 +127,7 @@ def _count(tests: Sequence[Mapping[str, Any]]) -> int:
 
 
 def want_language(options: RecipeOptions, known: set[str]) -> None:
-    """Raises `Dropped` where the job asks for a language that no correct solution is known in."""
+    """Raise `Dropped` if the job requires a language in which no correct solution is known."""
     if options.language is not None and options.language.lower() not in known:
         raise Dropped(f"no correct solution in {options.language}")
 

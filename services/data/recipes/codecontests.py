@@ -1,4 +1,4 @@
-"""CodeContests, as on the hub (deepmind/code_contests).
+"""CodeContests, as published on the hub (deepmind/code_contests).
 
 Rows have ``name``, ``description``, ``public_tests``, ``private_tests`` and ``generated_tests`` (each
 ``{"input": [...], "output": [...]}``), ``solutions`` (``{"language": [...], "solution": [...]}``), ``source`` and
@@ -33,7 +33,7 @@ SOURCES = ("unknown", "codechef", "codeforces", "hackerearth", "codejam", "atcod
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row; dropped are those that read files, show pictures, or have too few tests."""
+    """Yield one problem per row; problems that read files, show pictures or have too few tests are dropped."""
     if optional(row, "input_file") or optional(row, "output_file"):
         raise Dropped("reads or writes files")
     description = text(row, "description")
@@ -59,8 +59,8 @@ def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
     }
 
 
-def _column(row: Row, group: Any, name: str) -> list[Any]:
-    """A column of a group of lists, which some loaders give as a list of objects."""
+def _column(row: Row, group: object, name: str) -> list[Any]:
+    """Return a column of a group of lists, which some loaders return as a list of objects."""
     if group is None:
         return []
     if isinstance(group, list):
@@ -71,11 +71,11 @@ def _column(row: Row, group: Any, name: str) -> list[Any]:
     return column
 
 
-def _language(value: Any) -> str:
+def _language(value: object) -> str:
     if isinstance(value, int) and 0 <= value < len(LANGUAGES):
         return LANGUAGES[value]
     return LANGUAGE_NAMES.get(str(value), "unknown")
 
 
-def _source(value: Any) -> str:
+def _source(value: object) -> str:
     return SOURCES[value] if isinstance(value, int) and 0 <= value < len(SOURCES) else str(value or "unknown").lower()

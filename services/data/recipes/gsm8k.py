@@ -14,7 +14,7 @@ CALCULATION = re.compile(r"<<[^<>]*>>")
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row. ``steps`` is the number of lines of its solution; calculator marks leave the solution."""
+    """Yield one problem per row; ``steps`` is the number of lines of its solution, without calculator annotations."""
     solution, found, answer = text(row, "answer").rpartition("####")
     if not found or not answer.strip():
         raise Dropped("no answer after ####")

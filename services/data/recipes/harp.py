@@ -16,12 +16,12 @@ TEMPLATE = MATH_TEMPLATE
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One short-answer problem a row; proofs, and problems that need their choices, are dropped."""
+    """Yield one short-answer problem per row; proofs and problems that need their choices are dropped."""
     answer = optional(row, "answer")
     if answer is None or not str(answer).strip():
-        raise Dropped("no short answer: a proof")
+        raise Dropped("no short answer, so it is a proof")
     if optional(row, "multiple_choice_only"):
-        raise Dropped("makes sense only with its choices")
+        raise Dropped("answerable only with its choices")
     year, contest, number = (named(row, name) for name in ("year", "contest", "number"))
     yield {
         "id": f"{year}/{contest}/{number}",
@@ -35,7 +35,7 @@ def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
 
 
 def _plain(answer: str) -> str:
-    """The formula of an answer that is one formula between dollar signs."""
+    """Strip the dollar signs of an answer that is a single formula."""
     inner = answer.strip()
     if len(inner) > 2 and inner.startswith("$") and inner.endswith("$") and "$" not in inner[1:-1]:
         return inner[1:-1].strip()

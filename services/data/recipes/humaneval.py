@@ -20,7 +20,7 @@ Put the whole function, with its imports and helpers, in one block between lines
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row."""
+    """Yield one problem per row."""
     want_language(options, {"python"})
     function = text(row, "entry_point")
     yield {

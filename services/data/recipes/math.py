@@ -1,7 +1,7 @@
-"""MATH: competition problems whose solution ends in a box.
+"""MATH: competition problems whose solution ends in a boxed answer.
 
-As published: ``MATH/train/<subject>/<n>.json``, one object a file with ``problem``, ``level`` ("Level 5"), ``type``
-("Algebra") and ``solution``; on the hub the same four fields as rows.
+Published as ``MATH/train/<subject>/<n>.json``, one object per file with ``problem``, ``level`` ("Level 5"), ``type``
+("Algebra") and ``solution``; on the hub, rows have the same four fields.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ TEMPLATE = MATH_TEMPLATE
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row; one without a boxed answer is dropped."""
+    """Yield one problem per row; rows without a boxed answer are dropped."""
     solution = text(row, "solution")
     answer = final_answer(solution, "boxed") or _bare_box(solution)
     if answer is None:
@@ -33,7 +33,7 @@ def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
 
 
 def _bare_box(solution: str) -> str | None:
-    r"""``\boxed 5`` and ``\fbox{5}``, which some solutions end in."""
+    r"""Return the answer in ``\boxed 5`` or ``\fbox{5}``, with which some solutions end."""
     _, found, rest = solution.rpartition("\\boxed ")
     if found:
         return rest.split("$")[0].strip().rstrip(".") or None

@@ -12,7 +12,7 @@ TEMPLATE = MATH_TEMPLATE
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row."""
+    """Yield one problem per row."""
     yield {
         "id": str(optional(row, "unique_id") or place(row)).removesuffix(".json"),
         "problem": text(row, "problem"),

@@ -1,8 +1,8 @@
-"""TACO (BAAI/TACO): Python problems, read from standard input or called.
+"""TACO (BAAI/TACO): Python problems, solved by a program that reads standard input or by a function.
 
 Rows have ``question``, ``starter_code``, ``input_output`` (JSON text: ``inputs``, ``outputs`` and, for a call,
-``fn_name``), ``solutions`` (JSON text), ``difficulty``, ``tags``, ``skill_types`` and ``source``. Of a call each input
-is the list of its arguments; its output is the value returned, which most problems wrap in a list of one.
+``fn_name``), ``solutions`` (JSON text), ``difficulty``, ``tags``, ``skill_types`` and ``source``. For a call, each
+input is the list of arguments and the output is the returned value, which most problems wrap in a list of one.
 """
 
 import json
@@ -30,7 +30,7 @@ FEWEST_TESTS = 5
 
 
 def problems(row: Row, options: RecipeOptions) -> Iterator[Fields]:
-    """One problem a row; dropped are those without a known solution's language, or with too few tests."""
+    """Yield one problem per row; problems without a solution in the required language or with few tests are dropped."""
     question = text(row, "question")
     if not question.strip():
         raise Dropped("no statement")
@@ -56,7 +56,7 @@ def _input_output(row: Row) -> tuple[str | None, list[Any], list[Any]]:
     try:
         value = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError) as error:
-        raise Dropped("tests are no usable JSON") from error
+        raise Dropped("the tests are not JSON") from error
     inputs, outputs = (value.get("inputs"), value.get("outputs")) if isinstance(value, dict) else (None, None)
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise row.error("input_output has no lists 'inputs' and 'outputs': this is not the published layout")
@@ -66,9 +66,9 @@ def _input_output(row: Row) -> tuple[str | None, list[Any], list[Any]]:
 
 
 def call_tests(function: str, inputs: list[Any], outputs: list[Any]) -> list[dict[str, Any]]:
-    """Tests of a call. Outputs that are all lists of one are what the list holds."""
+    """Return the tests of a function. If all outputs are lists of one, their items are the expected values."""
     if not all(isinstance(each, list) for each in inputs):
-        raise Dropped("a call's arguments are no list")
+        raise Dropped("the arguments of a call are not a list")
     wrapped = all(isinstance(each, list) and len(each) == 1 for each in outputs)
     return [
         {"function": function, "args": arguments, "expected": wanted[0] if wrapped else wanted}

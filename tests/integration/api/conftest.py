@@ -1,4 +1,4 @@
-"""One Redis a module, and one server without tokens before it."""
+"""One Redis per module, and an API server without tokens that uses it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.local_redis import embedded_redis
+from services.stack.redis import embedded_redis
 from tests.integration.api.servers import Api, SilentLauncher, serving
 
 

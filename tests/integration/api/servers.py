@@ -1,4 +1,4 @@
-"""A real API server in front of a real Redis, in the test's own loop."""
+"""A real API server with a real Redis, in the test's own event loop."""
 
 import asyncio
 import contextlib
@@ -14,17 +14,17 @@ from services.api.cluster import Cluster
 from services.api.jobs import Checker
 from services.api.serve import GracefulServer, listening
 from services.api.settings import ApiSettings
-from services.launcher import JobStatus, Launcher
-from services.outbox import Outbox
-from services.state import Desired, Observed, RunRecord
-from services.store import Store
+from services.store.outbox import Outbox
+from services.store.redis import Store
+from services.store.state import Desired, Observed, RunRecord
+from services.supervisor.ray_jobs import JobStatus, Launcher
 
 ADMIN = "admin-token-of-the-tests"
 
 
 @dataclass(frozen=True)
 class Api:
-    """A server that is up. ``http`` sends the admin token where one is needed."""
+    """A running server. ``http`` sends the admin token if the server needs one."""
 
     settings: ApiSettings
     server: GracefulServer
@@ -66,7 +66,7 @@ async def serving(
 
 
 def a_job(name: str = "sevens", **changes: Any) -> dict[str, Any]:
-    """A job that is well formed; what it names need not be there."""
+    """A valid job; the files it names need not exist."""
     return {
         "kind": "rl",
         "name": name,
@@ -82,32 +82,32 @@ def a_job(name: str = "sevens", **changes: Any) -> dict[str, Any]:
 
 
 async def make_run(api: Api, name: str = "sevens", **changes: Any) -> str:
-    """A new run's id."""
+    """Create a run; returns its id."""
     answer = await api.http.post("/v1/runs", json={"job": a_job(name, **changes)})
     assert answer.status_code == 201, answer.text
     return str(answer.json()["record"]["id"])
 
 
 async def observe(redis_url: str, run_id: str, **fields: Any) -> None:
-    """Report as the run's driver would."""
+    """Write an observed state as the run's driver would."""
     async with Store(redis_url) as store:
         await store.put_observed(run_id, Observed.model_validate(fields))
 
 
 @contextlib.asynccontextmanager
 async def driver(redis_url: str, run_id: str) -> AsyncIterator[Outbox]:
-    """What the run's driver writes with."""
+    """The outbox of the run's driver."""
     async with Outbox(redis_url, run_id) as outbox:
         yield outbox
 
 
 async def flushed(outbox: Outbox) -> None:
-    """Wait until all that was written is in Redis."""
+    """Wait until everything written is in Redis."""
     await asyncio.wait_for(outbox._empty.wait(), 10)
 
 
 class SilentLauncher:
-    """Starts nothing; knows a driver's first words."""
+    """A launcher that starts nothing, with a fixed driver log."""
 
     async def submit(self, run_id: str, life: int, grace_s: float) -> None:
         raise AssertionError("the API starts no driver")

@@ -1,4 +1,4 @@
-"""Who may do what: every route with every scope, tokens at rest, and the ways in that are none."""
+"""Authorization: every route with every scope, stored tokens, and requests that must be rejected."""
 
 import asyncio
 import logging
@@ -8,9 +8,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from services.api.app import create_app
-from services.api.auth import KEY, SCOPES, Needs
+from services.api.auth import KEY, SCOPES, RequiredScope
 from services.api.settings import ApiSettings
-from services.store import Store
+from services.store.redis import Store
 from tests.integration.api.servers import ADMIN, Api, a_job, serving
 from volley.errors import HostError
 
@@ -25,10 +25,10 @@ BODIES = {
 
 
 def routes() -> Iterator[tuple[str, str, str | None]]:
-    """Method, path and the scope it is to need, of every route there is."""
+    """Method, path and required scope of every route."""
     for route in create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).routes:
         if isinstance(route, APIRoute):
-            scopes = [need.call.scope for need in route.dependant.dependencies if isinstance(need.call, Needs)]
+            scopes = [need.call.scope for need in route.dependant.dependencies if isinstance(need.call, RequiredScope)]
             assert len(scopes) <= 1
             for method in route.methods:
                 yield method, route.path, scopes[0] if scopes else None
@@ -37,7 +37,7 @@ def routes() -> Iterator[tuple[str, str, str | None]]:
 ROUTES = sorted(routes(), key=str)
 
 
-def test_every_route_has_the_scope_of_what_it_does() -> None:
+def test_every_route_has_the_right_scope() -> None:
     for method, path, scope in ROUTES:
         if path in PUBLIC:
             assert scope is None
@@ -47,7 +47,7 @@ def test_every_route_has_the_scope_of_what_it_does() -> None:
             assert scope == ("read" if method == "GET" else "operate"), path
 
 
-async def test_every_route_with_every_scope(redis_url: str) -> None:
+async def test_every_route_accepts_only_sufficient_scopes(redis_url: str) -> None:
     async with serving(redis_url, admin_token=ADMIN) as api:
         tokens = {None: None, "wrong": "volley_wrong"}
         for scope in SCOPES:
@@ -70,12 +70,12 @@ async def test_every_route_with_every_scope(redis_url: str) -> None:
 
 
 async def status_of(api: Api, method: str, path: str, headers: dict[str, str], body: object) -> int:
-    """The status alone: a live view has no end."""
+    """Only the status, because a live view does not end."""
     async with api.http.stream(method, path, headers=headers, json=body) as answer:
         return answer.status_code
 
 
-async def test_a_token_is_shown_once_and_kept_as_a_digest(redis_url: str) -> None:
+async def test_a_token_is_shown_once_and_stored_as_a_digest(redis_url: str) -> None:
     async with serving(redis_url, admin_token=ADMIN) as api:
         made = (await api.http.post("/v1/tokens", json={"name": "ci", "scope": "operate"})).json()
         listed = (await api.http.get("/v1/tokens")).json()["items"]
@@ -89,11 +89,11 @@ async def test_a_token_is_shown_once_and_kept_as_a_digest(redis_url: str) -> Non
         own = {"Authorization": f"Bearer {made['token']}"}
         assert (await api.http.get("/v1/runs", headers=own)).status_code == 200
         assert (await api.http.delete("/v1/tokens/ci")).status_code == 204
-        assert (await api.http.get("/v1/runs", headers=own)).status_code == 401, "revoked at once"
+        assert (await api.http.get("/v1/runs", headers=own)).status_code == 401, "revocation takes effect immediately"
         assert (await api.http.delete("/v1/tokens/ci")).status_code == 404
 
 
-async def test_a_token_revoked_elsewhere_is_refused_soon(redis_url: str) -> None:
+async def test_a_token_revoked_through_another_server_is_soon_rejected(redis_url: str) -> None:
     async with serving(redis_url, admin_token=ADMIN) as one, serving(redis_url, admin_token=ADMIN) as other:
         made = (await one.http.post("/v1/tokens", json={"name": "both", "scope": "read"})).json()
         own = {"Authorization": f"Bearer {made['token']}"}
@@ -106,7 +106,7 @@ async def test_a_token_revoked_elsewhere_is_refused_soon(redis_url: str) -> None
                 await asyncio.sleep(0.1)
 
 
-async def test_the_scheme_is_of_any_case(redis_url: str) -> None:
+async def test_the_scheme_is_case_insensitive(redis_url: str) -> None:
     async with serving(redis_url, admin_token=ADMIN) as api:
         for scheme in ("Bearer", "bearer", "BEARER"):
             answer = await api.http.get("/v1/runs", headers={"Authorization": f"{scheme} {ADMIN}"})
@@ -117,7 +117,7 @@ async def test_the_scheme_is_of_any_case(redis_url: str) -> None:
     "header",
     ["", "Bearer", "Basic YTpi", f"Basic {ADMIN}", ADMIN, f"Bearer {ADMIN}x", f"Bearer {'a' * 5000}"],
 )
-async def test_what_is_no_token(redis_url: str, header: str) -> None:
+async def test_invalid_tokens_are_rejected(redis_url: str, header: str) -> None:
     async with serving(redis_url, admin_token=ADMIN) as api:
         answer = await api.http.get("/v1/runs", headers={"Authorization": header})
         assert answer.status_code == 401
@@ -125,7 +125,7 @@ async def test_what_is_no_token(redis_url: str, header: str) -> None:
         assert (await api.http.get(f"/v1/runs?token={ADMIN}", headers={"Authorization": ""})).status_code == 401
 
 
-async def test_a_server_others_reach_does_not_start_without_tokens(redis_url: str) -> None:
+async def test_a_server_that_others_can_reach_does_not_start_without_tokens(redis_url: str) -> None:
     async with Store(redis_url) as store:
         await store._redis.delete(KEY)
     for admin_token, starts in ((None, False), (ADMIN, True)):
@@ -137,7 +137,7 @@ async def test_a_server_others_reach_does_not_start_without_tokens(redis_url: st
             async with lifespan:
                 pass
         else:
-            with pytest.raises(HostError, match="reached from other machines"):
+            with pytest.raises(HostError, match="other machines can reach"):
                 await lifespan.__aenter__()
 
 
@@ -156,14 +156,16 @@ async def test_no_token_is_logged(redis_url: str, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::2]:80", ""]
 )
-async def test_a_name_rebound_to_this_machine_is_refused(api: Api, host: str) -> None:
+async def test_an_unknown_host_name_is_rejected(api: Api, host: str) -> None:
     for path in ("/v1/runs", "/", "/metrics"):
         assert (await api.http.get(path, headers={"Host": host})).status_code == 421
-    assert (await api.http.get("/healthz", headers={"Host": host})).status_code == 200, "probes ask by address"
+    assert (await api.http.get("/healthz", headers={"Host": host})).status_code == 200, (
+        "health probes use an address as host name"
+    )
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:1", "[::1]:8000", "[::1]"])
-async def test_the_names_of_this_machine(api: Api, host: str) -> None:
+async def test_the_names_of_this_machine_are_accepted(api: Api, host: str) -> None:
     assert (await api.http.get("/v1/runs", headers={"Host": host})).status_code == 200
 
 
@@ -176,7 +178,7 @@ async def test_the_names_of_this_machine(api: Api, host: str) -> None:
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-async def test_another_sites_page_changes_nothing(api: Api, headers: dict[str, str]) -> None:
+async def test_requests_from_other_sites_change_nothing(api: Api, headers: dict[str, str]) -> None:
     answer = await api.http.post("/v1/runs", json={"job": a_job("forged")}, headers=headers)
     assert (answer.status_code, answer.json()["type"]) == (403, "urn:volley:problem:cross-site")
     assert "access-control-allow-origin" not in answer.headers

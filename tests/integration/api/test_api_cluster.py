@@ -1,4 +1,4 @@
-"""The cluster view of a real Ray head, whose REST API wants a token."""
+"""The cluster view of a real Ray head whose REST API requires a token."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.api.cluster import RayCluster
-from services.stack_up import free_port
+from services.stack.keeper import free_port
 from tests.integration.api.servers import make_run, observe, serving
 from volley.errors import HostError
 
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[tuple[str, str]]:
-    """Address and token of a Ray head with 6 CPUs, of which 1.5 are taken."""
+    """Address and token of a Ray head with 6 CPUs, 1.5 of them in use."""
     token, port = secrets.token_urlsafe(32), free_port()
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
     with tempfile.TemporaryDirectory(prefix="vr", ignore_cleanup_errors=True) as folder:
@@ -60,13 +60,13 @@ def head() -> Iterator[tuple[str, str]]:
             process.stdout.close()
 
 
-async def test_nodes_and_holders(redis_url: str, head: tuple[str, str]) -> None:
+async def test_the_view_shows_nodes_and_the_runs_on_them(redis_url: str, head: tuple[str, str]) -> None:
     address, token = head
     async with RayCluster(address, token) as cluster, serving(redis_url, cluster=cluster) as api:
         run_id = await make_run(api, actors={"cpus": 0.5})
         await observe(redis_url, run_id, state="running", actors=3, updated=time.time())
         async with asyncio.timeout(40):
-            while True:  # a node's usage is told every few seconds
+            while True:  # a node reports its usage every few seconds
                 answer = await api.http.get("/v1/cluster")
                 assert answer.status_code == 200, answer.text
                 (node,) = answer.json()["nodes"]
@@ -80,7 +80,7 @@ async def test_nodes_and_holders(redis_url: str, head: tuple[str, str]) -> None:
         assert (await api.http.get("/readyz")).status_code == 200
 
 
-async def test_a_cluster_that_is_away_is_named(redis_url: str, head: tuple[str, str]) -> None:
+async def test_an_unreachable_cluster_is_reported(redis_url: str, head: tuple[str, str]) -> None:
     for address, token in ((head[0], "wrong"), (f"http://127.0.0.1:{free_port()}", "any")):
         async with RayCluster(address, token) as cluster:
             with pytest.raises(HostError, match="Ray at"):

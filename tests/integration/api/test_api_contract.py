@@ -1,4 +1,4 @@
-"""The contract against the server: schemathesis makes requests from /openapi.json, and every answer is held to it."""
+"""The server follows its contract: schemathesis makes requests from /openapi.json and checks every answer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from schemathesis.specs.openapi.checks import (
 
 from services.api.app import create_app
 from services.api.settings import ApiSettings
-from services.local_redis import embedded_redis
-from services.state import Observed
-from services.store import Store
+from services.stack.redis import embedded_redis
+from services.store.redis import Store
+from services.store.state import Observed
 from tests.integration.api.servers import ADMIN, SilentLauncher, a_record, driver, flushed, serving
 
 pytestmark = pytest.mark.integration
@@ -43,12 +43,12 @@ CHECKS = [
 ]
 RUN = "known-20260101-000000-abcd"
 document = create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).openapi()
-schema = schemathesis.openapi.from_dict(document).exclude(path_regex=r"/live$")  # their answers have no end
+schema = schemathesis.openapi.from_dict(document).exclude(path_regex=r"/live$")  # their answers do not end
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server in a thread of its own: schemathesis waits for answers."""
+    """A server in its own thread, because schemathesis blocks while it waits for answers."""
     folder = tmp_path_factory.mktemp("contract")
     ready, over, addresses = threading.Event(), threading.Event(), list[str]()
 
@@ -70,7 +70,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 async def fill(redis_url: str, folder: Path) -> None:
-    """One run with something in every stream."""
+    """Create a run with an entry in every stream."""
     async with Store(redis_url) as store:
         await store.create(*a_record(RUN, folder))
         await store.put_observed(RUN, Observed(state="running", step=2))
@@ -92,7 +92,7 @@ async def fill(redis_url: str, folder: Path) -> None:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_answers_are_as_the_contract_says(case: schemathesis.Case[Any], url: str) -> None:
+def test_answers_follow_the_contract(case: schemathesis.Case[Any], url: str) -> None:
     if "run_id" in case.path_parameters and case.meta and case.meta.generation.mode.is_positive:
         case.path_parameters["run_id"] = RUN
     headers = {"Authorization": f"Bearer {ADMIN}"}

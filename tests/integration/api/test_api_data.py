@@ -1,4 +1,4 @@
-"""What a run left behind, read over the API: against what its driver wrote."""
+"""The data of a run, read over the API and compared with what its driver wrote."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.store import STREAMS, Store, run_key
+from services.store.redis import STREAMS, Store, run_key
 from tests.integration.api.servers import Api, driver, flushed, make_run, observe
 
 pytestmark = pytest.mark.integration
@@ -65,7 +65,7 @@ async def test_a_resumed_run_replaces_its_rows(redis_url: str, api: Api) -> None
     assert found["series"]["old"] == [1, 1, 1, 1, None, None]
 
 
-async def test_a_hundred_thousand_rows(redis_url: str, api: Api) -> None:
+async def test_a_hundred_thousand_rows_are_read_without_blocking_others(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     async with Store(redis_url) as store:
         for start in range(0, 100_000, 5000):
@@ -76,7 +76,7 @@ async def test_a_hundred_thousand_rows(redis_url: str, api: Api) -> None:
     asked = asyncio.create_task(get(api, run_id, "metrics", points=1000))
     await asyncio.sleep(0.05)
     async with asyncio.timeout(2):
-        await api.http.get("/healthz")  # others get their turn while the table is read
+        await api.http.get("/healthz")  # other requests are answered while the table is read
     found = await asked
     assert found["total"] == 100_000
     assert found["steps"] == list(range(99, 100_000, 100))
@@ -135,7 +135,7 @@ async def test_samples_newest_step_first_best_reward_first(redis_url: str, api: 
     assert (await api.http.get(f"/v1/runs/{run_id}/samples", params={"cursor": "x"})).status_code == 422
 
 
-async def test_samples_by_what_is_asked(redis_url: str, api: Api) -> None:
+async def test_samples_can_be_filtered(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     rows = [sample(step, step * 10 + g, i) for step in (0, 10) for g in range(2) for i in range(3)]
     rows[0]["reward"] = None
@@ -154,7 +154,7 @@ async def test_samples_by_what_is_asked(redis_url: str, api: Api) -> None:
         assert len((await get(api, run_id, "samples", **params))["items"]) == count, params
 
 
-async def test_samples_that_a_resumed_run_wrote_again(redis_url: str, api: Api) -> None:
+async def test_samples_rewritten_by_a_resumed_run_are_replaced(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     await write(redis_url, run_id, "samples", [sample(s, s, i, life=1) for s in (0, 10, 20) for i in range(2)])
     assert len((await get(api, run_id, "samples"))["items"]) == 6
@@ -164,7 +164,7 @@ async def test_samples_that_a_resumed_run_wrote_again(redis_url: str, api: Api) 
     assert [(item["step"], item["life"]) for item in items] == [(10, 2), (10, 2), (0, 1), (0, 1)]
 
 
-async def test_samples_outlast_the_streams_trimming(redis_url: str, api: Api) -> None:
+async def test_samples_are_available_after_the_stream_was_trimmed(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     await write(redis_url, run_id, "samples", [sample(step, step, 0) for step in range(10)])
     assert len((await get(api, run_id, "samples"))["items"]) == 10
@@ -188,7 +188,7 @@ async def test_evaluations_timeline_and_ledger(redis_url: str, api: Api) -> None
     assert await get(api, run_id, "ledger") == {"counts": {"admitted": 8, "trained": 8}}
 
 
-async def test_numbers_that_json_lacks(redis_url: str, api: Api) -> None:
+async def test_nan_and_infinity_are_null(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     for stream in ("events", "evaluations", "timeline", "samples"):
         row = {**sample(0, 0, 0), "kind": "k", "time": 1.0, "version": 0, "value": math.nan, "deep": [math.inf]}
@@ -197,7 +197,7 @@ async def test_numbers_that_json_lacks(redis_url: str, api: Api) -> None:
         assert (item["value"], item["deep"]) == (None, [None])
 
 
-async def test_logs(redis_url: str, api: Api, runs: Path) -> None:
+async def test_logs_are_read_in_pieces(redis_url: str, api: Api, runs: Path) -> None:
     run_id = await make_run(api)
     logs = runs / run_id / "logs"
     assert (await get(api, run_id, "logs"))["items"] == [{"process": "driver", "bytes": None}]
@@ -222,7 +222,7 @@ async def test_logs(redis_url: str, api: Api, runs: Path) -> None:
         assert "root:" not in text
 
 
-async def test_what_was_there_is_there_after_a_restart(redis_url: str, api: Api, runs: Path) -> None:
+async def test_data_is_still_there_after_a_restart(redis_url: str, api: Api, runs: Path) -> None:
     from tests.integration.api.servers import serving
 
     run_id = await make_run(api, "kept")

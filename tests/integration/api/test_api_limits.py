@@ -1,4 +1,4 @@
-"""Clients that are slow, greedy or hostile, on real sockets; and servers that a part of has died."""
+"""Slow, greedy or hostile clients on real sockets, and servers in which a background task has died."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from services.api.auth import KEY
-from services.local_redis import embedded_redis
-from services.store import Store
+from services.stack.redis import embedded_redis
+from services.store.redis import Store
 from tests.integration.api.servers import ADMIN, Api, a_job, make_run, serving
 from volley.errors import HostError
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 
 async def send(api: Api, *pieces: bytes, pause: float = 0.0, seconds: float = 10) -> bytes:
-    """All that the server answers to these bytes, until it closes or falls silent for half a second."""
+    """Everything the server sends after these bytes, until it closes or is silent for half a second."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     answer = b""
     try:
@@ -50,7 +50,7 @@ def status(answer: bytes) -> int:
 HEAD = b"POST /v1/jobs/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-async def test_bodies_too_large_however_they_are_sent(redis_url: str) -> None:
+async def test_bodies_that_are_too_large_are_rejected_however_they_are_sent(redis_url: str) -> None:
     async with serving(redis_url, max_body=2048) as api:
         declared = await send(api, HEAD + b"Content-Length: 99999999\r\n\r\n")
         assert status(declared) == 413
@@ -58,7 +58,7 @@ async def test_bodies_too_large_however_they_are_sent(redis_url: str) -> None:
         assert status(await send(api, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk)) == 413
         for body in (b" " * (50 << 20), spaces(50)):
             huge = await api.http.post("/v1/jobs/check", content=body, headers={"Content-Type": "application/json"})
-            assert huge.status_code == 413, "read while it is still sending"
+            assert huge.status_code == 413, "the answer arrives while the client is still sending"
         small = await api.http.post("/v1/jobs/check", json={"job": {}})
         assert small.status_code == 422
 
@@ -68,7 +68,7 @@ async def spaces(megabytes: int) -> AsyncIterator[bytes]:
         yield b" " * (1 << 20)
 
 
-async def test_a_body_that_was_answered_unread_has_to_end(redis_url: str) -> None:
+async def test_an_unread_body_must_end_within_its_time(redis_url: str) -> None:
     async with serving(redis_url, max_body=2048, head_seconds=0.5) as api:
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         writer.write(HEAD + b"Content-Length: 99999999\r\n\r\n")
@@ -82,14 +82,14 @@ async def test_a_body_that_was_answered_unread_has_to_end(redis_url: str) -> Non
         writer.close()
 
 
-async def test_a_body_that_does_not_come(redis_url: str) -> None:
+async def test_a_body_that_never_arrives_times_out(redis_url: str) -> None:
     async with serving(redis_url, body_seconds=0.5) as api:
         begun = time.monotonic()
         assert status(await send(api, HEAD + b"Content-Length: 10\r\n\r\n{")) == 408
         assert time.monotonic() - begun < 3
 
 
-async def test_a_head_that_does_not_end(redis_url: str) -> None:
+async def test_a_request_head_that_never_ends_times_out(redis_url: str) -> None:
     async with serving(redis_url, head_seconds=0.5) as api:
         for first in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n"):
             begun = time.monotonic()
@@ -100,7 +100,7 @@ async def test_a_head_that_does_not_end(redis_url: str) -> None:
         writer.write(good)
         assert b"200" in await reader.readuntil(b"\r\n")
         await asyncio.sleep(0.7)
-        writer.write(good)  # between two requests a connection may rest
+        writer.write(good)  # a connection may be idle between two requests
         assert b"ok" in await asyncio.wait_for(reader.readuntil(b"}"), 3)
         writer.write(good[:20])
         assert b"HTTP" not in (await asyncio.wait_for(reader.read(), 3)).partition(b"}")[2]
@@ -134,20 +134,20 @@ async def test_a_head_that_does_not_end(redis_url: str) -> None:
         (b'{"job": {"kind": "rl", "seed": ' + b"9" * 400 + b"}}", 422),
     ],
 )
-async def test_hostile_bodies(api: Api, body: bytes, expected: int) -> None:
+async def test_hostile_bodies_are_rejected(api: Api, body: bytes, expected: int) -> None:
     for path in ("/v1/jobs/check", "/v1/runs"):
         answer = await api.http.post(path, content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == expected, answer.text
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_what_is_not_json(api: Api) -> None:
+async def test_bodies_that_are_not_json_are_rejected(api: Api) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"):
         answer = await api.http.post("/v1/jobs/check", content=b"{}", headers={"Content-Type": kind})
         assert answer.status_code == 415
 
 
-async def test_a_client_in_a_hurry_waits_and_others_do_not(redis_url: str) -> None:
+async def test_only_the_client_over_its_rate_is_limited(redis_url: str) -> None:
     async with serving(redis_url, admin_token=ADMIN, rate=0.1, burst=5) as api:
         other = (await api.http.post("/v1/tokens", json={"name": "other", "scope": "read"})).json()["token"]
         answers = await asyncio.gather(*(api.http.get("/v1/runs") for _ in range(20)))
@@ -160,10 +160,10 @@ async def test_a_client_in_a_hurry_waits_and_others_do_not(redis_url: str) -> No
             (await api.http.get("/v1/runs", headers={"Authorization": f"Bearer guess-{i}"})).status_code
             for i in range(20)
         ]
-        assert 429 in guesses, "who guesses tokens is counted by address, whatever the guess"
+        assert 429 in guesses, "wrong tokens are counted per address"
 
 
-async def test_redis_away_is_said_and_survived(tmp_path: Path) -> None:
+async def test_an_unavailable_redis_is_reported_and_survived(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url:
         socket = Path(url.removeprefix("unix://"))
         async with serving(url, redis_retries=0) as api:
@@ -188,7 +188,7 @@ async def _close_connections(api: Api) -> None:
     await context.store._redis.connection_pool.disconnect()
 
 
-async def test_a_dead_part_ends_the_server() -> None:
+async def test_the_server_ends_if_a_background_task_dies() -> None:
     async def part() -> None:
         await asyncio.sleep(0.1)
         raise HostError("the supervisor is beside itself")
@@ -200,7 +200,7 @@ async def test_a_dead_part_ends_the_server() -> None:
         assert isinstance(api.server.failure, HostError)
 
 
-async def test_the_process_starts_says_what_is_wrong_and_ends_on_sigterm(redis_url: str, tmp_path: Path) -> None:
+async def test_the_server_process_starts_reports_errors_and_ends_on_sigterm(redis_url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.api.serve"]
 
     def run(settings: str) -> "subprocess.CompletedProcess[bytes]":
@@ -214,7 +214,7 @@ async def test_the_process_starts_says_what_is_wrong_and_ends_on_sigterm(redis_u
     settings = f'{{"redis_url": "{redis_url}", "ray_address": "http://127.0.0.1:1", "port": 0, "host": "0.0.0.0"}}'
     refused = await asyncio.to_thread(run, settings)
     assert refused.returncode != 0
-    assert b"reached from other machines" in refused.stderr
+    assert b"other machines can reach" in refused.stderr
     settings = settings.replace("0.0.0.0", "127.0.0.1")
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -227,7 +227,7 @@ async def test_the_process_starts_says_what_is_wrong_and_ends_on_sigterm(redis_u
     assert await asyncio.wait_for(process.wait(), 15) in (0, -signal.SIGTERM)
 
 
-async def test_a_job_is_checked_in_a_process_of_its_own(redis_url: str, tmp_path: Path) -> None:
+async def test_a_job_is_checked_in_a_separate_process(redis_url: str, tmp_path: Path) -> None:
     from services.api.jobs import ProcessChecker
 
     async with serving(redis_url, checker=ProcessChecker(60)) as api:
@@ -238,3 +238,16 @@ async def test_a_job_is_checked_in_a_process_of_its_own(redis_url: str, tmp_path
     async with serving(redis_url, checker=ProcessChecker(0.05)) as api:
         answer = await api.http.post("/v1/jobs/check", json={"job": job})
         assert (answer.status_code, "check_seconds" in answer.json()["detail"]) == (503, True)
+
+
+async def test_silent_connections_do_not_keep_others_out(redis_url: str) -> None:
+    async with serving(redis_url, live_clients=1) as api:
+        silent = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(520)]
+        for _, writer in silent[:10]:  # one that was answered, and says nothing since, is no better
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.sleep(0.5)
+        for _ in range(5):
+            answer = await send(api, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert status(answer) == 200, answer
+        for _, writer in silent:
+            writer.close()

@@ -1,4 +1,4 @@
-"""Live views: nothing lost, nothing twice, one reader however many look on, and an end within seconds."""
+"""Live views: no event is lost or repeated, all viewers share one reader, and views end within seconds."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.store import Store
+from services.store.redis import Store
 from tests.integration.api.servers import Api, driver, flushed, make_run, observe, serving
 
 pytestmark = pytest.mark.integration
@@ -66,13 +66,13 @@ async def write_steps(redis_url: str, run_id: str, steps: range) -> None:
         await flushed(outbox)
 
 
-async def test_a_view_shows_what_comes(redis_url: str, api: Api) -> None:
+async def test_a_view_shows_new_events(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
-    await write_steps(redis_url, run_id, range(3))  # before anybody looks
+    await write_steps(redis_url, run_id, range(3))  # before anyone is watching
     async with watching(api, f"/v1/runs/{run_id}/live") as watcher:
         kind, event_id, state = await watcher.next()
         assert (kind, state["state"]) == ("observed", "queued")
-        assert event_id is not None, "a client can come back from the first event on"
+        assert event_id is not None, "a client can reconnect after any event"
         assert set(state) == {"desired", "observed", "state"}
         await write_steps(redis_url, run_id, range(3, 5))
         assert (await watcher.until("metrics"))["rows"][0]["step"] == 3
@@ -83,7 +83,7 @@ async def test_a_view_shows_what_comes(redis_url: str, api: Api) -> None:
         assert (await watcher.until("observed"))["desired"]["actors"] == 2
 
 
-async def test_a_client_that_comes_back_misses_nothing_and_sees_nothing_twice(redis_url: str, api: Api) -> None:
+async def test_a_reconnecting_client_misses_nothing_and_sees_nothing_twice(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     steps, last_id = 300, None
     seen: dict[str, list[int]] = {"metrics": [], "events": []}
@@ -104,7 +104,7 @@ async def test_a_client_that_comes_back_misses_nothing_and_sees_nothing_twice(re
         while min(map(len, seen.values())) < steps:
             turn += 1
             async with watching((api, other)[turn % 2], f"/v1/runs/{run_id}/live", last_id) as watcher:
-                for _ in range(turn % 4 + 1):  # it leaves after a few events, wherever that is
+                for _ in range(turn % 4 + 1):  # it disconnects after a few events, at any point
                     if min(map(len, seen.values())) >= steps:
                         break
                     kind, _, data = await watcher.next()
@@ -116,7 +116,7 @@ async def test_a_client_that_comes_back_misses_nothing_and_sees_nothing_twice(re
     assert seen == {"metrics": list(range(steps)), "events": list(range(steps))}
 
 
-async def test_all_viewers_see_the_same_through_one_reader(redis_url: str) -> None:
+async def test_all_viewers_share_one_reader(redis_url: str) -> None:
     async with serving(redis_url) as api, Store(redis_url) as store:
         run_id = await make_run(api)
 
@@ -138,10 +138,10 @@ async def test_all_viewers_see_the_same_through_one_reader(redis_url: str) -> No
         await write_steps(redis_url, run_id, range(40))
         assert await asyncio.gather(*viewers) == [list(range(40))] * 50
         reads = (await store._redis.info("commandstats"))["cmdstat_xread"]["calls"] - before
-        assert reads <= 6 * (time.monotonic() - begun) + 6, "reads do not grow with the viewers"
+        assert reads <= 6 * (time.monotonic() - begun) + 6, "the number of reads does not grow with the viewers"
 
 
-async def test_the_last_viewer_takes_the_reader_along(redis_url: str, api: Api) -> None:
+async def test_the_reader_ends_with_the_last_viewer(redis_url: str, api: Api) -> None:
     run_id = await make_run(api)
     live = api.server.config.app.state.context.live  # type: ignore[union-attr]
     async with watching(api, f"/v1/runs/{run_id}/live") as watcher:
@@ -153,7 +153,7 @@ async def test_the_last_viewer_takes_the_reader_along(redis_url: str, api: Api) 
     assert not live._feeds
 
 
-async def test_all_runs_live(redis_url: str, api: Api) -> None:
+async def test_the_list_of_runs_is_live(redis_url: str, api: Api) -> None:
     async with watching(api, "/v1/live") as watcher:
         assert isinstance((await watcher.until("runs"))["items"], list)
         run_id = await make_run(api, "shown")
@@ -176,14 +176,14 @@ async def test_a_deleted_run_ends_its_views(redis_url: str, api: Api) -> None:
 
 
 @pytest.mark.parametrize("last_id", ["x", "1-0", "1-0.1-0", "1-0.1-0.1-0.1-0", "١-0.1-0.1-0", "-1-0.1-0.1-0"])
-async def test_a_bad_id_is_refused(api: Api, last_id: str) -> None:
+async def test_an_invalid_event_id_is_rejected(api: Api, last_id: str) -> None:
     run_id = await make_run(api)
     headers = {b"Last-Event-ID": last_id.encode()}
     answer = await api.http.get(f"/v1/runs/{run_id}/live", headers=headers)
     assert answer.status_code == 422
 
 
-async def test_no_more_viewers_than_allowed(redis_url: str) -> None:
+async def test_the_number_of_viewers_is_limited(redis_url: str) -> None:
     async with serving(redis_url, live_clients=2) as api:
         async with watching(api, "/v1/live") as one, watching(api, "/v1/live") as two:
             await one.next()
@@ -197,7 +197,7 @@ async def test_no_more_viewers_than_allowed(redis_url: str) -> None:
             await three.next()
 
 
-async def test_views_end_within_two_seconds_of_the_server(redis_url: str) -> None:
+async def test_views_end_within_two_seconds_after_the_server_stops(redis_url: str) -> None:
     async with serving(redis_url) as api:
         run_id = await make_run(api)
         async with watching(api, f"/v1/runs/{run_id}/live") as watcher:

@@ -1,4 +1,4 @@
-"""Runs over the API: made, listed, changed, stopped, resumed, deleted; before a real Redis."""
+"""Runs over the API with a real Redis: created, listed, changed, stopped, resumed, deleted."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.store import Store
+from services.store.redis import Store
 from tests.integration.api.servers import Api, a_job, make_run, observe, serving
 from volley.errors import JobError
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
-    """The problem document in ``answer``, which is to be of that status and kind."""
+    """The problem document in ``answer``; asserts its status and kind."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()
@@ -26,7 +26,7 @@ def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     return document
 
 
-async def test_a_run_is_made_and_found(api: Api, runs: Path) -> None:
+async def test_a_run_is_created_and_found(api: Api, runs: Path) -> None:
     before = time.time()
     answer = await api.http.post("/v1/runs", json={"job": a_job("first"), "tags": {"team": "a"}})
     assert answer.status_code == 201
@@ -42,7 +42,7 @@ async def test_a_run_is_made_and_found(api: Api, runs: Path) -> None:
     assert (await api.http.get(answer.headers["location"])).json() == view
 
 
-async def test_the_same_idempotency_key_makes_one_run(api: Api) -> None:
+async def test_the_same_idempotency_key_creates_one_run(api: Api) -> None:
     async def post(job: dict[str, Any]) -> httpx.Response:
         return await api.http.post("/v1/runs", json={"job": job}, headers={"Idempotency-Key": "once"})
 
@@ -54,8 +54,8 @@ async def test_the_same_idempotency_key_makes_one_run(api: Api) -> None:
     problem(await post(a_job("twice")), 409, "idempotency-key-used")
 
 
-async def test_a_job_that_was_taken_is_not_checked_again(redis_url: str) -> None:
-    """A client that gave up waiting for the check, and asks again, is answered at once."""
+async def test_an_accepted_job_is_not_checked_again(redis_url: str) -> None:
+    """A client that gave up waiting for the check and asks again is answered immediately."""
     checked: list[str] = []
 
     async def slowly(job: Any) -> None:
@@ -71,7 +71,7 @@ async def test_a_job_that_was_taken_is_not_checked_again(redis_url: str) -> None
     assert checked == ["slow"]
 
 
-async def test_a_bad_job_says_what_to_write(api: Api) -> None:
+async def test_an_invalid_job_is_rejected_with_advice(api: Api) -> None:
     bad = a_job(steps=0, sampling={"n": 8, "max_token": 1})
     document = problem(await api.http.post("/v1/runs", json={"job": bad}), 422, "invalid-job")
     assert {error["pointer"] for error in document["errors"]} == {"/job/rl/steps", "/job/rl/sampling/max_token"}
@@ -101,7 +101,9 @@ async def test_a_bad_job_says_what_to_write(api: Api) -> None:
         ),
     ],
 )
-async def test_a_job_this_server_does_not_take(api: Api, changes: dict[str, Any], pointer: str, words: str) -> None:
+async def test_a_job_that_this_server_does_not_accept(
+    api: Api, changes: dict[str, Any], pointer: str, words: str
+) -> None:
     for path in ("/v1/runs", "/v1/jobs/check"):
         document = problem(await api.http.post(path, json={"job": a_job(**changes)}), 422, "job-not-taken")
         assert [error["pointer"] for error in document["errors"]] == [pointer]
@@ -109,13 +111,13 @@ async def test_a_job_this_server_does_not_take(api: Api, changes: dict[str, Any]
         assert "hunter2" not in document["detail"]
 
 
-async def test_code_that_is_allowed(api: Api) -> None:
+async def test_allowed_code_is_accepted(api: Api) -> None:
     for target in ("scorers:f", "scorers.countdown:f"):
         job = a_job(scorer={"kind": "python", "target": target}, actors={"engine": {"enforce_eager": True}})
         assert (await api.http.post("/v1/jobs/check", json={"job": job})).json() == {"ok": True}
 
 
-async def test_the_checker_has_a_say(redis_url: str) -> None:
+async def test_errors_of_the_job_check_are_returned(redis_url: str) -> None:
     async def refuse(job: Any) -> None:
         raise JobError(f"{job.data.path}:3: the row has no prompt")
 
@@ -124,7 +126,7 @@ async def test_the_checker_has_a_say(redis_url: str) -> None:
         assert document["detail"] == "/data/prompts.jsonl:3: the row has no prompt"
 
 
-async def test_paging_and_filters(redis_url: str, api: Api) -> None:
+async def test_runs_are_paged_and_filtered(redis_url: str, api: Api) -> None:
     ids = [await make_run(api, f"page-{i}") for i in range(7)]
     await observe(redis_url, ids[3], state="done", step=16)
     seen: list[str] = []
@@ -134,7 +136,7 @@ async def test_paging_and_filters(redis_url: str, api: Api) -> None:
         page = (await api.http.get("/v1/runs", params=params)).json()
         seen += [item["id"] for item in page["items"]]
         if len(seen) == 3:
-            ids.append(await make_run(api, "page-late"))  # a newer one does not shift the pages behind it
+            ids.append(await make_run(api, "page-late"))  # a newer run does not shift later pages
         if (cursor := page["next"]) is None:
             break
     assert seen == list(reversed(ids[:7]))
@@ -144,7 +146,7 @@ async def test_paging_and_filters(redis_url: str, api: Api) -> None:
     problem(await api.http.get("/v1/runs", params={"cursor": "nonsense"}), 422, "invalid-request")
 
 
-async def test_tags_filter_together(api: Api) -> None:
+async def test_tag_filters_are_combined(api: Api) -> None:
     for tags in ({"a": "1"}, {"a": "1", "b": "x=y"}):
         await api.http.post("/v1/runs", json={"job": a_job("tagged"), "tags": tags})
     asked: tuple[tuple[tuple[str, ...], int], ...] = ((("a=1",), 2), (("a=1", "b=x=y"), 1), (("a=",), 0))
@@ -153,7 +155,7 @@ async def test_tags_filter_together(api: Api) -> None:
         assert len((await api.http.get("/v1/runs", params=params)).json()["items"]) == count
 
 
-async def test_a_summary(redis_url: str, api: Api) -> None:
+async def test_a_summary_has_progress_and_newest_metrics(redis_url: str, api: Api) -> None:
     run_id = await make_run(api, "summed")
     async with Store(redis_url) as store:
         for step in range(50):
@@ -169,7 +171,7 @@ async def test_a_summary(redis_url: str, api: Api) -> None:
     assert (await api.http.get(f"/v1/runs/{run_id}")).json()["state"] == "lost"
 
 
-async def test_desired_changes_add_up(api: Api) -> None:
+async def test_desired_changes_accumulate(api: Api) -> None:
     run_id = await make_run(api)
     path = f"/v1/runs/{run_id}"
     first = await api.http.patch(path, json={"actors": 3, "objective": {"k": 2}})
@@ -181,7 +183,7 @@ async def test_desired_changes_add_up(api: Api) -> None:
     assert (third["actors"], third["paused"], third["objective"], third["revision"]) == (None, False, {}, 3)
 
 
-async def test_nobody_overwrites_a_change_unseen(api: Api) -> None:
+async def test_a_change_based_on_an_old_revision_is_rejected(api: Api) -> None:
     path = f"/v1/runs/{await make_run(api)}"
     answers = await asyncio.gather(
         *(api.http.patch(path, json={"actors": count}, headers={"If-Match": '"0"'}) for count in range(1, 9))
@@ -189,7 +191,7 @@ async def test_nobody_overwrites_a_change_unseen(api: Api) -> None:
     assert sorted(answer.status_code for answer in answers) == [200] + [412] * 7
     problem(next(answer for answer in answers if answer.status_code == 412), 412, "changed-meanwhile")
     await asyncio.gather(*(api.http.patch(path, json={"actors": count}) for count in range(1, 9)))
-    assert (await api.http.get(path)).json()["desired"]["revision"] == 9, "without If-Match each one counts"
+    assert (await api.http.get(path)).json()["desired"]["revision"] == 9, "without If-Match every change is applied"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ async def test_changes_that_can_not_be(api: Api, changes: dict[str, Any], words:
     assert (await api.http.get(path)).json()["desired"]["revision"] == 0
 
 
-async def test_the_life_of_a_run(redis_url: str, api: Api) -> None:
+async def test_a_run_is_stopped_resumed_and_deleted(redis_url: str, api: Api) -> None:
     run_id = await make_run(api, "mortal")
     path = f"/v1/runs/{run_id}"
     problem(await api.http.delete(path), 409, "run-is-live")
@@ -233,7 +235,7 @@ async def test_the_life_of_a_run(redis_url: str, api: Api) -> None:
     assert (await api.http.get("/v1/runs", params={"name": "mortal"})).json()["items"] == []
 
 
-async def test_where_the_model_lies(redis_url: str, api: Api, runs: Path) -> None:
+async def test_the_view_tells_where_the_model_is(redis_url: str, api: Api, runs: Path) -> None:
     run_id = await make_run(api)
     path = f"/v1/runs/{run_id}/export"
     nothing = (await api.http.post(path)).json()

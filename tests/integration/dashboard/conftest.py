@@ -1,4 +1,4 @@
-"""A real browser on the real API and Redis; the drivers of the runs are made up (`tests.dashboard_server`)."""
+"""A real browser with the real API and Redis; the drivers of the runs are simulated (`tests.dashboard_server`)."""
 
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,7 +45,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 
 @pytest.fixture
 async def visit(browser: Browser, stage: Stage) -> AsyncIterator[Open]:
-    """Open a page of the dashboard. At the end: no error in the page, and nothing asked of another server."""
+    """Open a page of the dashboard; afterwards, assert that it had no error and contacted no other server."""
     faults: list[str] = []
     async with AsyncExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""What a user does by clicking arrives as desired state, after a confirmation and only then."""
+"""What a user does by clicking becomes desired state, but only after a confirmation."""
 
 from collections.abc import AsyncIterator
 
@@ -12,7 +12,7 @@ from tests.integration.dashboard.conftest import Open
 
 @pytest.fixture
 async def run(stage: Stage) -> AsyncIterator[FakeRun]:
-    """A live run of this test's own."""
+    """A live run for this test only."""
     made = make_run("steered", "running", done=20, steps=5000, seed=200 + len(stage.runs))
     await stage.add(made)
     yield made
@@ -26,7 +26,7 @@ async def opened(visit: Open, run: FakeRun, **options: object) -> Page:
     return page
 
 
-async def test_scaling_by_clicks(visit: Open, stage: Stage, run: FakeRun) -> None:
+async def test_a_role_is_scaled_by_clicks(visit: Open, stage: Stage, run: FakeRun) -> None:
     page = await opened(visit, run)
     actors = page.get_by_role("group", name="Actors")
     await actors.get_by_role("button", name="More actors").click()
@@ -47,7 +47,7 @@ async def test_scaling_by_clicks(visit: Open, stage: Stage, run: FakeRun) -> Non
     assert (await stage.store.desired(run.record.id)).reward_workers == 1
 
 
-async def test_a_proposal_is_taken_back(visit: Open, stage: Stage, run: FakeRun) -> None:
+async def test_a_proposed_change_can_be_cancelled(visit: Open, stage: Stage, run: FakeRun) -> None:
     page = await opened(visit, run)
     actors = page.get_by_role("group", name="Actors")
     await actors.get_by_role("button", name="Fewer actors").click()
@@ -99,8 +99,8 @@ async def test_stop_is_confirmed_and_a_stopped_run_is_resumed(visit: Open, stage
     await expect(page.locator("h1 + .badge")).to_have_text("running")
 
 
-async def test_k_is_changed_and_a_wrong_one_is_refused_in_words(visit: Open, stage: Stage, run: FakeRun) -> None:
-    page = await opened(visit, run, faultless=False)  # the browser logs each refusal
+async def test_k_can_be_changed_and_an_invalid_k_shows_an_error(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run, faultless=False)  # the browser logs each rejected request
     dialog = page.get_by_role("dialog")
     await page.get_by_role("button", name="Change k").click()
     await expect(dialog.get_by_role("spinbutton")).to_have_value("8")

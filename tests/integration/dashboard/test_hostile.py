@@ -1,4 +1,4 @@
-"""Whatever a model or a user writes is text on the page, and nothing but text."""
+"""Whatever a model or a user writes appears on the page as text only."""
 
 import random
 import re
@@ -15,7 +15,7 @@ SOURCES = Path(services.__file__).parent / "dashboard"
 
 
 async def hostile_run(stage: Stage) -> FakeRun:
-    """A run whose name, problem, tags, events and samples would all do harm as HTML."""
+    """A run whose name, problem, tags, events and samples would all be harmful as HTML."""
     run = make_run("hostile", "failed", done=3, seed=8, problem=HOSTILE[0])
     job = {**run.record.job, "scorer": {"kind": "code", "sandbox": {"min_tier": "none"}}}
     run.record = run.record.model_copy(update={"name": HOSTILE[1], "tags": {"t": HOSTILE[2]}, "job": job})
@@ -61,7 +61,7 @@ async def test_names_problems_events_and_tags_stay_text(visit: Open, stage: Stag
     await harmless(page)
 
 
-def test_no_source_parses_html_or_runs_text() -> None:
+def test_no_source_file_parses_html_or_evaluates_text() -> None:
     forbidden = re.compile(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setAttribute\(.on|srcdoc"
     )

@@ -1,4 +1,4 @@
-"""Live views: they move, outlive the server, and ask for a token where one is needed."""
+"""Live views move, survive a server restart, and ask for a token if the server needs one."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from tests.integration.dashboard.conftest import WIDE, Open
 RUNNING = "#/runs/countdown-max8-0001"
 TOKEN = "an-admin-token-of-32-characters!"
 
-# Pieces cut anywhere, three ways to end a line, a comment, an event over two data lines, one without an id.
+# Arbitrary pieces, three kinds of line ends, a comment, an event with two data lines, an event without an id.
 PARSE = """async () => {
     const {EventParser} = await import("/js/stream.js");
     const text = "event: a\\r\\nid: 1\\r\\ndata: {\\"x\\":\\r\\ndata: 1}\\r\\n\\r\\n: ping\\n\\n"
@@ -57,14 +57,14 @@ POINT = """async () => {
 }"""
 
 
-async def step_shown(page: Page) -> int:
+async def displayed_step(page: Page) -> int:
     text = await page.locator(".tile .value").first.inner_text()
     return int(text.replace(",", "")) if re.fullmatch(r"[\d,]+", text) else -1
 
 
 async def until_step(page: Page, step: int, seconds: float = 15) -> None:
     async with asyncio.timeout(seconds):
-        while await step_shown(page) < step:  # noqa: ASYNC110 - the page has no event for it
+        while await displayed_step(page) < step:  # noqa: ASYNC110 - the page has no event for it
             await asyncio.sleep(0.05)
 
 
@@ -72,14 +72,14 @@ async def test_curves_move_with_the_run(visit: Open) -> None:
     page = await visit(RUNNING)
     canvas = page.locator(".chart canvas").first
     await expect(canvas).to_be_visible()
-    before, step = await canvas.evaluate("canvas => canvas.toDataURL()"), await step_shown(page)
+    before, step = await canvas.evaluate("canvas => canvas.toDataURL()"), await displayed_step(page)
     await until_step(page, step + 3)
     await page.wait_for_function(
         "([canvas, before]) => canvas.toDataURL() !== before", arg=[await canvas.element_handle(), before]
     )
 
 
-async def test_a_new_run_enters_the_list(visit: Open, stage: Stage) -> None:
+async def test_a_new_run_appears_in_the_list(visit: Open, stage: Stage) -> None:
     page = await visit("#/runs")
     await expect(page.locator(".run-row")).to_have_count(len(stage.runs))
     run_id = await stage.add(make_run("just-made", "starting", seed=77))
@@ -90,7 +90,7 @@ async def test_a_new_run_enters_the_list(visit: Open, stage: Stage) -> None:
     await expect(row).to_have_count(0)
 
 
-async def test_a_restarted_server_is_found_again_and_nothing_is_missed(browser: Browser, tmp_path: Path) -> None:
+async def test_the_page_reconnects_to_a_restarted_server_and_misses_nothing(browser: Browser, tmp_path: Path) -> None:
     resumed_from: list[str | None] = []
     async with stage(tmp_path, tick=0.2) as made:
         context = await browser.new_context(viewport=WIDE)
@@ -102,7 +102,7 @@ async def test_a_restarted_server_is_found_again_and_nothing_is_missed(browser: 
             await until_step(page, 231)
         link = page.locator("#link-state")
         await expect(link).to_contain_text("Reconnecting")
-        away = await step_shown(page)
+        away = await displayed_step(page)
         await asyncio.sleep(1.5)
         async with api(made.url, port):
             await expect(link).to_have_text("Live", timeout=20_000)
@@ -110,8 +110,8 @@ async def test_a_restarted_server_is_found_again_and_nothing_is_missed(browser: 
             steps = await _steps_drawn(page)
         await context.close()
     assert resumed_from[0] is None
-    assert resumed_from[-1] is not None, "it says how far it had come"
-    assert steps == list(range(len(steps))), "no step is left out and none is there twice"
+    assert resumed_from[-1] is not None, "the page tells the server the last event it has seen"
+    assert steps == list(range(len(steps))), "no step is missing or repeated"
 
 
 def _note_live(asked: Any, found: list[str | None]) -> None:
@@ -120,23 +120,23 @@ def _note_live(asked: Any, found: list[str | None]) -> None:
 
 
 async def _steps_drawn(page: Page) -> list[int]:
-    """The steps that the reward chart names as the cursor goes along it: what a reader can point at."""
+    """The steps that the reward chart names while the cursor moves along it."""
     found = await page.evaluate(POINT)
     return sorted({int(text.removeprefix("step ")) for text in found if text})
 
 
-async def test_a_guarded_server_asks_for_a_token_once(browser: Browser, stage: Stage) -> None:
+async def test_a_server_with_tokens_asks_for_one_once(browser: Browser, stage: Stage) -> None:
     async with api(stage.url, admin_token=TOKEN) as base:
         context = await browser.new_context(viewport=WIDE)
         page = await context.new_page()
         await page.goto(f"{base}/#/runs")
         dialog = page.get_by_role("dialog")
-        await expect(dialog).to_contain_text("asks for a token")
+        await expect(dialog).to_contain_text("requires a token")
         await dialog.get_by_label("Token").fill("wrong-token-of-some-length")
-        await dialog.get_by_role("button", name="Go on").click()
-        await expect(dialog).to_contain_text("nobody has this token")
+        await dialog.get_by_role("button", name="Continue").click()
+        await expect(dialog).to_contain_text("there is no such token")
         await dialog.get_by_label("Token").fill(TOKEN)
-        await dialog.get_by_role("button", name="Go on").click()
+        await dialog.get_by_role("button", name="Continue").click()
         await expect(page.locator(".run-row")).to_have_count(6)
         await expect(page.locator("#link-state")).to_have_text("Live")
         await page.goto(f"{base}/{RUNNING}")
@@ -147,7 +147,7 @@ async def test_a_guarded_server_asks_for_a_token_once(browser: Browser, stage: S
         await context.close()
 
 
-async def test_events_are_parsed_however_they_are_cut(visit: Open) -> None:
+async def test_events_are_parsed_for_every_split(visit: Open) -> None:
     page = await visit("#/runs")
     assert await page.evaluate(PARSE) == ['[["1","a","{\\"x\\":\\n1}"],["1","message","two"],["9","b","z"]]']
 
@@ -159,4 +159,4 @@ async def test_metrics_are_bounded_and_a_resumed_run_overwrites(visit: Open) -> 
     assert found["size"] <= 4000
     assert found["rising"]
     assert found["last"] == 99_999
-    assert found["off"] < 100, "a point is a mean over its own neighbourhood, however often the old ones are merged"
+    assert found["off"] < 100, "a point is a mean over nearby steps, however often points are merged"

@@ -1,4 +1,4 @@
-"""Every page in a real browser: what it shows, by mouse and by keyboard, wide and narrow, light and dark."""
+"""Every page in a real browser, by mouse and keyboard, wide and narrow, light and dark."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ SHIFTS = """() => {
         for (const entry of list.getEntries()) window.shifted += entry.value;
     }).observe({type: "layout-shift"});
 }"""
-# The ratio of relative luminances, as WCAG 2 defines it.
+# Contrast: the ratio of relative luminances as defined by WCAG 2.
 CONTRASTS = """async () => {
     const {color} = await import("/js/palette.js");
     const linear = (part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
@@ -57,7 +57,7 @@ CONTRASTS = """async () => {
 
 
 async def paints(canvas: Locator, colours: int) -> None:
-    """Until it shows more than so many colours: drawing waits for data."""
+    """Wait until the canvas shows more than this many colours, because drawing waits for data."""
     for _ in range(100):
         if await canvas.evaluate(PAINTED) > colours:
             return
@@ -78,7 +78,7 @@ async def test_all_runs_are_listed_with_state_and_progress(visit: Open) -> None:
     await expect(page.locator("#link-state")).to_have_text("Live")
 
 
-async def test_filters_are_the_servers_and_stay_in_the_address(visit: Open) -> None:
+async def test_filters_are_applied_by_the_server_and_kept_in_the_address(visit: Open) -> None:
     page = await visit("#/runs")
     rows = page.locator(".run-row")
     await expect(rows).to_have_count(6)
@@ -90,7 +90,7 @@ async def test_filters_are_the_servers_and_stay_in_the_address(visit: Open) -> N
     await page.reload()
     await expect(rows).to_have_count(1)
     await page.get_by_label("Search by name").fill("nothing is called so")
-    await expect(page.get_by_text("No run is like this")).to_be_visible()
+    await expect(page.get_by_text("No matching runs")).to_be_visible()
     await page.get_by_label("Search by name").fill("")
     await page.get_by_label("Any state").select_option("")
     await page.get_by_label("Tag").fill("team=maths")
@@ -117,7 +117,7 @@ async def test_a_run_shows_its_curves_workers_events_and_ledger(visit: Open) -> 
     await expect(ledger).to_contain_text("Dropped9")
 
 
-async def test_one_workers_row_for_each_process(visit: Open) -> None:
+async def test_the_workers_table_has_a_row_per_process(visit: Open) -> None:
     page = await visit(RUNNING)
     rows = page.locator(".workers tbody tr")
     await expect(rows).to_have_count(5)
@@ -134,7 +134,7 @@ async def test_a_legend_hides_and_shows_a_series(visit: Open) -> None:
     await expect(key).to_have_attribute("aria-pressed", "true")
 
 
-async def test_why_a_run_failed_is_said_on_top(visit: Open) -> None:
+async def test_the_reason_of_a_failure_is_at_the_top(visit: Open) -> None:
     page = await visit("#/runs/apps-code-max12-0004")
     await expect(page.locator(".banner")).to_contain_text("20 batches in a row had no group with a signal")
 
@@ -154,7 +154,7 @@ async def test_samples_are_browsed_by_mouse_and_keyboard(visit: Open) -> None:
     first = detail.locator(".sample").first
     await expect(first).to_contain_text("Passed")
     await expect(first).to_contain_text("advantage +0.380")
-    await expect(first).to_contain_text("version 390, from token 31 on 391")
+    await expect(first).to_contain_text("version 390, then 391 from token 31")
     await expect(detail.locator(".failing").first).to_contain_text("test 3 of 8")
 
 
@@ -167,11 +167,11 @@ async def test_samples_are_filtered_by_verdict(visit: Open) -> None:
         "passed"
     }
     await page.get_by_label("Verdict").select_option("infra_error")
-    await expect(page.get_by_text("No sample is like this")).to_be_visible()
+    await expect(page.get_by_text("No matching samples")).to_be_visible()
 
 
-async def test_two_runs_are_compared_from_the_list(visit: Open) -> None:
-    """In the order they were chosen in, whichever answer comes first."""
+async def test_two_runs_chosen_in_the_list_are_compared(visit: Open) -> None:
+    """They appear in the order of selection, whichever answer arrives first."""
 
     async def late(route: Route) -> None:
         await asyncio.sleep(0.5)
@@ -186,14 +186,14 @@ async def test_two_runs_are_compared_from_the_list(visit: Open) -> None:
     await expect(diff.get_by_role("row", name="objective.k 8 –")).to_be_visible()
     await expect(diff.get_by_role("cell", name="objective.kind")).to_be_visible()
     await expect(diff.get_by_role("cell", name="seed", exact=True)).to_have_count(0)
-    await page.get_by_label("Show what is the same").check()
+    await page.get_by_label("Show identical fields").check()
     await expect(diff.get_by_role("cell", name="seed", exact=True)).to_be_visible()
     await page.get_by_label("Metric").select_option("entropy")
     await page.wait_for_url("**metric=entropy")
     await paints(page.locator(".chart canvas").first, 3)
 
 
-async def test_the_cluster_and_who_holds_it(visit: Open) -> None:
+async def test_the_cluster_page_shows_nodes_and_runs(visit: Open) -> None:
     page = await visit("#/cluster")
     await expect(page.locator(".nodes .card")).to_have_count(3)
     await expect(page.locator(".nodes .card").nth(2)).to_contain_text("dead")
@@ -201,18 +201,18 @@ async def test_the_cluster_and_who_holds_it(visit: Open) -> None:
     await expect(page.locator("tbody tr", has_text="countdown-max8").first).to_contain_text("Actors")
 
 
-async def test_the_job_in_full(visit: Open) -> None:
+async def test_the_complete_job_is_shown(visit: Open) -> None:
     page = await visit(f"{RUNNING}/job")
     await page.get_by_label("Find a field").fill("objective")
     await expect(page.get_by_role("row", name="objective.k 8")).to_be_visible()
     await expect(page.get_by_role("cell", name="seed", exact=True)).to_have_count(0)
 
 
-async def test_an_unknown_run_and_an_unknown_page(visit: Open) -> None:
+async def test_unknown_runs_and_pages_are_reported(visit: Open) -> None:
     page = await visit("#/runs/nobody", faultless=False)
-    await expect(page.get_by_role("alert")).to_contain_text("There is no such thing here")
+    await expect(page.get_by_role("alert")).to_contain_text("Not found")
     await page.goto(page.url.replace("#/runs/nobody", "#/nowhere"))
-    await expect(page.get_by_text("There is no such page")).to_be_visible()
+    await expect(page.get_by_text("Page not found")).to_be_visible()
 
 
 @pytest.mark.parametrize(
@@ -254,11 +254,11 @@ async def test_nothing_jumps_while_a_page_loads(visit: Open, address: str) -> No
     await page.evaluate("address => { location.hash = address; }", address)
     await expect(page.locator("canvas, .sample").first).to_be_visible()
     await page.wait_for_timeout(1500)
-    assert await page.evaluate("window.shifted") < 0.1, "what web vitals call good"
+    assert await page.evaluate("window.shifted") < 0.1, "the limit that Web Vitals calls good"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_words_can_be_read_on_their_ground(visit: Open, scheme: str) -> None:
+async def test_text_has_enough_contrast(visit: Open, scheme: str) -> None:
     page = await visit("#/runs", color_scheme=scheme)
     found = await page.evaluate(CONTRASTS)
     assert len(found) > 20

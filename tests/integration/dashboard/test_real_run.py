@@ -1,4 +1,4 @@
-"""A run of the whole stack, watched and steered from the browser alone."""
+"""A run of the whole stack, watched and steered only from the browser."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ async def submitted(service: Service, folder: Path) -> str:
 
 
 async def press(page: Page, button: str) -> None:
-    """A button of the page, and of the dialog that asks whether it was meant."""
+    """Press a button on the page, then the one in the confirmation dialog."""
     await page.get_by_role("button", name=button).click()
     await page.get_by_role("dialog").get_by_role("button", name=button).click()
 
@@ -48,7 +48,7 @@ async def test_a_real_run_is_watched_scaled_paused_resumed_and_stopped(
     service: Service, browser: Browser, tmp_path: Path
 ) -> None:
     run = await submitted(service, tmp_path / "inputs")
-    address = (await asyncio.to_thread(service.json, "up"))["server"]  # it is: this tells where
+    address = (await asyncio.to_thread(service.json, "up"))["server"]  # already up: returns its address
     context = await browser.new_context(viewport=WIDE)
     page = await context.new_page()
     faults: list[str] = []
@@ -72,7 +72,7 @@ async def test_a_real_run_is_watched_scaled_paused_resumed_and_stopped(
 
     await press(page, "Pause")
     await expect(state).to_have_text("paused", timeout=CHANGE_MS)
-    await page.wait_for_timeout(4000)  # what was under way is finished
+    await page.wait_for_timeout(4000)  # groups in flight are finished
     held = await step.inner_text()
     await page.wait_for_timeout(3000)
     assert await step.inner_text() == held

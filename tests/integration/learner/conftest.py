@@ -1,6 +1,9 @@
-"""Learners of one and of two real ZeRO-3 ranks, started side by side once a module."""
+"""Learners with one and with two real ZeRO-3 ranks, started once per module."""
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import ray
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
-from learner.group import LearnerGroup
+from learner.pool import LearnerPool
 from learner.records import ScoredGroup
+from tests.integration.processes import wait_until_gone
 from tests.learner_batches import random_group, scored
 from tests.models import tiny_llama
 from volley.job import ModelSpec
@@ -20,7 +24,7 @@ from volley.objectives import MaxAtK
 from volley.records import Group, WeightUpdate
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 
-VOCABULARY = 32768  # so large that a rank takes its log-probs in more chunks the more tokens it has
+VOCABULARY = 32768  # large enough that the number of log-prob chunks grows with a rank's tokens
 SHARDED = {"stage3_param_persistence_threshold": 0, "memory_efficient_linear": True}
 OBJECTIVE = MaxAtK(k=2)
 UPDATE = PolicyUpdate(entropy_bonus=0.001)
@@ -33,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(path: Path, folder: Path, ranks: int, **changes: Any) -> LearnerConfig:
-    """A learner whose parameters are all really sharded, however small they are."""
+    """A learner that really shards all its parameters, even small ones."""
     spec: dict[str, Any] = {
         "ranks": ranks,
         "verify_weights": True,
@@ -60,25 +64,37 @@ def config(path: Path, folder: Path, ranks: int, **changes: Any) -> LearnerConfi
 @pytest.fixture(scope="module")
 async def learners(
     ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
-    """One rank, and two that gather weights in small buckets."""
-    one = LearnerGroup.start(config(model, tmp_path_factory.mktemp("one"), 1))
-    two = LearnerGroup.start(config(model, tmp_path_factory.mktemp("two"), 2, learner={"bucket_mb": 0.05}))
+) -> AsyncIterator[tuple[LearnerPool, LearnerPool]]:
+    """A learner with one rank, and one with two ranks that gathers weights in small buckets."""
+    one = LearnerPool.start(config(model, tmp_path_factory.mktemp("one"), 1))
+    two = LearnerPool.start(config(model, tmp_path_factory.mktemp("two"), 2, learner={"bucket_mb": 0.05}))
     started = await asyncio.gather(one, two)
     yield started
     await asyncio.gather(*(each.stop() for each in started))
 
 
 @pytest.fixture(scope="module")
-async def whole(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LearnerGroup]:
-    """Two ranks that keep the parameters whole, as a model so small has it by default."""
-    learner = await LearnerGroup.start(config(model, tmp_path_factory.mktemp("whole"), 2, learner={"deepspeed": {}}))
+async def whole(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LearnerPool]:
+    """Two ranks that do not shard the parameters, the default for small models."""
+    learner = await LearnerPool.start(config(model, tmp_path_factory.mktemp("whole"), 2, learner={"deepspeed": {}}))
     yield learner
     await learner.stop()
 
 
+@contextlib.asynccontextmanager
+async def rank_stopped(learner: LearnerPool) -> AsyncIterator[None]:
+    """Stop the learner's second rank for the length of the block, then end the learner: no process of it is left."""
+    pids = {process.pid for process in learner._ranks.processes}
+    os.kill(learner._ranks.processes[1].pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        await learner.stop()
+    await asyncio.to_thread(wait_until_gone, pids)
+
+
 def batch(step: int, *, groups: int = 5) -> tuple[list[Group], list[ScoredGroup]]:
-    """Groups of unequal size for the step numbered ``step``, one sample of them unscored."""
+    """Groups of unequal size for step ``step``, with one unscored sample."""
     rng = np.random.default_rng(step)
     made = [
         random_group(rng, 100 * step + i, vocabulary=VOCABULARY, version=step, length=(1, 4 + 24 * i))
@@ -94,7 +110,7 @@ def batch(step: int, *, groups: int = 5) -> tuple[list[Group], list[ScoredGroup]
 
 
 def tensors_of(update: WeightUpdate) -> dict[str, NDArray[np.float32]]:
-    """Every published tensor by name."""
+    """All published tensors by name."""
     from safetensors.numpy import load
 
     out: dict[str, NDArray[np.float32]] = {}
@@ -104,8 +120,9 @@ def tensors_of(update: WeightUpdate) -> dict[str, NDArray[np.float32]]:
 
 
 def assert_near(mine: dict[str, NDArray[np.float32]], theirs: dict[str, NDArray[np.float32]]) -> None:
-    """Equal up to what another order of float32 sums changes. Adam's first steps are near sign(gradient) * lr, so
-    an element whose gradient is no more than rounding noise may differ by a good part of lr; those are few."""
+    """Assert equality up to the order of float32 sums. Adam's first steps are near sign(gradient) * lr, so the few
+    elements whose gradient is only rounding noise may differ by a large part of lr.
+    """
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
         gap = np.abs(tensor - theirs[name])
@@ -114,5 +131,5 @@ def assert_near(mine: dict[str, NDArray[np.float32]], theirs: dict[str, NDArray[
 
 
 def same(mine: dict[str, NDArray[np.float32]], theirs: dict[str, NDArray[np.float32]]) -> bool:
-    """Equal to the bit?"""
+    """Whether the tensors are bitwise equal."""
     return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)

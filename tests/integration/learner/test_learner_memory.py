@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.group import LearnerGroup
 from learner.policy import load_lm
+from learner.pool import LearnerPool
 from tests.integration.learner.conftest import SHARDED, assert_near, batch, config, same, tensors_of
 from volley.errors import JobError
 from volley.update import PolicyUpdate
@@ -31,10 +31,10 @@ async def test_two_sparing_ranks_make_the_update_of_one_that_keeps_everything(
     ray_local: None, model: Path, tmp_path: Path
 ) -> None:
     """The other rank takes one sample a row, by eager attention, and keeps the starting policy whole."""
-    spec = PolicyUpdate.model_validate({"kl": {"coefficient": 0.05}, "entropy_bonus": 0.001, "measured_share": 1.0})
+    spec = PolicyUpdate.model_validate({"kl": {"coefficient": 0.05}, "entropy_bonus": 0.001, "kl_sample_fraction": 1.0})
     sparing, plain = await asyncio.gather(
-        LearnerGroup.start(config(model, tmp_path / "sparing", 2, update=spec, learner=SPARING)),
-        LearnerGroup.start(
+        LearnerPool.start(config(model, tmp_path / "sparing", 2, update=spec, learner=SPARING)),
+        LearnerPool.start(
             config(model, tmp_path / "plain", 1, update=spec, learner={"deepspeed": {}, "attention": "eager"})
         ),
     )
@@ -59,7 +59,7 @@ async def test_two_sparing_ranks_make_the_update_of_one_that_keeps_everything(
 
 
 def test_attention_that_is_not_here_is_one_line(model: Path) -> None:
-    with pytest.raises(JobError, match=r"learner\.attention: flash_attention_2 can not be had here, write sdpa"):
+    with pytest.raises(JobError, match=r"learner\.attention: flash_attention_2 is not available here; write sdpa"):
         load_lm(model, "bfloat16", attention="flash_attention_2")
     assert load_lm(model, "float32", attention="eager").config._attn_implementation == "eager"
     assert load_lm(model, "float32").get_input_embeddings().weight.dtype == torch.float32

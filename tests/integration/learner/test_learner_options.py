@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load
 
 from learner.batch import Packer, rank_batch
-from learner.group import LearnerGroup
 from learner.policy import Policy
+from learner.pool import LearnerPool
 from learner.reinforce import Reinforcer
 from learner.value import Critic, PromptValue
 from tests.integration.learner.conftest import OPTIMIZER, VOCABULARY, assert_near, batch, config, same, tensors_of
@@ -24,19 +24,19 @@ pytestmark = pytest.mark.integration
 VALUE = ValueModel(lr=1e-3)
 
 
-async def test_the_value_model_on_two_ranks_is_the_plain_one(ray_local: None, tmp_path: Path) -> None:
-    """Against the same step in plain PyTorch in this process; its state is part of a checkpoint.
+async def test_the_value_model_on_two_ranks_equals_plain_pytorch(ray_local: None, tmp_path: Path) -> None:
+    """Compared with the same step in plain PyTorch in this process; its state is part of a checkpoint.
 
-    The model has one matrix as input and output embedding: a parameter of two modules.
+    The model uses one matrix as input and output embedding, so two modules share a parameter.
     """
     model = tiny_llama(tmp_path / "tied", vocab_size=VOCABULARY, initializer_range=0.05, tie_word_embeddings=True)
     spec = PolicyUpdate(value_model=VALUE)
-    learner = await LearnerGroup.start(config(model, tmp_path, 2, update=spec, objective=Mean()))
+    learner = await LearnerPool.start(config(model, tmp_path, 2, update=spec, objective=Mean()))
     with process_group_of_one():
         await compare(learner, model, spec, tmp_path)
 
 
-async def compare(learner: LearnerGroup, model: Path, spec: PolicyUpdate, tmp_path: Path) -> None:
+async def compare(learner: LearnerPool, model: Path, spec: PolicyUpdate, tmp_path: Path) -> None:
     try:
         worker = plain_reinforcer(model, spec)
         for step in range(2):
@@ -89,11 +89,11 @@ async def test_bfloat16_with_every_option(ray_local: None, model: Path, tmp_path
         }
     )
     narrow = ModelSpec(path=model, dtype="bfloat16")
-    learner = await LearnerGroup.start(config(model, tmp_path, 1, update=spec, model=narrow))
+    learner = await LearnerPool.start(config(model, tmp_path, 1, update=spec, model=narrow))
     try:
         report = await learner.step(batch(0)[1], version=0)
         assert all(np.isfinite(value) for value in report.metrics.values())
-        assert report.metrics["kl_k1"] != 0.0  # the second update of the batch starts from moved weights
+        assert report.metrics["kl_k1"] != 0.0  # the batch's second update starts from changed weights
         update = await learner.publish(1)
         tensors = load(b"".join(part.tobytes() for part in ray.get(update.buckets[0].ref)))
         assert {each.dtype for each in tensors.values()} == {torch.bfloat16}
@@ -103,6 +103,6 @@ async def test_bfloat16_with_every_option(ray_local: None, model: Path, tmp_path
         await learner.load(tmp_path / "step-1")
         assert (await learner.publish(1)).checksum == update.checksum
         await learner.step(batch(1)[1], version=1)
-        assert (await learner.publish(2)).checksum == first  # float32 masters and moments came back
+        assert (await learner.publish(2)).checksum == first  # float32 master weights and moments were restored
     finally:
         await learner.stop()

@@ -1,18 +1,24 @@
-"""Real ZeRO-3 ranks under Ray: the same update on one rank, on two, and in plain PyTorch; weights, checkpoints, export.
+"""Real ZeRO-3 ranks under Ray: the same update on one rank, two ranks and plain PyTorch; weights, checkpoints, export.
 
 The tests of this module share two learners and run in order.
 """
 
+import asyncio
 import math
+import os
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 
-from learner.group import LearnerGroup, deal
 from learner.logprobs import CHUNK_ELEMENTS
+from learner.pool import LearnerPool, deal
 from learner.records import SFTRow
 from tests.integration.learner.conftest import (
     OBJECTIVE,
@@ -21,28 +27,31 @@ from tests.integration.learner.conftest import (
     VOCABULARY,
     assert_near,
     batch,
+    rank_stopped,
     same,
     tensors_of,
 )
 from tests.learner_batches import naive_logprobs
 from tests.plain_engine import PlainEngine
 from volley.checksum import weights_checksum
+from volley.errors import DeadlineExceeded, Diverged, WorkerDied
 from volley.objectives import advantages
+from volley.processes import is_alive
 
 pytestmark = pytest.mark.integration
-Learners = tuple[LearnerGroup, LearnerGroup]
+Learners = tuple[LearnerPool, LearnerPool]
 
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> PlainEngine:
-    """The same model trained in plain PyTorch."""
+    """The same model, trained with plain PyTorch."""
     from transformers import AutoModelForCausalLM
 
     return PlainEngine(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), OPTIMIZER)
 
 
 def plain_step(engine: PlainEngine, step: int, groups: int = 5) -> tuple[float, float]:
-    """The update by the book: one sequence at a time, AdamW; loss and gradient norm."""
+    """The textbook update, one sequence at a time, with AdamW; returns loss and gradient norm."""
     made, columns = batch(step, groups=groups)
     total = 0.0
     for group, column in zip(made, columns, strict=True):
@@ -53,7 +62,7 @@ def plain_step(engine: PlainEngine, step: int, groups: int = 5) -> tuple[float, 
         advantage_T = torch.from_numpy(np.repeat(advantage_n, group.lengths_n)).float()
         valid_T = torch.from_numpy(np.repeat(column.valid_n, group.lengths_n))
         ratio_T = (theta_T - theta_T.detach()).exp()
-        term_T = correction_T * advantage_T * ratio_T + UPDATE.entropy_bonus * entropy_T
+        term_T = correction_T * advantage_T * ratio_T + UPDATE.entropy_bonus * entropy_T / column.valid_n.sum()
         loss = -(valid_T * term_T).sum() / len(made)
         engine.backward(loss)
         total += float(loss.detach())
@@ -61,7 +70,7 @@ def plain_step(engine: PlainEngine, step: int, groups: int = 5) -> tuple[float, 
 
 
 def test_two_ranks_need_unequal_numbers_of_chunks(ray_local: None) -> None:
-    """The batches below are the hard ones: ranks with other numbers of chunks must still gather in step."""
+    """The batches below cover the hard case: ranks with different numbers of chunks must still gather together."""
     tokens = [column.meta.sample_tokens for column in batch(2)[1]]
     shares = deal([column.meta.sample_tokens + column.meta.prompt_tokens for column in batch(2)[1]], 2)
     step = CHUNK_ELEMENTS["cpu"] // VOCABULARY
@@ -70,10 +79,10 @@ def test_two_ranks_need_unequal_numbers_of_chunks(ray_local: None) -> None:
 
 
 async def test_one_rank_two_ranks_and_plain_pytorch_make_the_same_update(
-    learners: Learners, whole: LearnerGroup, plain: PlainEngine
+    learners: Learners, whole: LearnerPool, plain: PlainEngine
 ) -> None:
     for step in range(3):
-        groups = 1 if step == 1 else 5  # with one group the second rank has nothing to do
+        groups = 1 if step == 1 else 5  # with one group the second rank has no work
         loss, norm = plain_step(plain, step, groups)
         for learner in (*learners, whole):
             _, columns = batch(step, groups=groups)
@@ -89,8 +98,8 @@ async def test_one_rank_two_ranks_and_plain_pytorch_make_the_same_update(
     assert_near(one, expected)
 
 
-async def test_published_weights_are_the_parameters_to_the_bit(learners: Learners, tmp_path: Path) -> None:
-    """Against the export, which plain transformers loads; the checksum is over what was sent."""
+async def test_published_weights_equal_the_parameters_bitwise(learners: Learners, tmp_path: Path) -> None:
+    """Compared with the export, which plain transformers loads; the checksum covers the weights sent."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     for learner in learners:
@@ -107,9 +116,7 @@ async def test_published_weights_are_the_parameters_to_the_bit(learners: Learner
         assert torch.equal(fresh(ids).logits, lm(ids).logits)
 
 
-async def test_a_checkpoint_continues_to_the_bit_on_one_rank_and_the_same_on_two(
-    learners: Learners, tmp_path: Path
-) -> None:
+async def test_training_resumes_bitwise_on_one_rank_and_equally_on_two(learners: Learners, tmp_path: Path) -> None:
     one, two = learners
     await one.save(tmp_path / "step-3", {"cursor": 7})
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
@@ -121,12 +128,12 @@ async def test_a_checkpoint_continues_to_the_bit_on_one_rank_and_the_same_on_two
     updates = [await learner.publish(3) for learner in learners]
     assert same(tensors_of(updates[0]), tensors_of(updates[1]))
     assert len(updates[1].buckets) > len(updates[0].buckets)
-    assert updates[0].checksum == updates[1].checksum  # however the weights are cut
+    assert updates[0].checksum == updates[1].checksum  # for any split of the weights
     assert updates[0].checksum == weights_checksum(np.frombuffer(file, np.uint8) for file in files_of(updates[1]))
     assert_near(await continued(two), first)
 
 
-async def continued(learner: LearnerGroup) -> dict[str, Any]:
+async def continued(learner: LearnerPool) -> dict[str, Any]:
     """The weights after two more steps."""
     for step in (3, 4):
         await learner.step(batch(step)[1], version=step)
@@ -139,7 +146,7 @@ def files_of(update: Any) -> list[bytes]:
     return [b"".join(part.tobytes() for part in ray.get(bucket.ref)) for bucket in update.buckets]
 
 
-async def test_a_checkpoint_of_two_ranks_is_taken_up_by_one(learners: Learners, tmp_path: Path) -> None:
+async def test_a_checkpoint_of_two_ranks_can_be_resumed_by_one(learners: Learners, tmp_path: Path) -> None:
     one, two = learners
     await two.save(tmp_path / "step-5", {})
     assert len(list((tmp_path / "step-5").glob("policy-*.safetensors"))) > 2
@@ -161,7 +168,7 @@ async def test_groups_beyond_the_lag_are_dropped_and_change_nothing(learners: Le
 
 
 async def test_supervised_steps_agree(learners: Learners, tmp_path: Path) -> None:
-    """Cross-entropy over the answers of unequal length; five rows on one rank and on two."""
+    """Cross-entropy over answers of unequal length; five rows on one rank and on two."""
     one, two = learners
     await one.save(tmp_path / "same", {})
     await two.load(tmp_path / "same")
@@ -185,3 +192,44 @@ async def test_supervised_steps_agree(learners: Learners, tmp_path: Path) -> Non
         assert report.metrics["loss"] == pytest.approx(expected, rel=1e-4)
         assert report.metrics["tokens"] == sum(len(row.answer_a) for row in rows)
     assert_near(tensors_of(await one.publish(7)), tensors_of(await two.publish(7)))
+
+
+# ---- faults, on the learners that the tests above have finished with ------------------------------------------------
+
+
+async def test_a_gradient_that_is_not_finite_ends_the_run_and_leaves_the_weights(learners: Learners) -> None:
+    one, _ = learners
+    before = (await one.publish(8)).checksum
+    made, columns = batch(8)
+    broken = replace(made[0], logprobs_T=np.full_like(made[0].logprobs_T, np.nan))
+    bad = [replace(columns[0], group=ray.put(broken)), *columns[1:]]
+    with pytest.raises(Diverged, match=r"lower optimizer\.lr"):
+        await one.step(bad, version=8)
+    assert (await one.publish(8)).checksum == before
+
+
+async def test_a_killed_rank_is_named(learners: Learners) -> None:
+    """Its peer sees a closed connection first; the error is about the one that died, with its log."""
+    _, two = learners
+    pids = [process.pid for process in two._ranks.processes]
+    running = asyncio.create_task(many_steps(two))
+    await asyncio.sleep(0.3)
+    os.kill(pids[1], signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(WorkerDied, match="learner-1 died"):
+        await running
+    assert time.monotonic() - begun < 15
+    await two.stop()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+async def many_steps(learner: LearnerPool) -> None:
+    for step in range(9, 1000):
+        await learner.step(batch(step)[1], version=step)
+
+
+async def test_a_rank_stopped_before_a_step_is_named_and_ended(whole: LearnerPool) -> None:
+    whole.config = replace(whole.config, learner=whole.config.learner.model_copy(update={"step_deadline_s": 3.0}))
+    async with rank_stopped(whole):
+        with pytest.raises(DeadlineExceeded, match=r"coordinator waited 3 s for learner-1: step 9"):
+            await whole.step(batch(9)[1], version=9)

@@ -1,4 +1,4 @@
-"""Adapters on real ZeRO-3 ranks: the plain update, the starting policy as reference, checkpoints for any ranks."""
+"""Adapters on real ZeRO-3 ranks: the update, the starting policy as reference, checkpoints for other rank counts."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from learner.batch import Packer, rank_batch
-from learner.group import LearnerGroup
 from learner.lora import published
 from learner.policy import Policy, StartingPolicy, load_trained
+from learner.pool import LearnerPool
 from learner.records import SFTRow
 from learner.reinforce import Reinforcer
 from tests.integration.learner.conftest import OBJECTIVE, OPTIMIZER, assert_near, batch, config, same, tensors_of
@@ -25,17 +25,15 @@ LORA = LoraSpec(rank=4, alpha=8)
 
 
 @pytest.fixture(scope="module")
-async def learner(
-    ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[LearnerGroup]:
-    """Two ranks with every parameter really sharded, frozen ones too."""
+async def learner(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LearnerPool]:
+    """Two ranks with every parameter really sharded, including frozen ones."""
     spec = ModelSpec(path=model, lora=LORA)
-    started = await LearnerGroup.start(config(model, tmp_path_factory.mktemp("two"), 2, model=spec, update=UPDATE))
+    started = await LearnerPool.start(config(model, tmp_path_factory.mktemp("two"), 2, model=spec, update=UPDATE))
     yield started
     await started.stop()
 
 
-async def test_two_ranks_make_the_update_of_plain_pytorch(learner: LearnerGroup) -> None:
+async def test_two_ranks_make_the_update_of_plain_pytorch(learner: LearnerPool) -> None:
     lm = load_trained(learner.config.model, seed=0)
     engine = PlainEngine(Policy(lm, 1.0, entropy_gradient=True), OPTIMIZER)
     pack = Packer(4096, 64, True, engine.device)
@@ -53,8 +51,8 @@ async def test_two_ranks_make_the_update_of_plain_pytorch(learner: LearnerGroup)
     assert sent.nbytes < sum(file.stat().st_size for file in learner.config.model.path.glob("*.safetensors")) / 50
 
 
-async def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_with_another_number_of_ranks(
-    learner: LearnerGroup, model: Path, tmp_path: Path
+async def test_a_checkpoint_holds_only_adapters_and_resumes_on_another_number_of_ranks(
+    learner: LearnerPool, model: Path, tmp_path: Path
 ) -> None:
     await learner.save(tmp_path / "step-3", {"cursor": 7})
     kept = sum(file.stat().st_size for file in (tmp_path / "step-3").iterdir())
@@ -63,8 +61,11 @@ async def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_with_another_nu
     await learner.load(tmp_path / "step-3")
     assert same(first, await continued(learner))
     spec = ModelSpec(path=model, lora=LORA)
-    whole = {"gradient_checkpointing": True, "deepspeed": {}}  # a layer a unit of ZeRO-3, as a small model has it
-    one = await LearnerGroup.start(config(model, tmp_path / "one", 1, model=spec, update=UPDATE, seed=9, learner=whole))
+    whole = {
+        "gradient_checkpointing": True,
+        "deepspeed": {},
+    }  # ZeRO-3 treats a layer as a unit, the default for small models
+    one = await LearnerPool.start(config(model, tmp_path / "one", 1, model=spec, update=UPDATE, seed=9, learner=whole))
     try:
         assert await one.load(tmp_path / "step-3") == {"cursor": 7}
         assert_near(first, await continued(one))
@@ -72,21 +73,21 @@ async def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_with_another_nu
         await one.stop()
 
 
-async def continued(learner: LearnerGroup) -> dict[str, np.ndarray]:
+async def continued(learner: LearnerPool) -> dict[str, np.ndarray]:
     for step in (3, 4):
         await learner.step(batch(step)[1], version=step)
     return tensors_of(await learner.publish(5))
 
 
-async def test_supervised_steps_train_the_adapters_too(learner: LearnerGroup) -> None:
+async def test_supervised_steps_also_train_only_the_adapters(learner: LearnerPool) -> None:
     rng = np.random.default_rng(0)
     rows = [SFTRow(rng.integers(3, 99, 5).astype(np.int32), rng.integers(3, 99, 9).astype(np.int32)) for _ in range(4)]
     losses = [(await learner.sft_step(rows)).metrics["loss"] for _ in range(4)]
     assert losses[-1] < losses[0]
 
 
-async def test_the_export_is_the_base_and_what_was_published(
-    learner: LearnerGroup, model: Path, tmp_path: Path
+async def test_the_export_is_the_base_plus_the_published_adapters(
+    learner: LearnerPool, model: Path, tmp_path: Path
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - one program a line
+# ruff: noqa: E501 - one program per line
 """The attack list: name -> (accepted statuses, program). Each is judged against ``EXPECTED`` for ``STDIN``."""
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("fork_bomb_catch", "MRTW", "import os\nwhile True:\n try: os.fork()\n except OSError: pass\n"),
     _attack("thread_bomb", "MRTW", "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()\n"),
     _attack("mem_bomb_list", "M", "x = [0] * (1 << 33)\n"),
-    _attack("mem_bomb_touch", "M", "x = []\nfor _ in range(256): x.append(bytearray(b'x') * (16 << 20))\n"),
+    _attack("mem_bomb_touch", "MT", "x = []\nfor _ in range(256): x.append(bytearray(b'x') * (16 << 20))\n"),
     _attack("mem_bomb_fork", "MRT", "import os, time\nfor _ in range(40):\n if os.fork() == 0:\n  x = bytearray(b'x') * (60 << 20)\n  time.sleep(60)\nos.wait()\nraise SystemExit(3)\n"),
     _attack("mmap_bomb", "MR", "import mmap\nx = [mmap.mmap(-1, 64 << 20) for _ in range(64)]\nfor m in x:\n for i in range(0, 64 << 20, 4096): m[i] = 1\n"),
     _attack("pipe_bomb", "MRTW", "import os, fcntl\nwhile True:\n r, w = os.pipe()\n fcntl.fcntl(w, 1031, 1 << 20)\n os.set_blocking(w, False)\n try: os.write(w, b'x' * (1 << 20))\n except BlockingIOError: pass\n"),
@@ -140,4 +140,4 @@ CONTROLS: tuple[Attack, ...] = (
     _attack("correct_main", "P", "import dataclasses, pickle\n@dataclasses.dataclass\nclass P:\n x: int\nif __name__ == '__main__':\n v = [pickle.loads(pickle.dumps(P(int(w)))).x for w in input().split()]\n print(sum(v))\n"),
     _attack("correct_subproc", "P", "import subprocess, sys\nout = subprocess.run([sys.executable, '-c', 'print(3+4)'], capture_output=True, text=True)\nprint(out.stdout.strip())\n"),
 )  # fmt: skip
-NEEDS_PROCESSES = frozenset({"correct_subproc"})  # what tier C does not offer by design
+NEEDS_PROCESSES = frozenset({"correct_subproc"})  # programs that need what tier C does not offer by design

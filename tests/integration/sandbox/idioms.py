@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - one program a line
+# ruff: noqa: E501 - one program per line
 """Ways honest programs read, write and work: name -> (program, standard input, expected output)."""
 
 _TWO = b"3 4\n5 6\n"

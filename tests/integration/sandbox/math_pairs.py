@@ -12,7 +12,8 @@ _NUMBERS = [
 ]  # fmt: skip
 _SYMBOLS = [
     ("x^2+2x+1", "(x+1)^2"), ("x^2-1", "(x-1)(x+1)"), ("2\\sqrt{2}", "\\sqrt{8}"), ("\\frac{\\sqrt{2}}{2}", "\\frac{1}{\\sqrt{2}}"),
-    ("a+b", "b+a"), ("ab", "ba"), ("2x", "x+x"), ("2x", "\\frac{4x}{2}"), ("\\pi", "\\pi"), ("2\\pi", "\\pi + \\pi"),
+    ("a+b", "b+a"), ("ab", "ba"), ("2x", "x+x"), ("5", "\\approx 5"), ("5", "x\\approx 5"), ("17", "{17}"), ("17", "17\\quad"), ("17", "\\Large 17"), ("2\\pi", "2\u03c0"),
+    ("5", "5^{\\text{th}}"), ("3", "\\lfloor 3.5\\rfloor"), ("6", "2\\cdot3"), ("2x", "2\\cdot x"), ("2x", "\\frac{4x}{2}"), ("\\pi", "\\pi"), ("2\\pi", "\\pi + \\pi"),
     ("\\frac{\\pi}{2}", "0.5\\pi"), ("3\\sqrt{5}", "\\sqrt{45}"), ("\\sin^2 x + \\cos^2 x", "1"), ("e^{2}", "e \\cdot e"),
     ("x^3", "x \\cdot x^2"), ("\\frac{x}{y}", "x/y"), ("5x+5", "5(x+1)"), ("\\log 1", "0"), ("\\frac{a}{b}+\\frac{c}{b}", "\\frac{a+c}{b}"),
     ("1+i", "i+1"), ("2^{10}", "1024"), ("|x|", "\\left|x\\right|"), ("y=2x+1", "y = 2x + 1"), ("\\sqrt{x}", "x^{1/2}"),
@@ -42,7 +43,7 @@ _DIFFERENT = [
 
 
 def _generated() -> list[tuple[str, str, bool]]:
-    """Fractions and decimals by the dozen: the exact path must agree with arithmetic."""
+    """Many fractions and decimals, for which the exact comparison must agree with arithmetic."""
     pairs = []
     for top in range(1, 15):
         for bottom in (2, 4, 5, 8):

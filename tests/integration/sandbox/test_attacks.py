@@ -1,4 +1,4 @@
-"""Every attack ends in an accepted status; after each, an honest program passes at once and nothing is left."""
+"""Every attack gets an accepted status; afterwards an honest program passes immediately and no process is left."""
 
 import os
 import time
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from reward_servers.sandbox.judge import Case, judge_program, same_tokens
-from reward_servers.sandbox.slot import Slot, SlotConfig, Tier
+from reward_servers.sandbox.slot import Slot
+from reward_servers.sandbox.slot_config import SlotConfig, Tier
 from tests.integration.sandbox.attacks import ATTACKS, CONTROLS, EXPECTED, NEEDS_PROCESSES, STDIN, Attack
 from volley.scoring import SandboxLimits
 
@@ -39,12 +40,12 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accepted(attack: Attack, tier: Tier) -> frozenset[str]:
-    """In tier C a file, a process or a namespace is refused on the spot, whatever the attack wanted with it."""
+    """The accepted statuses; tier C denies files, processes and namespaces immediately, so attacks end earlier."""
     return attack.accepted | {"runtime_error", "wrong_answer", "timeout"} if tier == "C" else attack.accepted
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_attack(slot: Slot, attack: Attack, canary: Path) -> None:
+def test_an_attack_gets_an_accepted_status(slot: Slot, attack: Attack, canary: Path) -> None:
     result = judge_program(slot, attack.source.encode(), TESTS, LIMITS)
     assert result.status.value in accepted(attack, slot.config.tier), result
     began = time.monotonic()
@@ -57,7 +58,7 @@ def test_attack(slot: Slot, attack: Attack, canary: Path) -> None:
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
-def test_honest_program(slot: Slot, control: Attack) -> None:
+def test_an_honest_program_passes(slot: Slot, control: Attack) -> None:
     limits = LIMITS.model_copy(update={"cpu_s": 2.0})
     result = judge_program(slot, control.source.encode(), TESTS[:1], limits)
     if slot.config.tier == "C" and control.name in NEEDS_PROCESSES:
@@ -67,7 +68,7 @@ def test_honest_program(slot: Slot, control: Attack) -> None:
 
 
 def settles(slot: Slot) -> bool:
-    """Within a second only bubblewrap's processes and the zygote are left."""
+    """Whether within a second only bubblewrap's processes and the zygote are left."""
     for _ in range(50):
         if processes_of(slot) <= 3:
             return True
@@ -76,7 +77,7 @@ def settles(slot: Slot) -> bool:
 
 
 def processes_of(slot: Slot) -> int:
-    """Processes of the slot's account."""
+    """Processes that run as the slot's account."""
     uid = os.geteuid() if slot.uid is None else slot.uid
     found = 0
     for entry in os.scandir("/proc"):

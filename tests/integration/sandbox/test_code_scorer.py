@@ -1,5 +1,5 @@
-# ruff: noqa: E501 - one program a line
-"""The code scorer on real sandboxes: three kinds of tests, rewards, hacks of in-process graders."""
+# ruff: noqa: E501 - one program per line
+"""The code scorer with real sandboxes: three kinds of tests, rewards, and hacks that fool in-process graders."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +62,7 @@ def test_reward_values_and_tolerance(sandbox: Sandbox) -> None:
     assert [v.reward for v in exact + near] == [0.5, 1.0, -1.0, -1.0]
 
 
-def test_fence_extraction(sandbox: Sandbox) -> None:
+def test_programs_are_extracted_from_code_fences(sandbox: Sandbox) -> None:
     texts = [
         f"Think.\n```python\nprint(0)\n```\nBetter:\n```py\n{RIGHT}\n```\nDone.",
         f"```\n{RIGHT}",
@@ -73,7 +73,7 @@ def test_fence_extraction(sandbox: Sandbox) -> None:
     assert [v.status.value for v in verdicts] == ["passed", "no_answer", "no_answer", "no_answer"]
 
 
-def test_calls(sandbox: Sandbox) -> None:
+def test_function_calls_are_judged(sandbox: Sandbox) -> None:
     texts = [
         "def add(a, b):\n print('noise')\n return a + b",
         "class Solution:\n def add(self, a, b): return a + b",
@@ -116,7 +116,41 @@ HACKS = {
 }  # fmt: skip
 
 
-def test_asserts(sandbox: Sandbox) -> None:
+ODD_VALUES = {
+    "a huge integer": "1 << 20000",
+    "a long integer": "10 ** 4301",
+    "a huge integer as a key": "{10 ** 5000: 1}",
+    "equal hashes": "set(n * (2 ** 61 - 1) for n in range(1, 3000))",
+    "deep": "__import__('functools').reduce(lambda inner, _: [inner], range(300), 7)",
+    "too deep": "__import__('functools').reduce(lambda inner, _: [inner], range(5000), 7)",
+    "a cycle": "(lambda l: (l.append(l), l)[1])([])",
+    "not a number": "float('nan')",
+    "surrogates": "'\\ud800'",
+    "a liar": "type('L', (int,), {'__eq__': lambda *a: True, '__hash__': lambda s: 7, '__repr__': lambda s: 1 / 0})(3)",
+    "no repr": "type('N', (), {'__repr__': lambda s: 1 / 0})()",
+    "an item without end": "type('I', (), {'item': lambda s: s})()",
+    "a dict that lies": "type('D', (dict,), {'items': lambda s: 3})()",
+    "a generator": "(n for n in range(3))",
+    "a class": "int",
+    "broken JSON": "(__import__('os').write(1, b'{'), __import__('os').write(3, b'{'))",
+}
+
+
+@pytest.mark.parametrize("value", ODD_VALUES)
+def test_whatever_a_program_returns_the_verdict_is_about_the_program(sandbox: Sandbox, value: str) -> None:
+    restarts = sandbox.restarts
+    tests = [
+        {"function": "f", "args": [], "expected": {"1": 1}},
+        {"asserts": "assert f() == {1: 1}\nassert f() == {1}"},
+    ]
+    for test in tests:
+        (verdict,) = score(sandbox, [test], f"def f():\n return {ODD_VALUES[value]}")
+        assert verdict.reward == -1.0, verdict
+        assert verdict.status.value in ("wrong_answer", "runtime_error", "output_limit"), verdict
+    assert sandbox.restarts == restarts
+
+
+def test_assertions_are_judged(sandbox: Sandbox) -> None:
     tests = [{"asserts": ASSERTS}]
     right, wrong = score(sandbox, tests, "def f(x): return x * x", "def f(x): return x + x")
     assert right.status.value == "passed", right
@@ -126,7 +160,7 @@ def test_asserts(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("hack", HACKS)
-def test_hacks_of_in_process_graders_do_not_pay(sandbox: Sandbox, hack: str) -> None:
+def test_hacks_of_in_process_graders_earn_nothing(sandbox: Sandbox, hack: str) -> None:
     (verdict,) = score(sandbox, [{"asserts": ASSERTS}], HACKS[hack])
     assert verdict.reward == -1.0, verdict
 
@@ -138,7 +172,7 @@ def test_check_function_of_a_candidate(sandbox: Sandbox) -> None:
     assert (right.status.value, wrong.status.value) == ("passed", "wrong_answer")
 
 
-def test_what_can_not_be_split_is_marked_weak(sandbox: Sandbox) -> None:
+def test_tests_that_cannot_be_split_are_marked_weak(sandbox: Sandbox) -> None:
     tests = [{"asserts": "for i in range(3):\n    assert f(i) == i * i\nassert f(2) != f(3)"}]
     right, wrong = score(sandbox, tests, "def f(x): return x * x", "def f(x): return 0")
     assert (right.status.value, right.weak_oracle) == ("passed", True)
@@ -150,13 +184,13 @@ def test_what_can_not_be_split_is_marked_weak(sandbox: Sandbox) -> None:
     [
         (None, "missing"),
         ([], "0 tests"),
-        ([{"stdin": "x"}], "each is"),
-        ([{"stdin": "", "expected": ""}, ADD[0]], "do not mix"),
-        ([{"asserts": "x = 1"}], "holds no assert"),
+        ([{"stdin": "x"}], "each must be"),
+        ([{"stdin": "", "expected": ""}, ADD[0]], "cannot mix"),
+        ([{"asserts": "x = 1"}], "contains no assert"),
         ([{"asserts": "assert ("}], "does not parse"),
-        ([{"function": "a.b", "expected": 1}], "each is"),
+        ([{"function": "a.b", "expected": 1}], "each must be"),
     ],
 )
-def test_bad_rows_are_named(tests: Any, message: str) -> None:
+def test_bad_rows_are_reported(tests: Any, message: str) -> None:
     with pytest.raises(JobError, match=f"prompt p:9.*{message}"):
         check_scorer(CodeScorer(), [Prompt("p:9", "", {"tests": tests})])

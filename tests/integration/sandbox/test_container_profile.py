@@ -1,4 +1,4 @@
-"""The seccomp profile of reward containers: the sandbox comes up whole beneath it, and no narrower one would do."""
+"""The seccomp profile of reward containers: the complete sandbox works under it, but not under a narrower one."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 PROFILE = json.loads(Path("deploy/seccomp/volley-sandbox.json").read_text())
 (RULE,) = PROFILE["syscalls"]
 
-# Installs the profile's list as a filter, as a container runtime does, and then judges one program.
+# Installs the profile as a seccomp filter, as a container runtime does, and then judges one program.
 UNDER = """
 import ctypes, os, struct, sys
 from reward_servers.sandbox import seccomp
@@ -50,7 +50,7 @@ def under(denied: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_sandbox_proves_itself_under_the_profile() -> None:
+def test_the_sandbox_passes_its_probes_under_the_profile() -> None:
     run = under(RULE["names"])
     assert run.returncode == 0, run.stderr
     tier, proved = run.stdout.split()
@@ -59,13 +59,13 @@ def test_the_sandbox_proves_itself_under_the_profile() -> None:
 
 
 @pytest.mark.parametrize("name", ["mount", "pivot_root"])
-def test_a_narrower_profile_leaves_no_sandbox(name: str) -> None:
+def test_the_sandbox_does_not_start_under_a_narrower_profile(name: str) -> None:
     run = under([*RULE["names"], name])
     assert run.returncode != 0
-    assert "can not isolate" in run.stderr
+    assert "cannot isolate" in run.stderr
 
 
-def test_the_profile_denies_what_programs_are_denied_but_for_what_makes_a_sandbox() -> None:
+def test_the_profile_denies_only_what_the_sandbox_also_denies() -> None:
     assert (PROFILE["defaultAction"], RULE["action"]) == ("SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO")
     assert set(RULE["names"]) < set(policy.DENIED_SYSCALLS)
     assert {"bpf", "perf_event_open", "io_uring_setup", "keyctl", "userfaultfd", "kexec_load", "init_module"} <= set(

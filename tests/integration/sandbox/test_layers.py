@@ -1,6 +1,6 @@
-"""Negative controls: with one layer off a named attack gets further, so the suite is shown to test that layer.
+"""Negative controls: with one layer off, a named attack succeeds, which shows that the suite tests that layer.
 
-Also what holds in every mechanism: honest programs, and a sandbox that is killed in the middle.
+The module also tests properties of both mechanisms: honest programs pass, and a killed sandbox is replaced.
 """
 
 import gc
@@ -19,7 +19,8 @@ import pytest
 from reward_servers.sandbox.health import Sandbox
 from reward_servers.sandbox.judge import Case, judge_program, same_tokens
 from reward_servers.sandbox.probes import run_probes
-from reward_servers.sandbox.slot import SandboxFailure, Slot, SlotConfig, Tier
+from reward_servers.sandbox.slot import SandboxFailure, Slot
+from reward_servers.sandbox.slot_config import SlotConfig, Tier
 from tests.integration.sandbox.attacks import ATTACKS
 from tests.integration.sandbox.idioms import IDIOMS
 from volley.errors import HostError
@@ -68,16 +69,14 @@ BOMB = (
     ],
     ids=["seccomp", "landlock", "landlock-alone", "cgroup"],
 )
-def test_an_attack_gets_through_where_its_layer_is_off(
-    spawn: SpawnSlot, tier: Tier, without: set[str], source: str
-) -> None:
+def test_an_attack_succeeds_if_its_layer_is_off(spawn: SpawnSlot, tier: Tier, without: set[str], source: str) -> None:
     assert b"open" in output(spawn(tier, without=frozenset(without)), source)
 
 
 @pytest.mark.parametrize(
     ("tier", "source"), [("A", SOCKETS), ("A", LIST_ROOT), ("C", HOST_FILES), ("A", BOMB)], ids=range(4)
 )
-def test_the_same_attack_is_stopped_where_its_layer_is_on(spawn: SpawnSlot, tier: Tier, source: str) -> None:
+def test_the_same_attack_fails_if_its_layer_is_on(spawn: SpawnSlot, tier: Tier, source: str) -> None:
     assert b"open" not in output(spawn(tier), source)
 
 
@@ -87,7 +86,7 @@ def test_probes_notice_a_missing_layer(spawn: SpawnSlot, layer: str) -> None:
     assert 0 < len(failed) < total
 
 
-def test_a_sandbox_that_lost_a_layer_gives_no_reward() -> None:
+def test_a_sandbox_without_a_layer_gives_no_reward() -> None:
     sandbox = Sandbox(SandboxSpec(limits=LIMITS), index=22)
     assert sandbox.report.ready
     slot = sandbox._slot
@@ -100,7 +99,32 @@ def test_a_sandbox_that_lost_a_layer_gives_no_reward() -> None:
     assert "let through" in result.detail
 
 
-def test_a_host_that_can_not_isolate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+PACKAGES = """
+import glob, sys
+roots = (sys.base_prefix, "/usr", "/usr/local")
+for root in roots:
+    for name in ("site", "dist"):
+        for path in glob.glob(f"{root}/lib/python3*/{name}-packages") + [f"/usr/lib/python3/{name}-packages"]:
+            sys.path.append(path)
+            for file in glob.glob(f"{path}/*/*.py")[:20]:
+                try: print("read", open(file).read()[:9])
+                except OSError: pass
+for module in ("pip", "setuptools", "wheel", "_distutils_hack"):
+    try: __import__(module)
+    except ImportError: continue
+    except PermissionError: continue
+    print("imported", module)
+import json, sqlite3, email.mime.text, concurrent.futures, xml.etree.ElementTree
+print("nothing")
+"""
+
+
+@pytest.mark.parametrize("tier", ["A", "B", "C"])
+def test_what_is_installed_beside_the_interpreter_cannot_be_imported(spawn: SpawnSlot, tier: Tier) -> None:
+    assert output(spawn(tier), PACKAGES) == b"nothing\n"
+
+
+def test_a_host_that_cannot_isolate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reward_servers.sandbox.launch.bubblewrap", lambda: None)
     with pytest.raises(
         HostError, match=r"bubblewrap is not installed: apt-get install bubblewrap(.|\n)*min_tier: none"
@@ -109,7 +133,7 @@ def test_a_host_that_can_not_isolate_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("mechanism", ["pooled", "fresh"])
-def test_fidelity(spawn: SpawnSlot, mechanism: str) -> None:
+def test_programs_run_as_in_a_plain_interpreter(spawn: SpawnSlot, mechanism: str) -> None:
     slot = spawn("A", mechanism=mechanism)
     failed = {}
     limits = SandboxLimits(cpu_s=4.0, memory_mb=512)
@@ -120,8 +144,8 @@ def test_fidelity(spawn: SpawnSlot, mechanism: str) -> None:
     assert not failed
 
 
-def test_the_fresh_mechanism_is_proved_too(spawn: SpawnSlot) -> None:
-    """A sandbox for each of forty programs, of which none may still count among the slot's processes."""
+def test_the_fresh_mechanism_is_also_probed(spawn: SpawnSlot) -> None:
+    """Each of forty programs has its own sandbox; none may still count towards the slot's processes."""
     slot = spawn("A", mechanism="fresh")
     total, failed = run_probes(slot)
     assert not failed
@@ -133,7 +157,7 @@ def test_the_fresh_mechanism_is_proved_too(spawn: SpawnSlot) -> None:
 
 
 @pytest.mark.parametrize("victim", ["bwrap", "python"])
-def test_a_sandbox_killed_in_the_middle_costs_one_retry(spawn: SpawnSlot, victim: str) -> None:
+def test_a_sandbox_killed_during_a_program_costs_one_retry(spawn: SpawnSlot, victim: str) -> None:
     slot = spawn("A")
     source = b"import time\ntime.sleep(0.4)\nprint(input())\n"
 
@@ -153,14 +177,16 @@ def test_a_sandbox_killed_in_the_middle_costs_one_retry(spawn: SpawnSlot, victim
 
 def test_a_stray_message_never_becomes_a_verdict(spawn: SpawnSlot) -> None:
     slot = spawn("A")
-    slot._send({"id": 999, "op": "end"}, [])  # its answer, or its death, must not answer the next program
+    slot._send(
+        {"id": 999, "op": "end"}, []
+    )  # its answer, or its death, must not be taken for the next program's result
     result = judge_program(slot, b"print(input())", [Case(b"5\n", same_tokens(b"6"))], LIMITS)
     assert result.status is VerdictStatus.WRONG_ANSWER
     right = judge_program(slot, b"print(input())", [Case(b"5\n", same_tokens(b"5"))], LIMITS)
     assert right.status is VerdictStatus.PASSED
 
 
-def test_many_programs_leak_nothing(spawn: SpawnSlot) -> None:
+def test_many_programs_leak_no_resources(spawn: SpawnSlot) -> None:
     slot = spawn("A")
     case = [Case(b"5\n", same_tokens(b"5"))]
 

@@ -1,4 +1,4 @@
-"""The math scorer: equivalence pairs, tricks that must not pay, bombs, injections."""
+"""The math scorer: equivalence pairs, tricks that must earn nothing, expressions that explode, injections."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from volley.scoring import MathScorer
 
 pytestmark = pytest.mark.integration
 
-BOUND_S = 12.5  # 2.5 x timeout_s, three times that where the host gives no processor, and 5 s for the reply
+BOUND_S = 12.5  # 2.5 x timeout_s, three times that on a busy host, and 5 s for the reply
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_equivalence_pairs(scorer: Math) -> None:
         ("5", ""),
     ],
 )
-def test_tricks_do_not_pay(scorer: Math, gold: str, text: str) -> None:
+def test_tricks_earn_nothing(scorer: Math, gold: str, text: str) -> None:
     (verdict,) = score(scorer, gold, text)
     assert verdict.reward == 0.0, verdict
 
@@ -79,12 +79,12 @@ def test_tricks_do_not_pay(scorer: Math, gold: str, text: str) -> None:
      "10^{10^{10}}", "\\sum_{k=1}^{10^{12}} \\frac{1}{k}", "x^{x^{x^{x^{x}}}}", "\\prod_{p}^{10^9} p", "(x+1)^{999}",
      "(a+b+c+d+e+f)^{300}", "\\sqrt{" * 30 + "2" + "}" * 30, "1" * 299, "+".join(["x"] * 140), "(" * 140 + ")" * 140],
 )  # fmt: skip
-def test_bombs_end_within_their_second_and_take_no_worker_away(impatient: Math, bomb: str) -> None:
+def test_exploding_expressions_time_out_and_do_not_block_the_worker(impatient: Math, bomb: str) -> None:
     began = time.monotonic()
     (verdict,) = score(impatient, "x^2+7", f"\\boxed{{{bomb}}}")
     assert verdict.status in (VerdictStatus.WRONG_ANSWER, VerdictStatus.TIMEOUT, VerdictStatus.MEMORY_LIMIT), verdict
     assert time.monotonic() - began < BOUND_S
-    assert (verdict.cpu_ms or 0) <= 1100, "it is ended within its second of processor time"
+    assert (verdict.cpu_ms or 0) <= 1100, "it is ended within its second of CPU time"
     (after,) = score(impatient, "x^2+7", "\\boxed{7+x^2}")
     assert after.status is VerdictStatus.PASSED
 
@@ -94,7 +94,7 @@ def test_bombs_end_within_their_second_and_take_no_worker_away(impatient: Math, 
     ["__import__('os').system('touch {mark}')", "\\text{{__import__('os').system('touch {mark}')}}", "eval('1+1')",
      "open('{mark}','w')", "lambda: open('{mark}','w')", "\\input{{/etc/passwd}}", "\\write18{{touch {mark}}}"],
 )  # fmt: skip
-def test_injections_run_nothing(scorer: Math, injection: str, tmp_path: Path) -> None:
+def test_injected_code_is_not_run(scorer: Math, injection: str, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     (verdict,) = score(scorer, "2", "\\boxed{" + injection.format(mark=mark) + "}")
     assert verdict.reward == 0.0
@@ -109,7 +109,7 @@ def test_equal_answers_vote_together(scorer: Math) -> None:
     assert verdicts[0].answer != verdicts[3].answer
 
 
-def test_extraction() -> None:
+def test_the_final_answer_is_extracted() -> None:
     assert final_answer("a \\boxed{\\frac{1}{2}} b", "boxed") == "\\frac{1}{2}"
     assert final_answer("The final answer is 42. I hope it is correct.", "either") == "42"
     assert final_answer("The final answer is $3.5$", "either") == "$3.5$"
@@ -133,6 +133,6 @@ def test_extraction() -> None:
         assert too_costly(text) == "a large power", text
 
 
-def test_bad_rows_are_named() -> None:
+def test_bad_rows_are_reported() -> None:
     with pytest.raises(JobError, match=r"prompt p:4.*'answer'"):
         check_scorer(MathScorer(), [Prompt("p:4", "", {"answer": ""})])

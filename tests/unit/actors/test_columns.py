@@ -1,6 +1,7 @@
-"""vLLM's outputs become columns that agree with each other."""
+"""vLLM's outputs become consistent columns of a group."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.columns import context_of, joined, to_group
-from actors.config import GenerateRequest, Shown
+from actors.config import GenerateRequest, Observation
 from volley.records import Group
 
 
@@ -26,7 +27,7 @@ class Logprobs:
 
 @dataclass
 class Completion:
-    """What vLLM's own class carries."""
+    """The fields of vLLM's own class that are used."""
 
     token_ids: list[int]
     logprobs: Logprobs
@@ -52,7 +53,7 @@ def completions(draw: st.DrawFn) -> Completion:
 
 
 @given(st.lists(completions(), min_size=1, max_size=6))
-def test_every_column_is_the_samples_one_after_the_other(made: list[Completion]) -> None:
+def test_columns_concatenate_the_samples_in_order(made: list[Completion]) -> None:
     group = to_group(request(len(made)), made, decode, actor="actor-3", seconds=0.5)
     at = 0
     for i, completion in enumerate(made):
@@ -75,14 +76,14 @@ def test_every_column_is_the_samples_one_after_the_other(made: list[Completion])
     assert (group.group_id, group.prompt_id, group.actor, group.n) == (7, "prompt", "actor-3", len(made))
 
 
-def test_a_completion_without_one_version_per_token_is_refused() -> None:
+def test_a_completion_without_a_version_per_token_is_rejected() -> None:
     torn = Completion([4, 5, 6], Logprobs([-1.0, -1.0, -1.0]), "stop", [Span("0", 0, 2)])
     with pytest.raises(ValueError, match="group 7: 3 tokens, 3 log-probs, 2 versions"):
         to_group(request(1), [torn], decode, actor="actor-0", seconds=0.0)
 
 
 def turn(*samples: list[int], version: int = 0) -> Group:
-    """What an engine makes of a request of so many samples; log-probs and versions tell the tokens apart."""
+    """The group an engine returns for these samples; log-probs and versions differ for every token."""
     made = [
         Completion(
             ids, Logprobs([-ids[0] - i / 10 for i in range(len(ids))]), "stop", [Span(str(version), 0, len(ids))]
@@ -92,19 +93,20 @@ def turn(*samples: list[int], version: int = 0) -> Group:
     return to_group(request(len(samples)), made, decode, actor="actor-0", seconds=0.5)
 
 
-def test_a_turn_stands_behind_the_turns_before_and_what_was_shown() -> None:
+def test_a_turn_is_appended_after_earlier_turns_and_observations() -> None:
     first = turn([10, 11], [20], [30, 31, 32])
-    shown = Shown(None, (None, np.array([7, 8], np.int32), np.array([9], np.int32)), ("", "<7 8>", "<9>"))
+    group: Any = None  # the reference is not used
+    shown = Observation(group, (None, np.array([7, 8], np.int32), np.array([9], np.int32)), ("", "<7 8>", "<9>"))
     second = joined(first, shown, [None, turn([21, 22], version=1), turn([33], version=2)], actor="a", seconds=0.25)
     assert second.tokens_T.tolist() == [10, 11, 20, 21, 22, 30, 31, 32, 33]
     assert second.versions_T.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 2]
     assert second.logprobs_T == pytest.approx([-10, -10.1, -20, -21, -21.1, -30, -30.1, -30.2, -33])
     assert second.lengths_n.tolist() == [2, 3, 4]
-    assert (second.shown_S.tolist(), second.shown_at_S.tolist()) == ([7, 8, 9], [3, 3, 8])
+    assert (second.observation_S.tolist(), second.observation_at_S.tolist()) == ([7, 8, 9], [3, 3, 8])
     assert second.texts == ("10", "21", "")
     assert second.earlier == ("", "<7 8>", "30 31<9>")
     assert (second.turns, second.meta().turns, second.seconds) == (5, 5, 0.75)
-    again = Shown(None, (None, None, np.array([5, 6], np.int32)), ("", "", "<5 6>"))
+    again = Observation(group, (None, None, np.array([5, 6], np.int32)), ("", "", "<5 6>"))
     third = joined(second, again, [None, None, turn([34, 35])], actor="a", seconds=0.25)
     assert [context_of(third, i)[2:].tolist() for i in range(3)] == [
         [10, 11],

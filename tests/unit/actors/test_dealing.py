@@ -1,4 +1,4 @@
-"""Who is dealt the next group, against looking at everybody."""
+"""The least loaded item of the heap, compared with a search through all."""
 
 import random
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.dealing import SPARE, LeastLaden
+from actors.dealing import SPARE, LeastLoaded
 
 
 @dataclass(eq=False)
@@ -18,9 +18,9 @@ class Item:
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_the_least_laden_is_found_whatever_comes_goes_and_ends(seed: int) -> None:
+def test_the_least_loaded_item_is_found_after_any_changes(seed: int) -> None:
     rng = random.Random(seed)
-    dealing: LeastLaden[Item] = LeastLaden()
+    dealing: LeastLoaded[Item] = LeastLoaded()
     present: list[Item] = []
     gone: list[Item] = []
     for number in range(300):
@@ -41,8 +41,8 @@ def test_the_least_laden_is_found_whatever_comes_goes_and_ends(seed: int) -> Non
             assert dealing.first() is min(present, key=lambda item: (item.samples, item.index))
 
 
-def test_entries_do_not_pile_up() -> None:
-    dealing: LeastLaden[Item] = LeastLaden()
+def test_stale_entries_are_removed() -> None:
+    dealing: LeastLoaded[Item] = LeastLoaded()
     items = [Item(index) for index in range(4)]
     for item in items:
         dealing.add(item)
@@ -55,7 +55,7 @@ def test_entries_do_not_pile_up() -> None:
     assert len(dealing._heap) <= 2 * len(items) + SPARE + 1
 
 
-def test_nobody_is_an_error() -> None:
-    dealing: LeastLaden[Item] = LeastLaden()
+def test_an_empty_heap_is_an_error() -> None:
+    dealing: LeastLoaded[Item] = LeastLoaded()
     with pytest.raises(IndexError):
         dealing.first()

@@ -1,10 +1,10 @@
-"""An actor's process and its children write to the actor's log and nowhere else."""
+"""An actor's process and its children write to the actor's log only."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from actors.environment import engine_environment, last_lines
+from actors.environment import engine_environment
 from volley.job import ActorsSpec
 
 SCRIPT = """
@@ -31,10 +31,3 @@ def test_output_of_the_process_and_its_children_goes_to_the_log(tmp_path: Path) 
 def test_cpu_engines_are_not_pinned_and_gpu_engines_keep_vllms_defaults() -> None:
     assert engine_environment(ActorsSpec())["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert not [name for name in engine_environment(ActorsSpec(gpus=1)) if name.startswith("VLLM_CPU")]
-
-
-def test_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert last_lines(log) == ""
-    log.write_text("\n".join(f"line {i}" for i in range(100_000)))
-    assert last_lines(log, 2) == "line 99998\nline 99999"

@@ -1,4 +1,4 @@
-"""The real pool over fake actors: who gets which group, what a death, a new set of weights and scaling do."""
+"""The real pool over fake actors: assignment of groups, deaths, new weights, scaling."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from volley.records import GroupMeta, WeightUpdate
 
 @dataclass(eq=False)
 class FakeMember:
-    """Stands for a Ray actor and its engine: groups end when the test says so."""
+    """Stands in for a Ray actor and its engine; groups finish when the test allows it."""
 
     config: ActorConfig
     index: int
@@ -103,7 +103,7 @@ class FakeMember:
 
 
 class Fakes(list[FakeMember]):
-    """Every fake the pool has made, in order; ``prepare`` acts on the next ones."""
+    """Every fake the pool has created, in order, and settings for those it creates next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,15 +122,14 @@ class Fakes(list[FakeMember]):
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     made = Fakes()
-    monkeypatch.setattr(pool_module, "Member", made.make)
+    monkeypatch.setattr(pool_module, "ActorHandle", made.make)
     monkeypatch.setattr(pool_module, "PING_EVERY", 0.01)
     return made
 
 
 def config(count: int, max_replacements: int = 0) -> ActorConfig:
-    return ActorConfig(
-        ModelSpec(path=Path("m")), ActorsSpec(count=count), 16, 0, Path("logs"), max_replacements=max_replacements
-    )
+    spec = ActorsSpec(count=count, max_replacements=max_replacements)
+    return ActorConfig(ModelSpec(path=Path("m")), spec, 16, 0, Path("logs"))
 
 
 def request(group_id: int = 0, n: int = 4, prompt_tokens: int = 2) -> GenerateRequest:
@@ -159,17 +158,19 @@ async def test_a_group_goes_to_the_actor_with_the_fewest_samples_in_flight(fakes
     assert [member.samples for member in fakes] == [0, 0]
 
 
-async def test_a_prompt_the_model_can_not_take_is_the_jobs_fault(fakes: Fakes) -> None:
+async def test_a_prompt_the_model_cannot_take_is_a_job_error(fakes: Fakes) -> None:
     pool = await ActorPool.start(config(1))
-    with pytest.raises(JobError, match="prompt 'p0' has 16 tokens and the model takes 1 to 15: change it, or drop it"):
+    with pytest.raises(
+        JobError, match="prompt 'p0' has 16 tokens, but the model takes 1 to 15: change it or remove it"
+    ):
         await pool.generate(request(prompt_tokens=16))
     with pytest.raises(JobError, match="prompt 'p0' has 0 tokens"):
         await pool.generate(request(prompt_tokens=0))
-    with pytest.raises(JobError, match=r"prompt 'p0' holds token 40 and the model has 40: the tokenizer"):
+    with pytest.raises(JobError, match=r"prompt 'p0' contains token 40, but the model has only 40 tokens"):
         await pool.generate(replace(request(), prompt_p=np.array([1, 40], dtype=np.int32)))
 
 
-async def test_an_actor_that_may_not_be_replaced_fails_all_its_groups_and_the_next_ones(fakes: Fakes) -> None:
+async def test_an_actor_that_may_not_be_replaced_fails_its_groups_and_later_ones(fakes: Fakes) -> None:
     pool = await ActorPool.start(config(1))
     tasks = [asyncio.create_task(pool.generate(request(i))) for i in range(3)]
     await settle()
@@ -206,7 +207,7 @@ async def test_a_replacement_serves_only_with_the_newest_weights(fakes: Fakes) -
     fakes[0].die()
     await settle()
     assert (pool.count, pool.version) == (0, 1)
-    await pool.broadcast(update(2))  # while the replacement still takes version 1
+    await pool.broadcast(update(2))  # while the replacement is still loading version 1
     fakes[1].update_gate.set()
     fakes[1].may_end.set()
     _, meta = await asyncio.wait_for(group, 1)
@@ -214,7 +215,7 @@ async def test_a_replacement_serves_only_with_the_newest_weights(fakes: Fakes) -
     assert fakes[1].received[-1] == 2
 
 
-async def test_a_replacement_that_does_not_start_fails_whoever_waits_for_it(fakes: Fakes) -> None:
+async def test_a_replacement_that_does_not_start_fails_waiting_groups(fakes: Fakes) -> None:
     fakes.on_start = {1: HostError("no memory"), 2: AssertionError("unreachable")}
     pool = await ActorPool.start(config(1, max_replacements=5))
     group = asyncio.create_task(pool.generate(request()))
@@ -225,8 +226,8 @@ async def test_a_replacement_that_does_not_start_fails_whoever_waits_for_it(fake
     assert [member.state for member in fakes] == ["killed", "killed"]
 
 
-async def test_weights_that_are_gone_fail_who_waits_until_others_are_published(fakes: Fakes) -> None:
-    lost, again = update(1), update(1)  # the learner is back at a checkpoint, and publishes the version anew
+async def test_lost_weights_fail_waiting_groups_until_new_ones_are_published(fakes: Fakes) -> None:
+    lost, again = update(1), update(1)  # the learner restarted from a checkpoint and publishes the version again
     pool = await ActorPool.start(config(1, max_replacements=5))
     await pool.broadcast(lost)
     group = asyncio.create_task(pool.generate(request()))
@@ -246,7 +247,7 @@ async def test_weights_that_are_gone_fail_who_waits_until_others_are_published(f
     assert (meta.actor, fakes[2].received, len(pool.deaths)) == ("actor-2", [1], 1)
 
 
-async def test_a_replacement_takes_newer_weights_where_those_before_are_gone(fakes: Fakes) -> None:
+async def test_a_replacement_loads_newer_weights_if_older_ones_are_lost(fakes: Fakes) -> None:
     lost = update(1)
     pool = await ActorPool.start(config(1, max_replacements=1))
     await pool.broadcast(lost)
@@ -261,7 +262,7 @@ async def test_a_replacement_takes_newer_weights_where_those_before_are_gone(fak
     assert (meta.oldest_version, fakes[1].received) == (2, [2])
 
 
-async def test_an_actor_without_a_sign_of_life_is_killed_and_its_groups_are_generated_again(fakes: Fakes) -> None:
+async def test_a_hung_actor_is_killed_and_its_groups_are_generated_again(fakes: Fakes) -> None:
     pool = await ActorPool.start(config(1, max_replacements=1))
     group = asyncio.create_task(pool.generate(request()))
     await settle()
@@ -274,7 +275,7 @@ async def test_an_actor_without_a_sign_of_life_is_killed_and_its_groups_are_gene
     await pool.stop()
 
 
-async def test_a_slow_actor_delays_no_other(fakes: Fakes) -> None:
+async def test_a_slow_actor_does_not_delay_others(fakes: Fakes) -> None:
     fakes.gated = {1}
     pool = await ActorPool.start(config(2))
     broadcast = asyncio.create_task(pool.broadcast(update(3)))
@@ -286,7 +287,7 @@ async def test_a_slow_actor_delays_no_other(fakes: Fakes) -> None:
     assert [done.actor for done in report.actors] == ["actor-0", "actor-1"]
 
 
-async def test_an_actor_that_dies_while_taking_weights_is_left_out_of_the_report(fakes: Fakes) -> None:
+async def test_an_actor_that_dies_while_loading_weights_is_not_in_the_report(fakes: Fakes) -> None:
     pool = await ActorPool.start(config(2, max_replacements=1))
     fakes[0].die()
     report = await pool.broadcast(update(1))
@@ -319,7 +320,7 @@ async def test_scaling_up_keeps_serving_and_scaling_down_drains(fakes: Fakes) ->
     assert (meta.actor, meta.oldest_version) == ("actor-2", 4)
 
 
-async def test_a_failed_start_leaves_nothing(fakes: Fakes) -> None:
+async def test_a_failed_start_ends_all_actors(fakes: Fakes) -> None:
     fakes.on_start = {1: JobError("the model does not load")}
     with pytest.raises(JobError, match="the model does not load"):
         await ActorPool.start(config(3))

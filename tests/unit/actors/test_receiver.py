@@ -1,5 +1,6 @@
-"""An engine's end of a weight group, against a sender in the same process."""
+"""The receiving end of a weight group, with a sender in the same process."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def send(group: WeightGroup, version: int, files: Sequence[bytes]) -> None:
     group.send_end()
 
 
-def taken(receiver: Receiver, version: int) -> list[bytes]:
+def take_all(receiver: Receiver, version: int) -> list[bytes]:
     files = receiver.take(version)
     read = [Path(file.path).read_bytes() for file in files]
     close_all(files)
@@ -42,8 +43,11 @@ def taken(receiver: Receiver, version: int) -> list[bytes]:
 
 
 def memory_files() -> int:
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]  # but for the one that listed them
-    return sum("volley-weights" in str(link.readlink()) for link in links)
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it since it was listed
+            count += "volley-weights" in str(link.readlink())
+    return count
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -53,21 +57,21 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_newest_versions_wait_as_files_another_process_can_open(store: TCPStore) -> None:
+def test_the_newest_versions_are_kept_as_files_another_process_can_open(store: TCPStore) -> None:
     receiver = Receiver(torch.device("cpu"))
     group = joined(store, receiver)
     for version in (1, 2, 3):
         send(group, version, [bytes([version]) * 5, bytes([version]) * 70_000])
         assert group.received(version, None) == (frozenset({"actor-0"}), "")
     assert memory_files() == 2 * KEPT
-    assert taken(receiver, 3) == [bytes([3]) * 5, bytes([3]) * 70_000]
-    assert memory_files() == 0  # version 2 went with it
+    assert take_all(receiver, 3) == [bytes([3]) * 5, bytes([3]) * 70_000]
+    assert memory_files() == 0  # version 2 was dropped too
     with pytest.raises(ValueError, match=r"weights 2 were not received, only \[\]"):
         receiver.take(2)
     group.close()
 
 
-def test_the_sender_hears_the_checksum_of_what_came(store: TCPStore) -> None:
+def test_the_receiver_confirms_with_a_checksum(store: TCPStore) -> None:
     file = save({"w": torch.arange(9.0)})
     receiver = Receiver(torch.device("cpu"))
     group = joined(store, receiver, digests=True)
@@ -82,7 +86,7 @@ def test_the_sender_hears_the_checksum_of_what_came(store: TCPStore) -> None:
     assert memory_files() == 0
 
 
-def test_half_a_version_is_not_kept(store: TCPStore) -> None:
+def test_an_incomplete_version_is_dropped(store: TCPStore) -> None:
     receiver = Receiver(torch.device("cpu"))
     group = joined(store, receiver)
     group.announce(1)
@@ -94,5 +98,5 @@ def test_half_a_version_is_not_kept(store: TCPStore) -> None:
     again = joined(store, receiver, name="2")
     send(again, 2, [b"whole"])
     assert again.received(2, None)[0] == {"actor-0"}
-    assert taken(receiver, 2) == [b"whole"]
+    assert take_all(receiver, 2) == [b"whole"]
     again.close()

@@ -1,4 +1,4 @@
-"""Weights travel in files that other processes can open and nobody can leave behind."""
+"""Weights pass through files in memory, which other processes can open and which cannot be left behind."""
 
 import hashlib
 import subprocess
@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.weight_files import WeightFile, available_memory, closing_all
+from actors.weight_files import WeightFile, closing_all
 from volley.errors import HostError
+from volley.memory import available_memory
 
 
 def test_another_process_reads_what_was_written() -> None:
@@ -24,7 +25,7 @@ def test_another_process_reads_what_was_written() -> None:
         np.testing.assert_array_equal(files[0].read(), data)
 
 
-def test_another_process_fills_an_empty_one() -> None:
+def test_another_process_fills_an_empty_file() -> None:
     with closing_all() as files:
         files.append(WeightFile())
         code = f"import pathlib; pathlib.Path({files[0].path!r}).write_bytes(bytes(range(5)))"
@@ -32,7 +33,7 @@ def test_another_process_fills_an_empty_one() -> None:
         np.testing.assert_array_equal(files[0].read(), np.arange(5, dtype=np.uint8))
 
 
-def test_they_have_no_name_and_are_gone_after_an_error() -> None:
+def test_files_have_no_name_and_are_closed_after_an_error() -> None:
     paths: list[Path] = []
 
     def fail() -> None:
@@ -48,11 +49,8 @@ def test_they_have_no_name_and_are_gone_after_an_error() -> None:
     assert not paths[0].exists()
 
 
-def test_no_room_is_one_clear_line() -> None:
+def test_too_little_memory_is_a_clear_error() -> None:
     free = available_memory()
-    assert free is not None
-    huge = np.broadcast_to(np.zeros(1, dtype=np.uint8), (4 * free,))  # takes no memory itself
-    with pytest.raises(
-        HostError, match=r"MiB of weights do not fit into the .* MiB of free memory: lower actors.count"
-    ):
+    huge = np.broadcast_to(np.zeros(1, dtype=np.uint8), (4 * free,))  # an array view that takes no memory
+    with pytest.raises(HostError, match=r"MiB of weights do not fit into .* MiB of free memory: lower actors.count"):
         WeightFile(huge)

@@ -1,4 +1,4 @@
-"""Small parts of the API: settings, cursors, positions of live views, nodes and holders."""
+"""Small parts of the API: settings, cursors, positions of live views, nodes and the processes on them."""
 
 import contextlib
 from typing import Any
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.api.cluster import holders, node_view
-from services.api.index import Card, Filter, cursor_of, objective_text, place_of
+from services.api.index import Filter, RunCard, cursor_of, objective_text, place_of
 from services.api.live import BACKLOG, Message, Subscription, entries_event, only_new, position_text, positions_of
 from services.api.problems import Problem
 from services.api.settings import ApiSettings
-from services.state import Observed, RunRecord
+from services.store.state import Observed, RunRecord
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ from services.state import Observed, RunRecord
         ("example.org", None, False, True),
     ],
 )
-def test_who_needs_a_token(host: str, token: str | None, loopback: bool, guarded: bool) -> None:
+def test_which_servers_need_a_token(host: str, token: str | None, loopback: bool, guarded: bool) -> None:
     settings = ApiSettings.model_validate({"redis_url": "x", "host": host, "admin_token": token})
     assert (settings.loopback, settings.guarded) == (loopback, guarded)
 
 
-def test_a_short_token_is_refused_and_none_is_shown() -> None:
+def test_a_short_token_is_rejected_and_not_shown() -> None:
     with pytest.raises(ValidationError, match="fewer than 16"):
         ApiSettings.model_validate({"redis_url": "x", "admin_token": "short"})
     settings = ApiSettings.model_validate({"redis_url": "x", "admin_token": "a-token-of-some-length"})
@@ -43,17 +43,17 @@ def test_a_short_token_is_refused_and_none_is_shown() -> None:
 
 
 @given(st.floats(0, 1e12), st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True))
-def test_a_cursor_comes_back(created: float, name: str) -> None:
+def test_a_cursor_survives_encoding(created: float, name: str) -> None:
     assert place_of(cursor_of((created, name))) == (created, name)
 
 
 @given(st.text(max_size=50))
-def test_any_other_cursor_is_a_problem_or_a_place(text: str) -> None:
+def test_arbitrary_cursors_are_rejected_or_decoded(text: str) -> None:
     with contextlib.suppress(Problem):
         assert isinstance(place_of(text)[0], float)
 
 
-def test_positions_come_back() -> None:
+def test_positions_survive_encoding() -> None:
     positions = {"metrics": "17-0", "events": "0-0", "evaluations": "18-3"}
     assert positions_of(position_text(positions)) == positions
 
@@ -62,23 +62,23 @@ def entries(*milliseconds: int) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{each}-0", {"step": each}) for each in milliseconds]
 
 
-def test_a_client_from_further_on_is_sent_what_it_has_not_seen() -> None:
+def test_a_client_with_a_later_position_gets_only_what_it_has_not_seen() -> None:
     new = entries(5, 6, 7)
     after = {"metrics": "7-0", "events": "3-0", "evaluations": "0-0"}
     message = Message(entries_event("metrics", new, after), after, "metrics", new)
     level = {"metrics": "4-0", "events": "3-0", "evaluations": "0-0"}
-    assert only_new(message, level) is message.data, "the same bytes for all"
+    assert only_new(message, level) is message.data, "all clients share the same bytes"
     assert level == after
     ahead = {"metrics": "6-0", "events": "9-0", "evaluations": "0-0"}
     sent = only_new(message, ahead)
     assert sent is not None
     assert b'{"rows":[{"step":7}]}' in sent
-    assert b"id: 7-0.9-0.0-0\n" in sent, "its id does not fall back behind what the client has seen"
+    assert b"id: 7-0.9-0.0-0\n" in sent, "the event id is not older than what the client has seen"
     beyond = {"metrics": "10-0", "events": "9-0", "evaluations": "0-0"}
     assert only_new(message, beyond) is None
 
 
-async def test_a_client_that_does_not_keep_up_is_ended() -> None:
+async def test_a_client_that_does_not_keep_up_is_disconnected() -> None:
     own = Subscription()
     for _ in range(BACKLOG):
         own.put(Message(b"x"))
@@ -88,7 +88,7 @@ async def test_a_client_that_does_not_keep_up_is_ended() -> None:
     assert await own.get() is None
 
 
-async def test_what_waits_is_given_before_the_end() -> None:
+async def test_queued_messages_are_delivered_before_the_end() -> None:
     own = Subscription()
     own.put(Message(b"last"))
     own.close()
@@ -97,8 +97,8 @@ async def test_what_waits_is_given_before_the_end() -> None:
     assert await own.get() is None
 
 
-def test_filters() -> None:
-    card = Card("r", "Sevens-1", "rl", 1.0, {"a": "1"}, 10, {})
+def test_filters_match_name_kind_and_tags() -> None:
+    card = RunCard("r", "Sevens-1", "rl", 1.0, {"a": "1"}, 10, {})
     for wanted, takes in (
         (Filter(), True),
         (Filter(name="sevens"), True),
@@ -107,16 +107,16 @@ def test_filters() -> None:
         (Filter(tags=(("a", "1"),)), True),
         (Filter(tags=(("a", "1"), ("b", "2"))), False),
     ):
-        assert wanted.takes(card) is takes
+        assert wanted.matches(card) is takes
 
 
-def test_objectives_in_words() -> None:
+def test_objectives_are_described_in_words() -> None:
     assert objective_text({"kind": "max_at_k", "k": 8}) == "max_at_k k=8"
     assert objective_text({"kind": "mean"}) == "mean"
     assert objective_text({}) == ""
 
 
-def test_a_node() -> None:
+def test_a_node_has_its_resources_and_use() -> None:
     node = {
         "node_id": "n1",
         "node_ip": "10.0.0.1",
@@ -129,7 +129,7 @@ def test_a_node() -> None:
     assert node_view({**node, "state": "DEAD"}, None).alive is False
 
 
-def test_who_holds_what() -> None:
+def test_resources_are_assigned_to_runs() -> None:
     job = {
         "actors": {"cpus": 2, "gpus": 1},
         "reward_workers": {"cpus": 0.5},

@@ -1,4 +1,4 @@
-"""What a job may set of DeepSpeed, over the API and at all; bounds of a job's numbers."""
+"""DeepSpeed options that a job may set, over the API or locally; bounds of a job's numbers."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from services.api.jobs import refusals
 from services.api.problems import Problem
 from services.api.routes.runs import check_changeable
 from services.api.settings import ApiSettings
-from services.state import Observed
+from services.store.state import Observed
 from volley.job import RLJob, Sampling
 from volley.update import LearnerSpec
 
 
-def refused(options: dict[str, Any], **settings: Any) -> dict[str, str]:
-    told = ApiSettings.model_validate({"redis_url": "x", **settings})
-    return {each.pointer: each.detail for each in refusals({"learner": {"deepspeed": options}}, told)}
+def errors_for(options: dict[str, Any], **settings: Any) -> dict[str, str]:
+    server = ApiSettings.model_validate({"redis_url": "x", **settings})
+    return {each.pointer: each.detail for each in refusals({"learner": {"deepspeed": options}}, server)}
 
 
 @pytest.mark.parametrize(
@@ -31,17 +31,52 @@ def refused(options: dict[str, Any], **settings: Any) -> dict[str, str]:
         ({"zero_optimization": {"leaf_module": {"classes": ["os.X"]}}}, "zero_optimization/leaf_module"),
         ({"zero_optimization": {"overlap_comm": ["a"]}}, "zero_optimization/overlap_comm"),
         ({"bf16": "os.system"}, "bf16"),
-        ({"gradient_clipping": {"a": 1}}, "gradient_clipping"),
     ],
 )
-def test_deepspeed_options_that_name_code_or_files_need_the_star(options: dict[str, Any], where: str) -> None:
-    (pointer,) = refused(options)
+def test_deepspeed_options_that_name_code_or_files_need_all_code_allowed(options: dict[str, Any], where: str) -> None:
+    (pointer,) = errors_for(options)
     assert pointer.startswith("/job/learner/deepspeed/")
     assert pointer.endswith(where)
-    assert refused(options, allow_code=["*"]) == {}
+    assert errors_for(options, allow_code=["*"]) == {}
 
 
-def test_numbers_and_known_names_are_taken() -> None:
+def tracking_errors(uri: object, **settings: Any) -> list[str]:
+    server = ApiSettings.model_validate({"redis_url": "x", **settings})
+    job = {"sinks": [{"kind": "mlflow", "tracking_uri": uri}]}
+    found = list(refusals(job, server))
+    assert all(each.pointer == "/job/sinks/0/tracking_uri" for each in found)
+    return [each.detail for each in found]
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://evil.example", "https://evil.example:5000/x", "postgresql://evil.example/db", "http://127.0.0.1.evil.example",
+            "http://[2001:db8::1]:5000", "HTTP://EVIL.example", "http:\\\\evil.example@mlflow.example"],
+)  # fmt: skip
+def test_mlflow_credentials_go_only_to_hosts_the_server_names(uri: str) -> None:
+    assert tracking_errors(uri, tracking_hosts=["mlflow.example"])
+
+
+def test_a_server_may_allow_any_tracking_host() -> None:
+    assert tracking_errors("http://any.example", tracking_hosts=["*"]) == []
+
+
+@pytest.mark.parametrize(
+    "uri", [None, "file:///mnt/mlruns", "sqlite:////mnt/mlflow.db", "databricks", "http://localhost:5000", "http://[::1]:5000",
+            "https://mlflow.example", "https://MLflow.example:5000/path"],
+)  # fmt: skip
+def test_named_and_local_tracking_servers_are_accepted(uri: str | None) -> None:
+    assert tracking_errors(uri, tracking_hosts=["mlflow.example"]) == []
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://user:pass@localhost", "http://localhost?token=x", "postgresql://localhost/db?password=x"]
+)
+def test_a_tracking_uri_holds_no_secret(uri: str) -> None:
+    (detail,) = tracking_errors(uri)
+    assert "contains a secret" in detail
+
+
+def test_numbers_and_known_names_are_accepted() -> None:
     options = {
         "zero_optimization": {
             "overlap_comm": False,
@@ -49,27 +84,26 @@ def test_numbers_and_known_names_are_taken() -> None:
             "offload_param": {"device": "cpu", "pin_memory": True},
         },
         "bf16": {"enabled": True},
-        "gradient_clipping": 0.5,
         "communication_data_type": "fp32",
         "activation_checkpointing": {"partition_activations": True, "number_checkpoints": None},
     }
-    assert refused(options) == {}
+    assert errors_for(options) == {}
     assert LearnerSpec(deepspeed=options).deepspeed == options
 
 
 @pytest.mark.parametrize(
     ("options", "instead"),
     [
-        ({"zero_optimization": {"stage": 2}}, "shards as stage 3"),
-        ({"zero_optimization": True}, "is to be a mapping"),
+        ({"zero_optimization": {"stage": 2}}, "always uses stage 3"),
+        ({"zero_optimization": True}, "must be a mapping"),
         ({"train_batch_size": 8}, "write prompts_per_step"),
         ({"train_micro_batch_size_per_gpu": 8}, "tokens_per_micro_batch"),
         ({"gradient_accumulation_steps": 8}, "tokens_per_micro_batch"),
-        ({"optimizer": {"type": "Adam"}}, "the job's own optimizer"),
+        ({"optimizer": {"type": "Adam"}}, "write the job's optimizer"),
         ({"scheduler": {"type": "WarmupLR"}}, "optimizer.schedule"),
     ],
 )
-def test_what_the_learner_sets_itself_is_refused(options: dict[str, Any], instead: str) -> None:
+def test_options_that_the_learner_sets_itself_are_rejected(options: dict[str, Any], instead: str) -> None:
     with pytest.raises(ValidationError, match=instead):
         LearnerSpec(deepspeed=options)
     assert LearnerSpec(deepspeed={"zero_optimization": {"stage": 3}})
@@ -94,8 +128,8 @@ def test_numbers_of_a_job_are_bounded(name: str, most: int) -> None:
         Sampling(n=10**5 + 1)
 
 
-def test_a_run_that_is_done_is_not_to_be_resumed() -> None:
-    with pytest.raises(Problem, match="the run is done: it can not be changed any more"):
+def test_a_done_run_cannot_be_changed() -> None:
+    with pytest.raises(Problem, match="the run is done: it cannot be changed any more"):
         check_changeable(Observed(updated=1.0, state="done"))
     with pytest.raises(Problem, match="resume it first"):
         check_changeable(Observed(updated=1.0, state="failed"))

@@ -1,4 +1,4 @@
-"""Rates and bodies, without a socket."""
+"""Rate limits and request bodies, tested without a socket."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,18 +25,18 @@ def receiving(*pieces: bytes, end: bool = True) -> Receive:
     return receive
 
 
-def test_a_burst_and_then_the_rate() -> None:
+def test_the_limiter_allows_a_burst_and_then_the_rate() -> None:
     limiter = RateLimiter(10, 5)
     taken = sum(limiter.wait("a", now=i * 0.001) == 0 for i in range(1000))
-    assert taken in (14, 15), "five at once, and ten in the second"
-    assert limiter.wait("b", now=1.0) == 0, "others are others"
+    assert taken in (14, 15), "five immediately, and ten over the second"
+    assert limiter.wait("b", now=1.0) == 0, "other clients are not affected"
     assert limiter.wait("a", now=100.0) == 0
     waits = [limiter.wait("c", now=5.0) for _ in range(6)]
     assert waits[:5] == [0.0] * 5
     assert waits[5] == pytest.approx(0.1)
 
 
-def test_clients_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_clients_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CLIENTS", 3)
     limiter = RateLimiter(1, 1)
     for client in "abcd":
@@ -45,7 +45,7 @@ def test_clients_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert limiter.wait("a", now=0.0) == 0
 
 
-async def test_a_body_in_pieces() -> None:
+async def test_a_body_in_pieces_is_joined() -> None:
     assert await read_body(receiving(b"ab", b"", b"cd"), None, 4, 1) == b"abcd"
     assert await read_body(receiving(b""), b"0", 4, 1) == b""
 
@@ -61,13 +61,13 @@ async def test_a_body_in_pieces() -> None:
         (lambda: asyncio.sleep(60), None, 408),
     ],
 )
-async def test_bodies_that_are_refused(receive: Receive, declared: bytes | None, status: int) -> None:
+async def test_invalid_bodies_are_rejected(receive: Receive, declared: bytes | None, status: int) -> None:
     with pytest.raises(Problem) as caught:
         await read_body(receive, declared, 4, 0.05)
     assert caught.value.status == status
 
 
-async def test_a_body_is_given_again_and_then_the_truth() -> None:
+async def test_a_body_is_replayed_and_then_receiving_continues() -> None:
     receive = replayed(b"abc", receiving())
     assert (await receive())["body"] == b"abc"
     assert (await receive())["type"] == "http.disconnect"
@@ -76,7 +76,7 @@ async def test_a_body_is_given_again_and_then_the_truth() -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"a": "\\u00e9\\ud83d\\ude00"}', b'{"a": "\\\\u0000 \\\\ud800"}', b"[]"])
-async def test_json_that_is_taken(body: bytes) -> None:
+async def test_valid_json_is_accepted(body: bytes) -> None:
     await check_json(body, b"application/json; charset=utf-8")
 
 
@@ -92,7 +92,7 @@ async def test_json_that_is_taken(body: bytes) -> None:
         b"[" * 33 + b"]" * 33,
     ],
 )
-async def test_json_that_is_not(body: bytes) -> None:
+async def test_invalid_json_is_rejected(body: bytes) -> None:
     with pytest.raises(Problem) as caught:
         await check_json(body, b"application/json")
     assert caught.value.status == 400

@@ -1,4 +1,4 @@
-"""Logs: their end, what follows an offset, and the command that follows one as it grows."""
+"""Logs: their end, what follows an offset, and the command that follows a growing log."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 
 from services.api.logs import Piece, read_log
 from services.cli import follow
-from services.remote import Remote
+from services.cli.client import ApiClient
 from tests.unit.fake_api import FakeApi, served
 
 
@@ -21,17 +21,17 @@ def log(tmp_path: Path, content: bytes) -> Path:
     ("most", "text"),
     [
         (100, "one\ntwo\nthree\n"),
-        (10, "two\nthree\n"),  # it begins at a line
+        (10, "two\nthree\n"),  # begins at the start of a line
         (9, "three\n"),
         (6, "three\n"),
-        (3, "ee\n"),  # the line is cut, and shown
+        (3, "ee\n"),  # the line is too long, so its end is shown
     ],
 )
-def test_the_end_of_a_log_begins_with_a_line_where_it_can(tmp_path: Path, most: int, text: str) -> None:
+def test_the_end_of_a_log_begins_with_a_whole_line_if_one_fits(tmp_path: Path, most: int, text: str) -> None:
     assert read_log(log(tmp_path, b"one\ntwo\nthree\n"), "actor-0", most) == Piece(text, 14)
 
 
-def test_pieces_from_offsets_are_the_whole_log(tmp_path: Path) -> None:
+def test_pieces_from_successive_offsets_make_up_the_whole_log(tmp_path: Path) -> None:
     said = "déjà\nvu ☃\U0001f40e\n" * 20
     folder = log(tmp_path, said.encode())
     for most in (1, 4, 5, 7, 64):
@@ -41,7 +41,7 @@ def test_pieces_from_offsets_are_the_whole_log(tmp_path: Path) -> None:
         assert (heard, at) == (said, len(said.encode()))
 
 
-def test_a_character_half_written_waits_and_a_log_begun_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_partial_character_waits_and_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
     folder = log(tmp_path, b"a\xe2\x98")
     assert read_log(folder, "actor-0", 64) == read_log(folder, "actor-0", 64, 0) == Piece("a", 1)
     log(tmp_path, b"a\xe2\x98\x83")
@@ -50,12 +50,12 @@ def test_a_character_half_written_waits_and_a_log_begun_anew_is_read_from_its_be
     assert read_log(folder, "actor-1", 64, 0) is None
 
 
-def test_following_prints_all_that_is_appended(
+def test_following_a_log_prints_everything_appended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = FakeApi()
     fake.add("a", state="running")
-    growth = iter([" and more\n", "x" * 100 + "\n"])  # the second is over the limit of one piece
+    growth = iter([" and more\n", "x" * 100 + "\n"])  # the second is longer than one piece may be
 
     def grow(_: float) -> None:
         try:
@@ -65,6 +65,6 @@ def test_following_prints_all_that_is_appended(
 
     monkeypatch.setattr(follow, "LOG_BYTES", 16)
     monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=grow))
-    with served(fake.app) as url, Remote(url, None) as api, pytest.raises(KeyboardInterrupt):
+    with served(fake.app) as url, ApiClient(url, None) as api, pytest.raises(KeyboardInterrupt):
         follow.follow_log(api, "a", "driver", 5)
     assert capsys.readouterr().out == "there and more\n" + "x" * 100 + "\n"

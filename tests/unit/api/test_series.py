@@ -1,4 +1,4 @@
-"""Columns of metrics against the plain rows they were made from."""
+"""Columns of metrics, compared with the plain rows they were made from."""
 
 import math
 from typing import Any
@@ -17,8 +17,8 @@ def as_rows(drawn: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     return [{"step": step, **values} for step, values in drawn]
 
 
-def held(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that hold: one whose step does not rise takes the place of all from there on."""
+def valid_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The valid rows: a row whose step does not rise replaces all rows from that step on."""
     kept: list[dict[str, Any]] = []
     for row in rows:
         kept = [each for each in kept if each["step"] < row["step"]] + [row]
@@ -44,9 +44,9 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
 
 @settings(deadline=None)
 @given(ROWS)
-def test_all_rows(drawn: list[tuple[int, dict[str, Any]]]) -> None:
+def test_all_rows_are_returned_as_columns(drawn: list[tuple[int, dict[str, Any]]]) -> None:
     rows = as_rows(drawn)
-    kept = held(rows)
+    kept = valid_rows(rows)
     steps, columns, total = table_of(rows).answer(None, None, None, 10_000)
     assert steps.tolist() == [row["step"] for row in kept]
     assert total == len(kept)
@@ -57,10 +57,14 @@ def test_all_rows(drawn: list[tuple[int, dict[str, Any]]]) -> None:
 
 @settings(deadline=None)
 @given(ROWS, st.integers(1, 30), st.none() | st.integers(0, 450), st.none() | st.integers(0, 450))
-def test_buckets(drawn: list[tuple[int, dict[str, Any]]], points: int, first: int | None, last: int | None) -> None:
+def test_buckets_are_means_of_their_rows(
+    drawn: list[tuple[int, dict[str, Any]]], points: int, first: int | None, last: int | None
+) -> None:
     rows = as_rows(drawn)
     wanted = [
-        row for row in held(rows) if (first is None or row["step"] >= first) and (last is None or row["step"] <= last)
+        row
+        for row in valid_rows(rows)
+        if (first is None or row["step"] >= first) and (last is None or row["step"] <= last)
     ]
     steps, columns, total = table_of(rows).answer(["a"], first, last, points)
     assert total == len(wanted)
@@ -77,7 +81,7 @@ def test_buckets(drawn: list[tuple[int, dict[str, Any]]], points: int, first: in
     assert len(widths) == len(steps), "steps rise"
 
 
-def test_buckets_stay_while_rows_come() -> None:
+def test_buckets_do_not_change_as_rows_are_added() -> None:
     table = table_of([{"step": step, "a": float(step * step)} for step in range(9_100)])
     before, first, _ = table.answer(["a"], None, None, 1000)
     for step in range(9_100, 9_900):
@@ -87,13 +91,13 @@ def test_buckets_stay_while_rows_come() -> None:
     np.testing.assert_array_equal(first["a"][:-1], second["a"][: len(before) - 1])
 
 
-def test_sparse_steps_fit() -> None:
+def test_sparse_steps_fit_in_the_requested_points() -> None:
     table = table_of([{"step": step**2, "a": 1.0} for step in range(1000)])
     steps, columns, total = table.answer(None, None, None, 100)
     assert (total, len(columns["a"])) == (1000, len(steps))
     assert len(steps) <= 100
 
 
-def test_columns_are_bounded() -> None:
+def test_the_number_of_columns_is_bounded() -> None:
     table = table_of([{"step": 0, **{f"m{i}": 1.0 for i in range(COLUMNS + 50)}}])
     assert len(table.names) == COLUMNS

@@ -11,7 +11,7 @@ TEXTS = st.lists(st.lists(st.sampled_from("abcd"), max_size=12).map(" ".join), m
 
 
 def slow(training: list[str], evaluation: list[str], n: int, threshold: float) -> list[tuple[int, float, bool]]:
-    """The definition, with sets of tuples in place of hashes."""
+    """The definition, with sets of tuples instead of hashes."""
 
     def grams(text: str) -> set[tuple[str, ...]]:
         words = words_of(text)
@@ -36,7 +36,7 @@ def test_agrees_with_the_definition(training: list[str], evaluation: list[str], 
     assert [(each.index, each.overlap, each.exact) for each in found] == slow(training, evaluation, n, threshold)
 
 
-def test_case_punctuation_spacing_and_compatibility_forms_do_not_hide_an_equal_text() -> None:
+def test_case_punctuation_spacing_and_compatibility_forms_do_not_hide_a_match() -> None:
     evaluation = ["How many primes lie below twenty?", "Add 2 and 3."]
     training = ["HOW many primes\nlie below twenty !", "Something else entirely", "add ２ and 3"]
     assert find_contaminated(training, evaluation, ["e1", "e2"]) == [
@@ -51,12 +51,12 @@ def test_an_evaluation_problem_inside_a_longer_text_is_found() -> None:
     assert (found.index, found.overlap, found.exact) == (0, 1.0, False)
 
 
-def test_the_statement_is_compared_and_not_the_instructions_around_it() -> None:
+def test_only_the_problem_statement_is_compared() -> None:
     assert problem_text(Prompt("a", "Statement. Put it in a box.", {"problem": "Statement."})) == "Statement."
     assert problem_text(Prompt("a", "only a prompt")) == "only a prompt"
 
 
-def test_out_of_range_is_refused() -> None:
+def test_options_out_of_range_are_rejected() -> None:
     for options in ({"ngram": 0}, {"threshold": 0.0}, {"threshold": 1.5}):
         with pytest.raises(ValueError, match="must be 1 or more"):
             find_contaminated(["a"], ["a"], ["e"], **options)

@@ -1,4 +1,4 @@
-"""The jobs in examples/jobs, each with hand-made files in the place of the published sets they name."""
+"""The jobs in examples/jobs, with small hand-made files instead of the published data sets they name."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from reward_servers.scorers import check_scorer
 from services.cli import app
 from services.data.mixture import order_of
 from services.data.prompts import read_prompts
-from services.tokens import encode_prompts, load_tokenizer
+from services.data.tokens import encode_prompts, load_tokenizer
 from tests.models import character_tokenizer, tiny_llama
 from volley.data import DataSpec
 from volley.job import JOB, RLJob
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures" / "data"
 JOBS = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}assistant:"
-FILES = {  # a set is known by its recipe; what was converted before has none
+FILES = {  # by recipe; a data set that was converted beforehand has none
     "math": "math/train",
     "math500": "math500.jsonl",
     "gsm8k": "gsm8k.jsonl",
@@ -33,21 +33,21 @@ FILES = {  # a set is known by its recipe; what was converted before has none
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a chat model's tokenizer, and CodeContests converted as the job's comment says."""
+    """A folder with a chat model's tokenizer, and CodeContests converted as the comment in the job says."""
     folder = tmp_path_factory.mktemp("place")
     tokenizer = character_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tiny_llama(folder / "model"))
     source, out = FIXTURES / "codecontests.parquet", folder / "contests.jsonl"
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["data", "convert", "codecontests", str(source), str(out), "--language", "python"], catch_exceptions=False
     )
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     return folder
 
 
 def local(source: dict[str, Any], place: Path) -> dict[str, Any]:
-    """``source`` with a file of this repository in the place of the one it names."""
+    """``source`` with a file of this repository instead of the one it names."""
     if "sources" in source:
         return {**source, "sources": [local(each, place) for each in source["sources"]]}
     kept = {key: value for key, value in source.items() if key not in ("hub", "config", "split", "revision")}
@@ -63,7 +63,7 @@ def usable(prompts: list[Prompt], job: RLJob, place: Path) -> None:
 
 
 @pytest.mark.parametrize("file", JOBS, ids=lambda file: file.stem)
-def test_a_job_reads_its_data_and_its_scorer_takes_them(file: Path, place: Path) -> None:
+def test_a_job_reads_its_data_and_its_scorer_accepts_it(file: Path, place: Path) -> None:
     tree = yaml.safe_load(file.read_text())
     job = JOB.validate_python(tree)
     assert isinstance(job, RLJob)
@@ -75,7 +75,7 @@ def test_a_job_reads_its_data_and_its_scorer_takes_them(file: Path, place: Path)
         usable(read_prompts(held, place / "model"), job, place)
 
 
-def test_there_is_one_for_every_family() -> None:
+def test_every_kind_of_problem_has_an_example() -> None:
     assert {file.stem for file in JOBS} >= {"math", "gsm8k", "code-stdin", "code-functions", "arc"}
     page = (ROOT / "docs" / "data.md").read_text()
     assert all(f"examples/jobs/{file.name}" in page for file in JOBS)

@@ -39,7 +39,7 @@ def read(path: Path, **options: Any) -> Any:
     return read_prompts(DataSpec.model_validate({"path": path, "prompt_field": "q", **options}))
 
 
-def test_fields_are_renamed_by_path_and_texts_of_json_decoded(path: Path) -> None:
+def test_fields_are_renamed_by_path_and_json_texts_decoded(path: Path) -> None:
     first = read(path, fields={"answer": "a", "level": "meta.level"}, json_fields=["tests"], tags=["level"])[0]
     assert (first.reference["answer"], first.reference["level"]) == ("1", 1)
     assert first.reference["tests"] == [{"stdin": "1"}]
@@ -52,7 +52,7 @@ def test_fields_are_renamed_by_path_and_texts_of_json_decoded(path: Path) -> Non
     with pytest.raises(DataError, match=r"tag 'meta' is an object; name one of its fields: meta.level"):
         read(path, tags=["meta"])
     path.write_text(json.dumps({"q": "a", "tests": '{"stdin": "", "stdin": "1"}'}))
-    with pytest.raises(DataError, match=r":1: field 'tests' is not JSON: the key 'stdin' is written twice"):
+    with pytest.raises(DataError, match=r":1: field 'tests' is not JSON: the key 'stdin' appears twice"):
         read(path, json_fields=["tests"])
 
 
@@ -77,7 +77,7 @@ def test_fields_are_renamed_by_path_and_texts_of_json_decoded(path: Path) -> Non
         ("missing", "<", 3, []),
     ],
 )
-def test_filters(path: Path, field: str, op: str, value: Any, kept: list[str]) -> None:
+def test_filters_keep_the_rows_they_match(path: Path, field: str, op: str, value: Any, kept: list[str]) -> None:
     options = {"filters": [{"field": field, "op": op, "value": value}]}
     if not kept:
         with pytest.raises(JobError, match="has no rows"):
@@ -86,7 +86,7 @@ def test_filters(path: Path, field: str, op: str, value: Any, kept: list[str]) -
     assert [prompt.text for prompt in read(path, **options)] == kept
 
 
-def test_what_filters_drop_is_reported(path: Path) -> None:
+def test_filtered_rows_are_reported(path: Path) -> None:
     report = DropReport()
     spec = {"path": path, "prompt_field": "q", "filters": [{"field": "meta.level", "op": "<", "value": 3}]}
     read_prompts(DataSpec.model_validate(spec), report=report)
@@ -96,7 +96,7 @@ def test_what_filters_drop_is_reported(path: Path) -> None:
     }
 
 
-def test_templates_see_the_row_and_nothing_else(path: Path) -> None:
+def test_templates_see_only_the_row(path: Path) -> None:
     assert read(path, template="Q: {{ q }} ({{ meta.level }})\n")[1].text == "Q: two (5)\n"
     with pytest.raises(DataError, match=r":1: template: 'nothing' is undefined"):
         read(path, template="{{ nothing }}")
@@ -108,13 +108,13 @@ def test_templates_see_the_row_and_nothing_else(path: Path) -> None:
         read(path, template="{# nothing #}")
 
 
-def test_a_field_that_is_null_is_called_so(tmp_path: Path) -> None:
+def test_a_null_field_is_reported_as_null(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"q": null}\n')
     with pytest.raises(DataError, match=r":1: field 'q' is null"):
         read(tmp_path / "x.jsonl")
 
 
-def test_a_chat_prompt_has_the_tokens_of_the_models_own_template(path: Path, tmp_path: Path) -> None:
+def test_a_chat_prompt_is_tokenized_by_the_models_own_template(path: Path, tmp_path: Path) -> None:
     model = tiny_llama(tmp_path / "model")
     with pytest.raises(JobError, match="no chat template"):
         read_prompts(DataSpec.model_validate({"path": path, "prompt_field": "q", "chat": {}}), model)
@@ -130,7 +130,7 @@ def test_a_chat_prompt_has_the_tokens_of_the_models_own_template(path: Path, tmp
         read_prompts(spec)
 
 
-def test_a_mixture_names_its_prompts_and_says_which_source_is_empty(path: Path, tmp_path: Path) -> None:
+def test_a_mixture_prefixes_prompt_ids_and_names_an_empty_source(path: Path, tmp_path: Path) -> None:
     (tmp_path / "y.jsonl").write_text('{"prompt": "y"}\n')
     sources: list[dict[str, Any]] = [
         {"name": "main", "weight": 3, "path": path, "prompt_field": "q"},
@@ -150,7 +150,7 @@ def test_check_tells_all_bad_rows_up_to_fifty(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "x.jsonl")])
     assert result.exit_code == 1
     assert "2 prompts of 4 rows" in result.output
-    assert "1 prompts repeat" in result.output
+    assert "1 prompts are identical to an earlier one" in result.output
     assert "x.jsonl:2: not JSON" in result.output
     assert "x.jsonl:3: field 'prompt' is a number" in result.output
     (tmp_path / "y.jsonl").write_text("no\n" * 80)
@@ -163,14 +163,14 @@ def test_check_tells_all_bad_rows_up_to_fifty(tmp_path: Path) -> None:
     ("content", "why"),
     [("", "x.jsonl has no rows"), ("\n\n", "has no rows"), ('{"other": 1}\n', "field 'prompt'")],
 )
-def test_check_says_why_a_file_is_of_no_use(tmp_path: Path, content: str, why: str) -> None:
+def test_check_says_why_a_file_cannot_be_used(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / "x.jsonl").write_text(content)
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "x.jsonl")])
     assert result.exit_code == 1
     assert why in result.output
 
 
-def test_check_says_that_everything_was_dropped(tmp_path: Path) -> None:
+def test_check_reports_that_all_rows_were_dropped(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "job.yaml").write_text(
         "kind: rl\nname: x\nsteps: 1\nmodel: {path: model}\nscorer: {kind: countdown}\nobjective: {kind: mean}\n"
@@ -185,7 +185,7 @@ def test_check_counts_tokens_with_a_model(path: Path, tmp_path: Path) -> None:
     model = tiny_llama(tmp_path / "model")
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "p.jsonl"), "--model", str(model)])
     assert result.exit_code == 0, result.output
-    assert "tokens      least 4, median 5, 99% 5, most 6, in all 10" in result.output
+    assert "tokens      min 4, median 5, 99% 5, max 6, total 10" in result.output
 
 
 def test_convert_and_decontaminate_from_the_command_line(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_convert_and_decontaminate_from_the_command_line(tmp_path: Path) -> None
     assert isinstance(invoke(app, ["data", "convert", "math", str(fixtures), str(out)]).exception, JobError)
 
 
-def test_every_data_block_of_the_page_is_valid() -> None:
+def test_every_data_block_on_the_page_is_valid() -> None:
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     blocks = [block.partition("\n```")[0] for block in page.split("```yaml\n")[1:]]
     assert len(blocks) >= 6
@@ -216,11 +216,11 @@ def test_every_data_block_of_the_page_is_valid() -> None:
         DataSpec.model_validate(yaml.safe_load(block)["data"])
 
 
-def test_a_list_in_a_csv_is_a_text_until_the_job_says_json(tmp_path: Path) -> None:
+def test_a_list_in_a_csv_is_text_unless_the_job_says_json(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text('prompt,numbers,target\na,"[1, 2]",3\n')
     (row,) = read_prompts(DataSpec(path=path))
-    with pytest.raises(JobError, match=r"'numbers' is a text here, data\.json_fields: \[numbers\]"):
+    with pytest.raises(JobError, match=r"'numbers' is a string here: set data\.json_fields: \[numbers\]"):
         Countdown.check_row(CountdownScorer(), row)
     (row,) = read_prompts(DataSpec(path=path, json_fields=("numbers", "target")))
     Countdown.check_row(CountdownScorer(), row)

@@ -14,7 +14,7 @@ def write(folder: Path, *lines: str | bytes) -> Path:
     return path
 
 
-def test_rows_become_prompts_and_other_fields_travel_to_the_scorer(tmp_path: Path) -> None:
+def test_rows_become_prompts_and_other_fields_reach_the_scorer(tmp_path: Path) -> None:
     path = write(tmp_path, '{"prompt": "a", "answer": 1}', "", '{"prompt": "b"}')
     first, second = read_prompts(DataSpec(path=path))
     assert (first.id, first.text, first.reference) == ("rows:1", "a", {"answer": 1})
@@ -27,7 +27,7 @@ def test_rows_become_prompts_and_other_fields_travel_to_the_scorer(tmp_path: Pat
         ('{"prompt": "a"', "not JSON"),
         ("[1, 2]", "a list, not an object"),
         ('{"text": "a"}', "no field 'prompt'; the row has 'text'"),
-        ('{"prompt": 3}', "is a number, not a text"),
+        ('{"prompt": 3}', "is a number, not a string"),
         ('{"prompt": ""}', "is empty"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         ("[" * 100_000, "nested too deeply"),
@@ -35,7 +35,7 @@ def test_rows_become_prompts_and_other_fields_travel_to_the_scorer(tmp_path: Pat
         ('{"prompt": "\\ud800"}', "half a surrogate pair"),
     ],
 )
-def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str | bytes, problem: str) -> None:
+def test_a_malformed_row_is_reported_with_file_and_line(tmp_path: Path, line: str | bytes, problem: str) -> None:
     path = write(tmp_path, '{"prompt": "fine"}', line)
     with pytest.raises(DataError) as caught:
         read_prompts(DataSpec(path=path))
@@ -43,23 +43,23 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str | b
     assert problem in str(caught.value)
 
 
-def test_ids_must_be_there_and_differ(tmp_path: Path) -> None:
+def test_ids_must_exist_and_be_unique(tmp_path: Path) -> None:
     twice = write(tmp_path, '{"prompt": "a", "id": "x"}', '{"prompt": "b", "id": "x"}')
-    with pytest.raises(DataError, match=r":2: id 'x' is already that of line 1"):
+    with pytest.raises(DataError, match=r":2: id 'x' is already used by line 1"):
         read_prompts(DataSpec(path=twice, id_field="id"))
     without = write(tmp_path, '{"prompt": "a"}')
-    with pytest.raises(DataError, match=r":1: field 'id' must hold"):
+    with pytest.raises(DataError, match=r":1: field 'id' must be an id"):
         read_prompts(DataSpec(path=without, id_field="id"))
 
 
-def test_missing_and_empty_files(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="No such file"):
         read_prompts(DataSpec(path=tmp_path / "no.jsonl"))
     with pytest.raises(JobError, match="has no rows"):
         read_prompts(DataSpec(path=write(tmp_path, "")))
 
 
-def test_each_pass_is_a_permutation_of_its_own_and_a_cursor_resumes_it() -> None:
+def test_each_pass_is_a_new_permutation_and_a_cursor_resumes_it() -> None:
     order = Order(10, seed=3, shuffle=True)
     drawn = [order[position] for position in range(30)]
     passes = [drawn[0:10], drawn[10:20], drawn[20:30]]

@@ -1,4 +1,4 @@
-"""Every recipe on a hand-made file in its published layout, up to rows its real scorer takes."""
+"""Every recipe on a hand-made file in its published layout; the real scorers accept the resulting rows."""
 
 import base64
 import json
@@ -48,7 +48,7 @@ def test_every_recipe_has_a_fixture() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "file", "scorer", "ids", "dropped"), LAYOUTS)
-def test_published_rows_become_prompts_that_their_scorer_takes(
+def test_published_rows_become_prompts_that_their_scorer_accepts(
     recipe: str, file: str, scorer: str, ids: list[str], dropped: int
 ) -> None:
     report = DropReport()
@@ -72,11 +72,11 @@ def test_published_rows_become_prompts_that_their_scorer_takes(
         ("aime", "aime.parquet", ["9", "32"]),
     ],
 )
-def test_answers(recipe: str, file: str, answers: list[str]) -> None:
+def test_recipes_extract_the_reference_answers(recipe: str, file: str, answers: list[str]) -> None:
     assert [prompt.reference["answer"] for prompt in read(recipe, file)] == answers
 
 
-def test_tags_are_texts_for_breakdowns() -> None:
+def test_tags_are_text() -> None:
     assert read("math", "math/train")[2].tags == {"level": "3", "subject": "Geometry"}
     assert read("aime", "aime.parquet")[0].tags == {"year": "2024"}
     assert read("codecontests", "codecontests.parquet")[0].tags == {"rating": "800+", "source": "codeforces"}
@@ -84,7 +84,7 @@ def test_tags_are_texts_for_breakdowns() -> None:
     assert read("arc_agi", "arc")[0].tags == {"split": "training"}
 
 
-def test_the_arc_scorer_tells_right_from_wrong() -> None:
+def test_the_arc_scorer_accepts_the_right_grid_only() -> None:
     first, second = read("arc_agi", "arc")
     scorer = build_scorer(ArcScorer())
     right, wrong = scorer.score(first, ["0 7", "7 0"])
@@ -94,7 +94,7 @@ def test_the_arc_scorer_tells_right_from_wrong() -> None:
     assert first.text.endswith("digits between blanks.\n")
 
 
-def test_code_tests_keep_order_lose_repetitions_and_unwrap_returned_values() -> None:
+def test_code_tests_keep_order_drop_duplicates_and_unwrap_returned_values() -> None:
     contest = read("codecontests", "codecontests.parquet")[0].reference["tests"]
     assert [test["stdin"] for test in contest] == ["1 2\n", "3 4\n", "5 6\n", "-1 1\n", "10 20\n"]
     program, call = read("taco", "taco.jsonl")
@@ -107,10 +107,10 @@ def test_code_tests_keep_order_lose_repetitions_and_unwrap_returned_values() -> 
     assert functional.reference["tests"][0] == {"function": "holds", "args": [[1, 2, 3], 2], "expected": True}
     mbpp = read("mbpp", "mbpp.jsonl")[0]
     assert len(mbpp.reference["tests"]) == 4
-    assert '"aa"' not in mbpp.text  # the challenge test is not shown
+    assert '"aa"' not in mbpp.text  # the challenge test is not in the prompt
 
 
-def test_fewest_tests_and_language_are_options_and_drops_are_told() -> None:
+def test_language_and_number_of_tests_are_options_and_drops_are_reported() -> None:
     report = DropReport()
     assert [p.id for p in read("codecontests", "codecontests.parquet", report, language="python")] == ["1_A. Sum"]
     assert report.counts["no correct solution in python"] == 1
@@ -120,7 +120,7 @@ def test_fewest_tests_and_language_are_options_and_drops_are_told() -> None:
     assert (report.read, last["count"], last["first"][0].rsplit(":", 1)[1]) == (5, 1, "4")
 
 
-def test_another_layout_is_refused_by_file_and_line() -> None:
+def test_another_layout_is_rejected_with_file_and_line() -> None:
     with pytest.raises(DataError, match=r"gsm8k\.jsonl:1: no field 'solution', so this is another layout; the row has"):
         read("math", "gsm8k.jsonl")
 
@@ -131,7 +131,7 @@ def pack(data: bytes) -> str:
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("text", ["[]", "ä" * 300, "x" * 70_000])
-def test_a_pickled_text_is_read_without_unpickling(protocol: int, text: str) -> None:
+def test_pickled_text_is_read_without_unpickling(protocol: int, text: str) -> None:
     assert decode_private(Row(Path("x"), 1, {}), pack(pickle.dumps(text, protocol))) == text
 
 
@@ -140,15 +140,15 @@ def test_a_pickled_text_is_read_without_unpickling(protocol: int, text: str) -> 
     [
         (pack(b"cos\nsystem\n(S'true'\ntR."), "a pickle with GLOBAL"),
         (pack(pickle.dumps(["a"])), "a pickle with EMPTY_LIST"),
-        (pack(pickle.dumps(Path)), "only one plain text is read"),
-        (pack(pickle.dumps(3)), "only one plain text is read"),
+        (pack(pickle.dumps(Path)), "it must be a single string"),
+        (pack(pickle.dumps(3)), "it must be a single string"),
         (pack(pickle.dumps("abc")[:-1]), "a broken pickle"),
         (pack(b""), "a broken pickle"),
-        (base64.b64encode(zlib.compress(b"abc" * 99)[:-9]).decode(), "cut off"),
+        (base64.b64encode(zlib.compress(b"abc" * 99)[:-9]).decode(), "truncated"),
         ("!!!", "neither JSON nor base64 of zlib"),
         (base64.b64encode(b"plain").decode(), "neither JSON nor base64 of zlib"),
     ],
 )
-def test_anything_else_in_the_private_tests_is_refused(packed: str, problem: str) -> None:
+def test_other_pickled_content_is_rejected(packed: str, problem: str) -> None:
     with pytest.raises(DataError, match=problem):
         decode_private(Row(Path("x"), 1, {}), packed)

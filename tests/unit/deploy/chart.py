@@ -35,7 +35,7 @@ def one(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 
 
 def pod_templates(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """Every pod the chart makes, by its component label."""
+    """Every pod template of the chart, by its component label."""
     return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in _templates(manifests)}
 
 

@@ -1,4 +1,4 @@
-"""The chart renders to what Kubernetes and KubeRay take, and to pods that may do no more than they need."""
+"""The chart renders to manifests that Kubernetes and KubeRay accept, with pods that have only the rights they need."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return render(**VARIANTS[request.param])
 
 
-def test_helm_finds_nothing_to_mend() -> None:
+def test_helm_lint_finds_nothing() -> None:
     report = lint(CHART, strict=True)
     assert [message for message in report["messages"] if message["severity"] > 1] == []
     assert report["errors"] == []
@@ -73,7 +73,7 @@ def test_manifests_follow_the_schemas_of_kubernetes(manifests: list[Manifest]) -
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-def test_ray_manifests_use_fields_that_kuberay_has(manifests: list[Manifest]) -> None:
+def test_ray_manifests_use_only_fields_that_kuberay_knows(manifests: list[Manifest]) -> None:
     for manifest in manifests:
         for part, known in RAY_FIELDS.get(manifest["kind"], {}).items():
             found = manifest["spec"][part] if part else manifest["spec"]
@@ -100,7 +100,7 @@ def test_names_that_manifests_refer_to_exist() -> None:
             assert {mount["name"] for mount in container.get("volumeMounts", [])} <= names
             for variable in container.get("env", []):
                 secret = variable.get("valueFrom", {}).get("secretKeyRef")
-                if secret and secret["key"] != "auth_token":  # KubeRay makes that one
+                if secret and secret["key"] != "auth_token":  # KubeRay creates that one
                     assert ("Secret", secret["name"]) in made
 
 
@@ -111,7 +111,7 @@ def test_each_role_has_a_group_with_its_resource_and_bounds() -> None:
     }
     assert set(groups) == set(ROLES)
     for name, resource in ROLES.items():
-        quoted = groups[name]["rayStartParams"]["resources"]  # KubeRay puts it on a command line as it is
+        quoted = groups[name]["rayStartParams"]["resources"]  # KubeRay puts it on a command line unchanged
         (offered,) = json.loads(quoted.strip("'"))
         assert quoted == f"'{quoted.strip(chr(39))}'"
         assert offered == resource
@@ -137,7 +137,7 @@ def test_the_ray_version_is_the_locked_one() -> None:
 # ---- who may do what ------------------------------------------------------------------------------------------------
 
 
-def test_every_pod_meets_the_restricted_standard_but_for_what_the_sandbox_needs() -> None:
+def test_every_pod_meets_the_restricted_standard_except_for_what_the_sandbox_needs() -> None:
     for component, template in pod_templates(render(**VARIANTS["everything"])).items():
         spec, allowed = template["spec"], {}
         if component == "reward":
@@ -166,7 +166,7 @@ def test_without_the_sandbox_reward_pods_are_like_all_others() -> None:
     assert spec["containers"][0]["securityContext"] == RESTRICTED
 
 
-def test_reward_pods_hold_no_token_of_kubernetes_no_secret_and_no_run() -> None:
+def test_reward_pods_have_no_kubernetes_token_no_secret_and_no_run_files() -> None:
     spec = pod_templates(render())["reward"]["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert all("valueFrom" not in variable for variable in spec["containers"][0]["env"])
@@ -182,7 +182,7 @@ def peers(rule: Manifest, side: str) -> set[str]:
 
 
 def by_component(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """The network policy of each kind of pod, but for the one that denies all of them everything."""
+    """The network policy of each kind of pod, without the policy that denies everything."""
     return {
         each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: each["spec"]
         for each in manifests
@@ -190,7 +190,7 @@ def by_component(manifests: list[Manifest]) -> dict[str, Manifest]:
     }
 
 
-def test_reward_pods_reach_the_run_alone_and_only_the_run_reaches_them() -> None:
+def test_reward_pods_connect_only_with_the_run() -> None:
     manifests = render()
     policy = one(manifests, "NetworkPolicy", "run-reward")["spec"]
     (egress,), (ingress,) = policy["egress"], policy["ingress"]
@@ -211,22 +211,29 @@ def test_reward_pods_reach_the_run_alone_and_only_the_run_reaches_them() -> None
     assert reaching == {"head", "actor"}
 
 
-def test_policies_of_two_pods_agree() -> None:
+def test_egress_and_ingress_policies_agree() -> None:
     policies = by_component(render(job=JOB_OF_8))
     for component, policy in policies.items():
         for rule in policy.get("egress", []):
             for other in peers(rule, "to") if "to" in rule else ():
                 admitted = {peer for taken in policies[other]["ingress"] for peer in peers(taken, "from")}
-                assert component in admitted, f"{component} may leave for {other}, which lets it not in"
+                assert component in admitted, f"{component} may connect to {other}, which does not accept it"
 
 
-def test_secrets_are_made_or_named_and_never_written_in_clear() -> None:
+def test_secrets_are_generated_or_referenced_and_never_in_plain_text() -> None:
     first, second = (one(render(), "Secret", "run-redis")["data"]["password"] for _ in range(2))
     assert len(first) >= 40
     assert first != second
     assert [each for each in render(**VARIANTS["least"]) if each["kind"] == "Secret"] == []
     plain = json.dumps(pod_templates(render(**VARIANTS["least"])))
     assert "redis://:${REDIS_PASSWORD}@redis.example.com:6380/1" in plain
+
+
+def test_no_command_line_holds_the_password_of_redis() -> None:
+    for manifests in (render(), render(job=JOB_OF_8), render(**VARIANTS["least"])):
+        plain = json.dumps(manifests)
+        assert "--requirepass" not in plain
+        assert "--redis" not in plain
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
@@ -245,12 +252,12 @@ def test_secrets_are_made_or_named_and_never_written_in_clear() -> None:
         {"job": "gpu-8.yaml"},
     ],
 )
-def test_wrong_values_are_refused(values: dict[str, Any]) -> None:
+def test_wrong_values_are_rejected(values: dict[str, Any]) -> None:
     with pytest.raises(HelmError):
         render(**values)
 
 
-def test_every_value_is_in_the_schema_and_explained() -> None:
+def test_every_value_is_in_the_schema_and_has_a_comment() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = defaults()
     assert set(schema["properties"]) == set(values)
@@ -259,7 +266,7 @@ def test_every_value_is_in_the_schema_and_explained() -> None:
             assert set(section["properties"]) == set(values[name]), name
 
 
-def test_the_job_of_a_release_is_the_job_file() -> None:
+def test_the_job_of_a_release_equals_the_job_file() -> None:
     text = one(render(job=JOB_OF_8), "ConfigMap", "run-job")["data"]["job.yaml"]
     job = JOB.validate_python(yaml.safe_load(text))
     assert isinstance(job, RLJob)

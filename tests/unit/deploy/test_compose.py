@@ -1,4 +1,4 @@
-"""The Compose file: images that exist, secrets that have to be set, a reward container that reaches the run alone."""
+"""The Compose file: images that exist, secrets that must be set, a reward container that reaches only the run."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ def test_images_are_targets_of_the_dockerfile() -> None:
             assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+\S*", service["image"])
 
 
-def test_what_a_service_refers_to_is_there() -> None:
+def test_everything_a_service_refers_to_exists() -> None:
     for service in SERVICES.values():
         assert set(service["networks"]) <= set(COMPOSE["networks"])
         assert set(service.get("depends_on", ())) <= set(SERVICES)
@@ -44,7 +44,7 @@ def test_each_profile_has_one_node_for_actors_and_learner() -> None:
         assert "volley_learner" in nodes[0]["command"]
 
 
-def test_nothing_but_the_api_is_reached_from_outside_and_it_from_this_host_alone() -> None:
+def test_only_the_api_has_a_port_and_only_on_the_loopback_interface() -> None:
     assert COMPOSE["networks"]["ray"] == {"internal": True}
     for name, service in SERVICES.items():
         if name == "api":
@@ -59,7 +59,14 @@ def test_nothing_but_the_api_is_reached_from_outside_and_it_from_this_host_alone
     assert "REDIS_PASSWORD" not in str(SERVICES["rewards"])
 
 
-def test_secrets_are_made_once_and_cover_what_the_file_asks_for(tmp_path: Path) -> None:
+def test_no_command_line_holds_a_secret() -> None:
+    for service in SERVICES.values():
+        command = str(service.get("command", ""))
+        assert "--requirepass" not in command
+        assert "--redis" not in command
+
+
+def test_secrets_are_created_once_and_cover_all_variables(tmp_path: Path) -> None:
     for name in ("make-secrets.sh", "example.env"):
         shutil.copy(HERE / name, tmp_path)
     made = [_secrets(tmp_path) for _ in range(2)]

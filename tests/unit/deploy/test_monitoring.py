@@ -1,4 +1,4 @@
-"""Dashboards and alerts name metrics that are exported, with labels that they have."""
+"""Dashboards and alerts use exported metrics and labels that these metrics have."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reward_servers.http import metric_lines
 from reward_servers.sandbox.health import SandboxReport
-from services.api.index import Card
-from services.api.prometheus import ServiceMetrics
-from services.state import Observed
+from services.api.index import RunCard
+from services.api.prometheus import RunStatus, ServiceMetrics
+from services.store.state import Observed
 from volley.metrics import family
 
 HERE = Path("deploy/monitoring")
@@ -25,7 +25,7 @@ EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]
 
 
 class _Slots:
-    """What the HTTP front exports metrics of."""
+    """A stand-in for the slots that the HTTP front exports metrics of."""
 
     def __init__(self) -> None:
         self.ready, self.waiting = True, 0
@@ -35,25 +35,25 @@ class _Slots:
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Each sample's labels, by its name."""
-    card = Card("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"}, 1)
+    """By name, the labels of each exported sample."""
+    card = RunCard("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"}, 1)
     row = {"reward_mean": 0.5, "lag_histogram": {"0": 3, "1": 1}}
     service = ServiceMetrics()
     service.observe("GET", "/v1/runs", 200, 0.01)
-    text = service.text(1, [(card, Observed(state="running", checkpointed=1.0), row)]).decode()
+    text = service.text(1, [RunStatus(card, Observed(state="running", checkpointed=1.0), row)]).decode()
     text += "\n".join(metric_lines(_Slots())) + "\n"  # type: ignore[arg-type]
     families = text_string_to_metric_families(text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
 def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """The metrics of an expression and the labels that they are picked by."""
+    """The metrics in an expression, with the labels they are selected by."""
     for name, picked in re.findall(r"\b(volley_\w+|up)\b(?:\{([^}]*)\})?", expression):
         yield name, set(re.findall(r"(\w+)\s*(?:=|!=|=~|!~)", picked))
 
 
-def test_every_metric_named_is_exported_with_its_labels(exported: dict[str, set[str]]) -> None:
-    brought = {"job", "instance"}  # Prometheus adds these
+def test_every_metric_used_is_exported_with_its_labels(exported: dict[str, set[str]]) -> None:
+    brought = {"job", "instance"}  # added by Prometheus
     for expression in EXPRESSIONS:
         named = list(selectors(expression))
         assert named, expression
@@ -65,7 +65,7 @@ def test_every_metric_named_is_exported_with_its_labels(exported: dict[str, set[
     assert re.fullmatch(r"label_values\((\w+), run\)", variable["query"]["query"])
 
 
-def test_metrics_of_a_step_are_in_the_table_of_metrics() -> None:
+def test_step_metrics_are_in_the_table_of_metrics() -> None:
     named = {text for expression in EXPRESSIONS for text in re.findall(r'metric=~?"([^"]+)"', expression)}
     assert len(named) > 8
     for text in named:
@@ -74,17 +74,17 @@ def test_metrics_of_a_step_are_in_the_table_of_metrics() -> None:
 
 
 def _spelled_out(pattern: str) -> list[str]:
-    """The names that a pattern with at most one choice stands for."""
+    """The names that a pattern with at most one alternation matches."""
     choice = re.search(r"\((.*)\)", pattern)
     return [pattern.replace(choice[0], one) for one in choice[1].split("|")] if choice else [pattern]
 
 
-def test_a_step_is_exported_as_it_was_reported() -> None:
-    card = Card("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"}, 2)
+def test_step_metrics_are_exported_as_reported() -> None:
+    card = RunCard("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"}, 2)
     row = {"step": 7, "reward_mean": 0.5, "lag_histogram": {"0": 3, "2": 1}, "pass_at_4": 0.75}
     live, over = Observed(state="running", step=8), Observed(state="done")
-    other = Card("run-2", "run", "rl", 0.0, {}, 10, {"kind": "mean"})
-    text = ServiceMetrics().text(0, [(card, live, row), (other, over, {})]).decode()
+    other = RunCard("run-2", "run", "rl", 0.0, {}, 10, {"kind": "mean"})
+    text = ServiceMetrics().text(0, [RunStatus(card, live, row), RunStatus(other, over, {})]).decode()
     samples = [each for metric in text_string_to_metric_families(text) for each in metric.samples]
     of_runs = {(each.name, each.labels.get("metric")): each.value for each in samples if "run" in each.labels}
     assert of_runs["volley_run_lag_mean", None] == 0.5
@@ -94,14 +94,14 @@ def test_a_step_is_exported_as_it_was_reported() -> None:
     assert {each.labels["run"] for each in samples if "run" in each.labels} == {"run-1"}
 
 
-def test_groupings_are_by_labels_that_are_there(exported: dict[str, set[str]]) -> None:
+def test_groupings_use_labels_that_exist(exported: dict[str, set[str]]) -> None:
     for expression in EXPRESSIONS:
         there = {"instance", "job"}.union(*(exported.get(name, set()) for name, _ in selectors(expression)))
         for grouping in re.findall(r"by \(([^)]*)\)", expression):
             assert {label.strip() for label in grouping.split(",")} <= there, expression
 
 
-def test_alerts_say_what_it_means_and_what_to_do() -> None:
+def test_alerts_have_a_summary_and_an_action() -> None:
     names = [rule["alert"] for rule in RULES]
     assert len(names) == len(set(names))
     for rule in RULES:
@@ -112,7 +112,7 @@ def test_alerts_say_what_it_means_and_what_to_do() -> None:
     assert [name for name in names if f"`{name}`" not in guide] == []
 
 
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     every: list[dict[str, Any]] = DASHBOARD["panels"]
     assert len({panel["id"] for panel in every}) == len(every)
     cells: set[tuple[int, int]] = set()
@@ -123,7 +123,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
         cells |= own
 
 
-def test_prometheus_reads_the_alerts_and_the_right_jobs() -> None:
+def test_prometheus_reads_the_alerts_and_scrapes_the_right_jobs() -> None:
     config = yaml.safe_load((HERE / "prometheus.yaml").read_text())
     assert config["rule_files"] == ["alerts.yaml"]
     jobs = {job["job_name"] for job in config["scrape_configs"]}

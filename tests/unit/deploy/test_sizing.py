@@ -1,4 +1,4 @@
-"""The sizing page says what the calculator says of the shipped jobs, and the calculator counts as models do."""
+"""The GPU page shows the calculator's results for the shipped jobs, and the calculator agrees with real models."""
 
 import subprocess
 import sys
@@ -36,14 +36,13 @@ def test_a_shipped_job_fits_and_uses_the_gpus_it_is_named_for(path: Path) -> Non
     assert job.actors.gpus == job.actors.engine.get("tensor_parallel_size", job.actors.gpus)
 
 
-@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_the_page_holds_what_the_calculator_prints(path: Path) -> None:
-    job = load(path)
+def test_the_page_shows_what_the_calculator_prints() -> None:
+    paths = [Path("deploy/jobs", f"{name}.yaml") for name in GPUS]
     printed = subprocess.run(
-        [sys.executable, "-m", "benchmarks.sizing", str(path)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "benchmarks.sizing", *map(str, paths)], capture_output=True, text=True, check=True
     ).stdout
-    assert printed == page(job, sized(job), 80, 100) + "\n"
-    assert printed.strip() in Path("docs/sizing.md").read_text()
+    assert printed == page([(job, sized(job)) for job in map(load, paths)], 80, 100) + "\n"
+    assert printed.strip() in Path("docs/gpu.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_parameters_of_published_models(name: str, billions: float) -> None:
     assert (SHAPES / f"{name}.json").exists()
 
 
-def test_parameters_are_those_of_the_model_itself(tmp_path: Path) -> None:
+def test_parameter_counts_equal_those_of_a_real_model(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -83,11 +82,11 @@ def test_the_arithmetic_of_one_job() -> None:
     assert made.rank == made.state + made.reference + made.activations + 5 * GIB
     assert made.cache == pytest.approx(0.9 * 80 * GIB - 2 * shape.parameters - 5 * GIB)
     assert (made.slots, made.samples_in_flight) == (128, 2048)
-    assert made.broadcast_rounds == 3  # to 4 actors: 1, 2, 4 holders after each
+    assert made.broadcast_rounds == 3  # to 4 actors: 1, 2, 4 copies after each round
     assert made.broadcast_seconds == pytest.approx(2 * shape.parameters * (2 / 20e9 + 3 / 8.75e9))
 
 
-def test_adapters_leave_out_what_is_frozen(tmp_path: Path) -> None:
+def test_with_adapters_frozen_weights_have_no_optimizer_state(tmp_path: Path) -> None:
     from learner.lora import published
     from learner.policy import load_trained
     from tests.models import tiny_llama
@@ -106,7 +105,7 @@ def test_adapters_leave_out_what_is_frozen(tmp_path: Path) -> None:
     assert (made_of_it.reference, made_of_it.published) == (0.0, 2 * parameters)
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_a_job_that_does_not_fit_is_reported() -> None:
     job = load(Path("deploy/jobs/gpu-8.yaml"))
     assert not sized(job, gpu_bytes=40 * GIB).fits
     assert not sized(job.model_copy(update={"learner": job.learner.model_copy(update={"ranks": 1})})).fits
@@ -119,16 +118,15 @@ def test_what_does_not_fit_is_told() -> None:
         check=False,
     )
     assert run.returncode == 1
-    assert "does not fit" in run.stdout
+    assert "| fits GPUs of 30 GiB | no |" in run.stdout
 
 
-def test_states_on_the_host_leave_the_gpu() -> None:
+def test_offloaded_states_are_not_counted_on_the_gpu() -> None:
     job, shape = load(Path("deploy/jobs/gpu-8.yaml")), Shape.of(Path("qwen2.5-7b"))
     device = {"device": "cpu"}
     zero = {"zero_optimization": {"offload_optimizer": device}}
-    made = sized(job.model_copy(update={"learner": job.learner.model_copy(update={"deepspeed": zero})}))
+    offloading = job.model_copy(update={"learner": job.learner.model_copy(update={"deepspeed": zero})})
+    made = sized(offloading)
     assert (made.state, made.host) == (shape.parameters * 2 / 4, shape.parameters * 16 / 4)
-    assert "| learner: states on the host, a rank | 28.4 GiB |" in page(
-        job.model_copy(update={"learner": job.learner.model_copy(update={"deepspeed": zero})}), made, 80, 100
-    )
+    assert "| learner: states on the host, per rank | 28.4 GiB |" in page([(offloading, made)], 80, 100)
     assert sized(job).host == 0.0

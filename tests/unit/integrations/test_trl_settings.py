@@ -1,4 +1,4 @@
-"""What the TRL adapter refuses, and the arithmetic between TRL's tensors and an objective."""
+"""The settings that the TRL adapter rejects, and its arithmetic between TRL's tensors and an objective."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import torch
 
 from volley.objectives import MajAtK, MaxAtK, Mean, Objective, PassAtKAnalytic, advantages
 
-# TRL warns of the version of vLLM, and imports it, where it finds it.
+# If vLLM is installed, TRL imports it and warns about its version.
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -31,7 +31,7 @@ def config(adapter: Any, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("objective", [MaxAtK(k=8), Mean(normalize="std"), PassAtKAnalytic(k=4), MajAtK(k=8)])
-def test_settings_that_go_together(adapter: Any, objective: Objective) -> None:
+def test_matching_settings_are_accepted(adapter: Any, objective: Objective) -> None:
     adapter.check_settings(objective, config(adapter), has_answers=True)
 
 
@@ -50,17 +50,19 @@ def test_settings_that_go_together(adapter: Any, objective: Objective) -> None:
         (MajAtK(k=2), {}, "pass answer_fn="),
     ],
 )
-def test_settings_that_do_not(adapter: Any, objective: Objective, settings: dict[str, Any], advice: str) -> None:
+def test_conflicting_settings_are_rejected(
+    adapter: Any, objective: Objective, settings: dict[str, Any], advice: str
+) -> None:
     with pytest.raises(ValueError, match=advice):
         adapter.check_settings(objective, config(adapter, **settings), has_answers=False)
 
 
-def test_a_refused_trainer_loads_no_model(adapter: Any) -> None:
+def test_a_rejected_trainer_loads_no_model(adapter: Any) -> None:
     with pytest.raises(ValueError, match="scale_rewards"):
         adapter.KSampleGRPOTrainer(objective=MaxAtK(k=2), args=config(adapter, scale_rewards="batch"), model="nowhere")
 
 
-def test_rewards_are_weighted_and_none_is_none_only_where_all_are(adapter: Any) -> None:
+def test_rewards_are_weighted_and_a_sample_has_none_only_if_all_functions_return_none(adapter: Any) -> None:
     nan = float("nan")
     reward_BF = torch.tensor([[1.0, 2.0], [nan, 2.0], [nan, nan]])
     np.testing.assert_array_equal(adapter.weighted_rewards(reward_BF, torch.tensor([1.0, 0.5])), [2.0, 1.0, nan])
@@ -70,8 +72,8 @@ def test_answers_become_ids(adapter: Any) -> None:
     assert adapter.answer_ids(["4", None, ("a", 1), "4"]).tolist() == [0, -1, 1, 0]
 
 
-def test_advantages_are_for_a_mean_over_samples(adapter: Any) -> None:
-    """n times an estimate, also where samples left their group: TRL divides by all. Published shapes as they are."""
+def test_advantages_are_scaled_for_a_mean_over_samples(adapter: Any) -> None:
+    """n times the estimate, because TRL averages over all samples, dropped ones too; published shapes stay unscaled."""
     reward_B = np.array([1.0, 0.0, 0.5, 0.0, 0.0, 1.0, np.nan, 0.0])
     valid_B = ~np.isnan(reward_B)
     got_B = adapter.mean_advantages(MaxAtK(k=2), reward_B, None, valid_B, 4)
@@ -82,7 +84,7 @@ def test_advantages_are_for_a_mean_over_samples(adapter: Any) -> None:
     np.testing.assert_allclose(shape_B, advantages([1.0, 0, 0, 0], PassAtKAnalytic(k=2)))
 
 
-def test_the_metric_is_over_groups_with_k_samples_left(adapter: Any) -> None:
+def test_the_metric_covers_groups_with_at_least_k_samples_left(adapter: Any) -> None:
     reward_B = np.array([1.0, 0.0, 0.0, 0.0, np.nan, np.nan, np.nan, 1.0])
     valid_B, answer_B = ~np.isnan(reward_B), np.array([1, 0, 0, 0, 0, 0, 0, 1])
     assert adapter.objective_metric(MaxAtK(k=2), reward_B, None, valid_B, 4) == {"max_at_2": 0.5}
@@ -91,7 +93,7 @@ def test_the_metric_is_over_groups_with_k_samples_left(adapter: Any) -> None:
     assert adapter.objective_metric(MaxAtK(k=2), reward_B[4:], None, valid_B[4:], 4) == {}
 
 
-def test_integrations_import_no_library_until_asked_for_one() -> None:
+def test_importing_integrations_loads_no_library() -> None:
     code = "import sys, volley.integrations; print(*sorted(set(sys.modules) & {'torch', 'trl', 'transformers'}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

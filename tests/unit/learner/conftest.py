@@ -1,4 +1,4 @@
-"""A process group of one, and tiny models in float64."""
+"""A process group of one rank, and tiny models in float64."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checkpointed layers: the same gradients from far fewer bytes kept, whatever the type of model."""
+"""Checkpointed layers give the same gradients with far less memory, for several types of model."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def pass_through(lm: Any) -> tuple[dict[str, Tensor], int]:
-    """Gradients of some loss, and the bytes that the forward pass kept for them beside the parameters."""
+    """Gradients of an arbitrary loss, and the bytes that the forward pass kept for them, without parameters."""
     weights = {parameter.data_ptr() for parameter in lm.parameters()}
     kept: dict[int, int] = {}
 
@@ -39,8 +39,8 @@ def pass_through(lm: Any) -> tuple[dict[str, Tensor], int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_the_same_to_the_bit_and_little_is_kept(kind: str) -> None:
-    """Also where layers have a dropout of their own: there is none in training either way."""
+def test_gradients_are_bitwise_equal_and_use_little_memory(kind: str) -> None:
+    """This includes models whose layers have dropout, which is off in training either way."""
     plain, held = pass_through(tiny_lm(kind, **KINDS[kind]))
     lm = tiny_lm(kind, **KINDS[kind])
     checkpoint_layers(lm)
@@ -51,7 +51,7 @@ def test_gradients_are_the_same_to_the_bit_and_little_is_kept(kind: str) -> None
     assert held_again < held / 3
 
 
-def test_a_model_without_such_layers_is_refused() -> None:
+def test_a_model_without_checkpointable_layers_is_rejected() -> None:
     class Bare(nn.Module):
         config = type("Config", (), {"model_type": "bare"})
 
@@ -59,13 +59,13 @@ def test_a_model_without_such_layers_is_refused() -> None:
         checkpoint_layers(Bare())
 
 
-def test_attention_that_no_cpu_has_is_refused_in_the_job() -> None:
-    with pytest.raises(ValueError, match="gpus_per_rank: 1, or sdpa"):
+def test_flash_attention_on_cpu_is_rejected_in_the_job() -> None:
+    with pytest.raises(ValueError, match="gpus_per_rank: 1, or attention: sdpa"):
         LearnerSpec(attention="flash_attention_2")
     assert LearnerSpec(attention="flash_attention_2", gpus_per_rank=1).attention == "flash_attention_2"
 
 
-def test_flash_attention_asks_for_a_narrow_type() -> None:
+def test_flash_attention_needs_bfloat16() -> None:
     job = {
         "kind": "rl",
         "name": "a",

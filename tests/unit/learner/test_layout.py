@@ -1,4 +1,4 @@
-"""Rows of tokens: the shared layout gives what the flat one gives, on real models with real masks."""
+"""The shared layout gives the same results as the flat one, on real models with real masks."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ from tests.unit.learner.conftest import tiny_lm
 from volley.errors import JobError
 from volley.records import Group
 
-NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}  # the models' norms and rotations are float32 in any case
-WIDE = 1 << 20  # beside a model so wide attention is free: whole groups share a row
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}  # the models always compute norms and rotations in float32
+WIDE = 1 << 20  # in a model this wide attention costs next to nothing, so whole groups share a row
 
 
 def pieces_of(groups: list[Group]) -> tuple[Piece, ...]:
@@ -38,11 +38,11 @@ def evaluate(policy: Policy, batches: list[MicroBatch], tokens: int) -> tuple[Te
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("budget", [1 << 20, 60])
 @pytest.mark.parametrize("turns", [False, True])
-def test_both_layouts_equal_the_model_itself(kind: str, budget: int, turns: bool) -> None:
+def test_both_layouts_give_the_models_own_log_probs(kind: str, budget: int, turns: bool) -> None:
     lm = tiny_lm(kind)
     rng = np.random.default_rng(0)
     groups = [random_group(rng, i, n=5, turns=turns) for i in range(3)]
-    assert any(len(group.shown_S) for group in groups) == turns
+    assert any(len(group.observation_S) for group in groups) == turns
     direction_T = torch.from_numpy(rng.normal(size=sum(len(g.tokens_T) for g in groups)))
     parameters = dict(lm.named_parameters())
     expected_T, entropy_T = (
@@ -68,13 +68,13 @@ def test_both_layouts_equal_the_model_itself(kind: str, budget: int, turns: bool
     shared=st.booleans(),
     width=st.sampled_from([1, 32, WIDE]),
 )
-def test_every_token_once_within_the_budget(
+def test_every_token_is_packed_once_within_the_budget(
     shape: list[tuple[int, list[int]]], budget: int, shared: bool, width: int
 ) -> None:
     pieces, start = [], 0
     for prompt, lengths in shape:
         tokens = sum(lengths)
-        ids_T = np.arange(start + 1, start + tokens + 1, dtype=np.int32)  # a token's id tells its place
+        ids_T = np.arange(start + 1, start + tokens + 1, dtype=np.int32)  # a token's id is its position
         pieces.append(Piece(np.zeros(prompt, np.int32), ids_T, np.array(lengths, np.int32), start + np.arange(tokens)))
         start += tokens
     batches = micro_batches(pieces, budget, width=width, allow_shared=shared)
@@ -88,7 +88,7 @@ def test_every_token_once_within_the_budget(
         assert all(before in (0, token - 1) for before, token in zip(before_T, batch.token_T, strict=True))
 
 
-def test_samples_that_are_left_out_take_what_they_were_shown_with_them() -> None:
+def test_dropping_a_sample_drops_its_observations() -> None:
     rng = np.random.default_rng(1)
     (piece,) = pieces_of([random_group(rng, 0, n=6, length=(2, 9), turns=True)])
     keep_n = np.array([True, False, True, True, False, False])
@@ -100,7 +100,7 @@ def test_samples_that_are_left_out_take_what_they_were_shown_with_them() -> None
     assert left.row_tokens == len(piece.prompt_p) + int(piece.spans_n[keep_n].sum())
 
 
-def test_a_row_is_shared_only_where_that_is_less_work() -> None:
+def test_a_row_is_shared_only_if_that_is_cheaper() -> None:
     rng = np.random.default_rng(0)
 
     def piece(prompt: int, length: int) -> Piece:
@@ -109,7 +109,7 @@ def test_a_row_is_shared_only_where_that_is_less_work() -> None:
 
     assert samples_per_row(piece(100, 4), 1 << 20, width=512) == 16
     assert samples_per_row(piece(4, 2000), 1 << 20, width=64) == 1
-    assert 1 < samples_per_row(piece(100, 100), 600, width=4096) < 16  # as many as the budget takes
+    assert 1 < samples_per_row(piece(100, 100), 600, width=4096) < 16  # as many as fit in the budget
     assert samples_per_row(piece(100, 100), 150, width=4096) == 1
 
 
@@ -123,7 +123,7 @@ def test_a_sliding_window_forbids_shared_rows() -> None:
     assert not probe_layouts(Policy(tiny_lm("mistral", sliding_window=4), 1.0), "float32", torch.device("cpu"))
 
 
-def test_a_model_that_scales_its_logits_is_refused() -> None:
+def test_a_model_that_scales_its_logits_is_rejected() -> None:
     policy = Policy(tiny_lm("granite", logits_scaling=3.0), 1.0)
     with pytest.raises(JobError, match="type granite"):
         probe_layouts(policy, "float32", torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Products by oneDNN: the same values and gradients as torch's own, wherever a layer may be asked."""
+"""Linear layers with oneDNN give the same values and gradients as torch's own."""
 
 import copy
 import subprocess
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from learner import linear
 
-SIZES = ((7, 5), (5, 7))  # more inputs than outputs, and fewer
+SIZES = ((7, 5), (5, 7))  # more inputs than outputs, and fewer inputs
 
 
 @pytest.fixture(autouse=True)
@@ -46,21 +46,21 @@ def test_values_and_gradients_are_those_of_a_plain_layer(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_go_the_plain_way(dtype: torch.dtype) -> None:
+def test_other_dtypes_use_the_plain_layer(dtype: torch.dtype) -> None:
     own, quick = both(7, 5, bias=True, dtype=dtype)
     input_TI = torch.randn(4, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
     assert torch.equal(quick(input_TI), own(input_TI))
 
 
-def test_a_product_takes_matrices_as_they_are_strided() -> None:
+def test_matrices_may_have_any_strides() -> None:
     generator = torch.Generator().manual_seed(0)
     left_IT, right_IO = torch.randn(7, 4, generator=generator), torch.randn(7, 5, generator=generator)
     torch.testing.assert_close(linear.product(left_IT.t(), right_IO.t()), left_IT.t() @ right_IO)
 
 
-def test_layers_of_another_class_keep_it() -> None:
+def test_layers_of_another_class_are_not_replaced() -> None:
     class Other(nn.Linear):
-        """A layer that does something of its own."""
+        """A layer with its own forward pass."""
 
     model = nn.Sequential(Other(7, 5), nn.Linear(5, 7))
     linear.speed_up(model)
@@ -90,6 +90,6 @@ print(resident() - before)
 """
 
 
-def test_memory_does_not_grow_with_the_shapes_met() -> None:
+def test_memory_does_not_grow_with_new_shapes() -> None:
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, timeout=120)
-    assert float(done.stdout) < 100  # MiB; with oneDNN's own caches some hundreds
+    assert float(done.stdout) < 100  # MiB; oneDNN's own caches would take hundreds

@@ -1,4 +1,4 @@
-"""Chunked log-probs and entropy: the plain formula and its gradients, and never the whole [tokens, vocabulary]."""
+"""Chunked log-probs and entropy equal the plain formula, without a tensor of [tokens, vocabulary]."""
 
 from typing import Any
 
@@ -60,15 +60,37 @@ def test_no_gradient_flows_from_an_entropy_that_is_only_measured() -> None:
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_bfloat16_is_summed_in_float32() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_bfloat16_head_loses_nothing_but_what_its_factors_lack(temperature: float) -> None:
+    """Log-probs and entropies are those of exact logits: rounded ones would be off by 0.01."""
     hidden, weight, offset, token = tensors(torch.bfloat16)
-    logprob, entropy = chosen_logprobs(hidden, weight, offset, token, 1.0, entropy_gradient=True)
-    assert logprob.dtype == entropy.dtype == torch.float32
-    logits = torch.nn.functional.linear(hidden, weight, offset).float()
-    torch.testing.assert_close(logprob, logits.log_softmax(-1).gather(-1, token[:, None])[:, 0])
-    torch.autograd.backward(logprob.sum() + entropy.sum())
-    assert weight.grad is not None
-    assert weight.grad.dtype == torch.bfloat16
+    assert offset is not None
+    got = chosen_logprobs(hidden, weight, offset, token, temperature, entropy_gradient=True)
+    exact_leaves = [each.detach().double().requires_grad_() for each in (hidden, weight, offset)]
+    exact = naive(exact_leaves[0], exact_leaves[1], exact_leaves[2], token, temperature)
+    for mine, theirs in zip(got, exact, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=1e-5)
+    grads = torch.autograd.grad((got[0] + got[1]).sum(), (hidden, weight, offset))
+    for mine, theirs in zip(grads, torch.autograd.grad((exact[0] + exact[1]).sum(), exact_leaves), strict=True):
+        assert mine.dtype == torch.bfloat16
+        torch.testing.assert_close(mine.double(), theirs, rtol=2**-8, atol=1e-6)  # rounded once
+
+
+def test_a_bfloat16_heads_gradient_is_added_up_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 512 chunks: rounded after each, the gradient would be off by 1 %."""
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", {"cpu": 2 * V})
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(1024, H, generator=generator).bfloat16()
+    weight, offset = (torch.randn(*shape, generator=generator).bfloat16().requires_grad_() for shape in ((V, H), (V,)))
+    token = torch.randint(V, (1024,), generator=generator)
+    got = torch.autograd.grad(
+        chosen_logprobs(hidden, weight, offset, token, 1.0, entropy_gradient=False)[0].sum(), (weight, offset)
+    )
+    exact = (weight.detach().double().requires_grad_(), offset.detach().double().requires_grad_())
+    expected = torch.autograd.grad(naive(hidden.double(), *exact, token, 1.0)[0].sum(), exact)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert float((mine.double() - theirs).norm() / theirs.norm()) < 2.5e-3
 
 
 def test_a_rank_without_tokens_still_gives_gradients() -> None:
@@ -79,7 +101,7 @@ def test_a_rank_without_tokens_still_gives_gradients() -> None:
     assert not grad.any()
 
 
-def test_nothing_as_large_as_tokens_times_vocabulary_is_made() -> None:
+def test_no_tensor_is_as_large_as_tokens_times_vocabulary() -> None:
     tokens, width, vocabulary = 256, 8, 128 * 1024
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)
@@ -92,7 +114,7 @@ def test_nothing_as_large_as_tokens_times_vocabulary_is_made() -> None:
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every tensor any operation makes, in the backward pass too."""
+    """Observes every tensor that an operation creates, including the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

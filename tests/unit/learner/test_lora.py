@@ -1,4 +1,4 @@
-"""Adapters: what trains, what is published, and that the export and the actors hold the same model to the bit."""
+"""Adapters: what is trained and published, and that export and actors merge to bitwise equal models."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from learner.lora import FOLDER, published, split, without_adapters
 from learner.policy import Policy, StartingPolicy, load_lm, load_trained
 from learner.reinforce import Reinforcer
 from learner.weights import file_parts, write_model
-from services.adapters import check_adapters
-from services.tokens import load_tokenizer
+from services.data.tokens import load_tokenizer
+from services.jobs.adapters import check_adapters
 from tests.learner_batches import naive_logprobs, on_policy, random_group, scored
 from tests.models import tiny_llama
 from tests.plain_engine import PlainEngine
@@ -32,7 +32,7 @@ IDS = torch.arange(3, 20)[None]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With biases beside the adapted matrices, which an engine loads together with them."""
+    """A model whose adapted matrices have biases, which an engine loads together with them."""
     return tiny_llama(tmp_path_factory.mktemp("base"), attention_bias=True)
 
 
@@ -42,7 +42,7 @@ def spec_of(base: Path, **changes: Any) -> ModelSpec:
 
 
 def trained(spec: ModelSpec) -> Any:
-    """The model with adapters that change something."""
+    """The model with adapters that change its output."""
     lm = load_trained(spec, seed=1)
     torch.manual_seed(2)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_new_adapters_change_nothing_and_are_the_same_on_every_rank(base: Path) 
     assert any(name.endswith(DOWN) and each.abs().max() > 0 for name, each in published(one))
 
 
-def test_a_step_of_reinforcement_changes_the_adapters_only_and_is_measured_against_the_base(base: Path) -> None:
+def test_a_step_changes_only_the_adapters_and_measures_kl_against_the_base(base: Path) -> None:
     lm = trained(spec_of(base))
     before, plain = state(lm), load_lm(base, "float32")
     engine = PlainEngine(Policy(lm, 1.0), Optimizer(lr=1e-2))
@@ -91,7 +91,7 @@ def lm_of(parameters: dict[str, torch.Tensor], spec: ModelSpec) -> Any:
     return lm
 
 
-def test_without_adapters_it_is_the_base_to_the_bit_even_after_an_error(base: Path) -> None:
+def test_with_adapters_off_it_is_bitwise_the_base_even_after_an_error(base: Path) -> None:
     lm = trained(spec_of(base))
     with_adapters = lm(IDS).logits
 
@@ -106,19 +106,19 @@ def test_without_adapters_it_is_the_base_to_the_bit_even_after_an_error(base: Pa
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_export_and_actors_merge_to_the_same_bits_and_as_peft(base: Path, dtype: str, tmp_path: Path) -> None:
+def test_export_and_actors_merge_bitwise_equally_and_as_peft_does(base: Path, dtype: str, tmp_path: Path) -> None:
     spec = spec_of(base).model_copy(update={"dtype": dtype})
     lm = trained(spec)
     whole, adapters = split(state(lm), spec.lora)  # type: ignore[arg-type]
     assert whole.keys() == dict(load_lm(base, dtype).named_parameters()).keys()
     files = []
-    for number, (name, parameter) in enumerate(published(lm)):  # A and B of a matrix in files of their own
+    for number, (name, parameter) in enumerate(published(lm)):  # A and B of one matrix are in different files
         assert torch.equal(adapters[name], parameter)
         file = tmp_path / f"{number}.safetensors"
         file.write_bytes(file_of({name: parameter.detach()}))
         files.append(str(file))
-    received = {name: each for file in Merger(spec).whole(files) for name, each in load(file.tobytes()).items()}
-    blocks = {"self_attn", "mlp"}  # whole blocks: the engine holds q, k and v as one
+    received = {name: each for file in Merger(spec).full_matrices(files) for name, each in load(file.tobytes()).items()}
+    blocks = {"self_attn", "mlp"}  # whole blocks, because the engine holds q, k and v as one matrix
     assert received.keys() == {name for name in whole if blocks & set(name.split("."))}
     assert all(torch.equal(received[name], whole[name]) for name in received)
     untouched = state(load_lm(base, dtype))
@@ -131,7 +131,7 @@ def test_export_and_actors_merge_to_the_same_bits_and_as_peft(base: Path, dtype:
 
 
 def merged_by_peft(base: Path, lm: Any, spec: ModelSpec, folder: Path) -> dict[str, torch.Tensor]:
-    """The folder as `peft` and `transformers` read it: they must agree on what the model computes, too."""
+    """The model in the folder as `peft` and `transformers` read it; its outputs must also agree."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -145,22 +145,22 @@ def merged_by_peft(base: Path, lm: Any, spec: ModelSpec, folder: Path) -> dict[s
     return state(adapted.merge_and_unload())
 
 
-def test_an_adapter_of_another_model_is_refused(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_rejected(base: Path, tmp_path: Path) -> None:
     file = tmp_path / "adapter.safetensors"
     file.write_bytes(file_of({f"model.layers.9.mlp.up_proj{end}": torch.zeros(4, 4) for end in (DOWN, UP)}))
     with pytest.raises(JobError, match=r"the model's files have no model.layers.9.mlp.up_proj.weight"):
-        list(Merger(spec_of(base)).whole([str(file)]))
+        list(Merger(spec_of(base)).full_matrices([str(file)]))
 
 
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
         (["query"], r"write target_modules: \[down_proj, .*v_proj\]"),
-        (["lm_head"], "lm_head can have no adapter"),
-        (["embed_tokens"], "model.embed_tokens can have no adapter"),
+        (["lm_head"], "lm_head cannot have an adapter"),
+        (["embed_tokens"], "model.embed_tokens cannot have an adapter"),
     ],
 )
-def test_a_target_that_can_have_no_adapter_is_refused(base: Path, targets: list[str], message: str) -> None:
+def test_a_target_that_cannot_have_an_adapter_is_rejected(base: Path, targets: list[str], message: str) -> None:
     with pytest.raises(JobError, match=message):
         load_trained(spec_of(base, target_modules=targets), seed=0)
 
@@ -170,24 +170,22 @@ def test_a_target_that_can_have_no_adapter_is_refused(base: Path, targets: list[
     [
         (
             "mixtral",
-            r"layers.0.mlp.gate can have no adapter.* write target_modules: \[k_proj, o_proj, q_proj, v_proj\]",
+            r"layers.0.mlp.gate cannot have an adapter.* write target_modules: \[k_proj, o_proj, q_proj, v_proj\]",
         ),
-        ("gpt2", r"attn.c_attn can have no adapter.* this model has none: drop model.lora"),
+        ("gpt2", r"attn.c_attn cannot have an adapter.* it has no linear layers: drop model.lora"),
     ],
 )
-def test_a_model_whose_layers_are_of_another_kind_is_told_what_it_can_have(
-    kind: str, message: str, tmp_path: Path
-) -> None:
+def test_a_model_with_other_kinds_of_layers_gets_advice(kind: str, message: str, tmp_path: Path) -> None:
     tiny_lm(kind, num_local_experts=2).float().save_pretrained(tmp_path)
     with pytest.raises(JobError, match=message):
         load_trained(ModelSpec(path=tmp_path, lora=LoraSpec(rank=4)), seed=0)
 
 
-def test_a_check_of_the_job_knows_the_names_that_targets_may_have(base: Path) -> None:
+def test_checking_a_job_knows_the_possible_target_modules(base: Path) -> None:
     check_adapters(spec_of(base))
     check_adapters(spec_of(base, target_modules="all-linear"))
     check_adapters(spec_of(base, target_modules=["layers.1.mlp.up_proj"]))
-    with pytest.raises(JobError, match=r"no matrix 'query': write some of \[down_proj, .*v_proj\], or all-linear"):
+    with pytest.raises(JobError, match=r"no matrix 'query': choose from \[down_proj, .*v_proj\], or write all-linear"):
         check_adapters(spec_of(base, target_modules=["q_proj", "query"]))
 
 
@@ -200,17 +198,17 @@ def test_all_linear_is_every_matrix_of_the_blocks(base: Path) -> None:
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"dropout": 0.1}, "another one than samples: write dropout: 0"),
+        ({"dropout": 0.1}, "another policy than the one sampled from: write 0"),
         ({"target_modules": []}, "write target_modules: all-linear"),
         ({"rank": 0}, "greater than or equal to 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(base: Path, lora: dict[str, Any], message: str) -> None:
+def test_senseless_settings_are_rejected(base: Path, lora: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         spec_of(base, **lora)
 
 
-def test_an_evaluation_takes_no_adapter_and_says_what_to_give(base: Path, tmp_path: Path) -> None:
+def test_an_eval_job_rejects_adapters_with_advice(base: Path, tmp_path: Path) -> None:
     job = {
         "kind": "eval",
         "name": "e",
@@ -218,11 +216,11 @@ def test_an_evaluation_takes_no_adapter_and_says_what_to_give(base: Path, tmp_pa
         "scorer": {"kind": "exact"},
         "model": {"path": str(base), "lora": {}},
     }
-    with pytest.raises(ValidationError, match=r"drop model.lora, and give model.path the merged model"):
+    with pytest.raises(ValidationError, match=r"remove model.lora and set model.path to a merged model"):
         JOB.validate_python(job)
     spec = spec_of(base)
     write_model(load_trained(spec, seed=0), state(load_trained(spec, seed=0)), spec, tmp_path / "out")
-    with pytest.raises(JobError, match=r"adapter alone: give a whole model, which is merged in .*out"):
+    with pytest.raises(JobError, match=r"is only an adapter: name a full model; the merged one is in .*out"):
         load_tokenizer(tmp_path / "out" / FOLDER)
 
 

@@ -1,4 +1,4 @@
-"""The policy loss against a second implementation in slow loops: value, gradient by hand, finite differences."""
+"""The policy loss compared with a second implementation in slow loops: values and hand-written gradients."""
 
 import math
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from volley.update import PolicyUpdate
 Array = NDArray[np.float64]
 WIDTH, VOCABULARY = 3, 5
 LENGTHS = (3, 1, 4, 2, 5, 2, 3, 1)  # two groups of four samples
-MASKED = 6  # this sample left its group
+MASKED = 6  # this sample was dropped from its group
+GROUP_SIZES = (4, 4, 4, 4, 3, 3, 3, 3)  # samples left in the group of each sample
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A linear softmax policy over fixed features, and everything the loss is given."""
+    """A linear softmax policy over fixed features, and all inputs of the loss."""
 
     features_TH: Array
     token_T: NDArray[np.int64]
@@ -36,7 +37,7 @@ class Problem:
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    """Ratios and corrections lie on both sides of every threshold, with advantages of both signs."""
+    """A problem with ratios and corrections on both sides of every threshold, and advantages of both signs."""
     rng = np.random.default_rng(3)
     sample_T = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     features_TH, weights_VH = rng.normal(size=(len(sample_T), WIDTH)), rng.normal(size=(VOCABULARY, WIDTH))
@@ -68,7 +69,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "k1": {"kl": {"coefficient": 0.3, "estimator": "k1"}},
     "k2": {"kl": {"coefficient": 0.3, "estimator": "k2"}},
     "k3": {"kl": {"coefficient": 0.3, "estimator": "k3"}},
-    "kl in the reward": {"kl": {"coefficient": 0.3, "where": "reward"}},
+    "kl in the reward": {"kl": {"coefficient": 0.3, "estimator": "k1", "where": "reward"}},
     "entropy": {"entropy_bonus": 0.2},
     "sequence mean": {"aggregation": "sequence_mean"},
     "token mean": {"aggregation": "token_mean"},
@@ -85,7 +86,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("spec", [PolicyUpdate.model_validate(each) for each in SPECS.values()], ids=list(SPECS))
-def test_value_and_gradient(problem: Problem, spec: PolicyUpdate) -> None:
+def test_value_and_gradient_equal_the_slow_implementation(problem: Problem, spec: PolicyUpdate) -> None:
     weights_VH = torch.from_numpy(problem.weights_VH).requires_grad_()
     loss = torch_loss(problem, spec, weights_VH)
     (by_autograd_VH,) = torch.autograd.grad(loss, weights_VH)
@@ -113,7 +114,7 @@ def test_the_problem_crosses_every_threshold(problem: Problem) -> None:
     assert (weight_T < 1.3).any()
 
 
-def test_what_became_of_each_token(problem: Problem) -> None:
+def test_clipped_and_truncated_tokens_are_marked(problem: Problem) -> None:
     spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": "token", "cap": 1.3}})
     theta_T = torch.from_numpy(oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0])
     parts = policy_loss(inputs(problem, spec, theta_T, torch.zeros_like(theta_T)), spec)
@@ -133,7 +134,7 @@ def test_a_ratio_beyond_float32_stays_finite() -> None:
     sample_T = torch.tensor([0, 1])
     one_T = torch.ones(2)
     spec = PolicyUpdate.model_validate({"kl": {"coefficient": 1.0, "estimator": "k3"}})
-    given = LossInputs(theta_T, far_T, far_T, torch.tensor([0.0, -1.0]), one_T, sample_T, 2, one_T, -far_T)
+    given = LossInputs(theta_T, far_T, far_T, torch.tensor([0.0, -1.0]), one_T, sample_T, 2, one_T, one_T, -far_T)
     loss = policy_loss(given, spec).loss
     torch.autograd.backward(loss)
     assert torch.isfinite(loss.detach())
@@ -141,8 +142,37 @@ def test_a_ratio_beyond_float32_stays_finite() -> None:
     assert torch.isfinite(theta_T.grad).all()
 
 
+def test_a_dropped_sample_has_no_part_in_the_loss_whatever_its_terms_are() -> None:
+    """Its reference may be unknown and its entropy infinite: weight 0 is not multiplied by them."""
+    theta_T = torch.tensor([-1.0, -2.0], requires_grad=True)
+    sample_T, one_T, unknown_T = torch.tensor([0, 1]), torch.ones(2), torch.tensor([-1.0, math.nan])
+    weight_T, entropy_T = torch.tensor([1.0, 0.0]), torch.tensor([0.5, math.inf])
+    spec = PolicyUpdate.model_validate({"kl": {"coefficient": 0.1}, "entropy_bonus": 0.1})
+    prox_T = theta_T.detach()
+    loss = policy_loss(
+        LossInputs(theta_T, prox_T, prox_T, one_T.double(), weight_T, sample_T, 2, one_T, entropy_T, unknown_T), spec
+    ).loss
+    assert float(loss.detach()) == pytest.approx(-1.05)
+
+
+def test_an_advantage_beyond_float32_is_scaled_back_by_the_samples_own_weight() -> None:
+    """`A_i = a_i / w_i` is huge for a sample that has become unlikely, but the loss uses `w_i A_i`, which is not."""
+    theta_T = torch.tensor([-60.0, -40.0, -1.0], requires_grad=True)
+    sample_T, one_T = torch.tensor([0, 0, 1]), torch.ones(3)
+    spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": "sequence", "cap": 2.0}})
+    advantage_T = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64) * math.exp(100)
+    prox_T = theta_T.detach()
+    given = LossInputs(theta_T, prox_T, torch.tensor([0.0, 0.0, -1.0]), advantage_T, one_T, sample_T, 2, one_T, one_T)
+    loss = policy_loss(given, spec).loss
+    torch.autograd.backward(loss)
+    assert loss.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(-1.0, rel=1e-6)
+    assert theta_T.grad is not None
+    np.testing.assert_allclose(theta_T.grad.numpy(), [-0.5, -0.5, 0.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_estimators_in_expectation(estimator: str) -> None:
+def test_kl_estimators_have_the_known_expectations(estimator: str) -> None:
     """k1 and k3 are unbiased for KL(theta || reference); k2 is not."""
     rng = np.random.default_rng(1)
     p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
@@ -153,8 +183,8 @@ def test_kl_estimators_in_expectation(estimator: str) -> None:
     assert estimator == "k1" or (value_T >= 0).all()
 
 
-def test_aggregations() -> None:
-    """By their definitions, on one term a token: 2 groups, lengths 1 3 | 2 4."""
+def test_aggregations_follow_their_definitions() -> None:
+    """One term per token; two groups with samples of lengths 1 3 | 2 4."""
     lengths_N = torch.tensor([1.0, 3.0, 2.0, 4.0], dtype=torch.float64)
     term = [[10.0], [1.0, 2.0, 3.0], [4.0, 5.0], [1.0, 1.0, 1.0, 5.0]]
     flat_T = torch.tensor([value for sample in term for value in sample], dtype=torch.float64)
@@ -169,7 +199,7 @@ def test_aggregations() -> None:
     assert total("token_mean") == pytest.approx(33 / 10 * (4 / 2))
 
 
-def test_value_loss_against_its_formula() -> None:
+def test_the_value_loss_equals_its_formula() -> None:
     rng = np.random.default_rng(0)
     value_T, old_T, reward_T = rng.normal(0, 0.5, (3, 200))
     got = value_loss(torch.from_numpy(value_T), torch.from_numpy(old_T), torch.from_numpy(reward_T), 0.2).numpy()
@@ -185,14 +215,14 @@ def test_value_loss_against_its_formula() -> None:
 
 
 def oracle_logprobs(weights_VH: Array, features_TH: Array, token_T: NDArray[np.int64]) -> tuple[Array, Array, Array]:
-    """Log-probs of the tokens, entropies, and the distributions."""
+    """Log-probs of the tokens, entropies, and the token distributions."""
     logits_TV = features_TH @ weights_VH.T
     p_TV = np.exp(logits_TV) / np.exp(logits_TV).sum(-1, keepdims=True)
     return np.log(p_TV[np.arange(len(token_T)), token_T]), -(p_TV * np.log(p_TV)).sum(-1), p_TV
 
 
 def oracle_weight(spec: PolicyUpdate, sample: int) -> float:
-    """The weight of one token of ``sample`` in the loss: 2 groups, one sample out."""
+    """The weight of one token of ``sample`` in the loss; two groups, one sample dropped."""
     if sample == MASKED:
         return 0.0
     kept = [length for index, length in enumerate(LENGTHS) if index != MASKED]
@@ -229,14 +259,15 @@ def oracle_loss(problem: Problem, spec: PolicyUpdate, weights_VH: Array) -> floa
         term = oracle_correction(problem, spec, token) * gain
         if spec.kl.where == "loss":
             d = theta_T[token] - problem.reference_T[token]
-            term -= spec.kl.coefficient * {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[spec.kl.estimator]
-        term += spec.entropy_bonus * entropy_T[token]
+            kl = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[spec.kl.estimator]
+            term -= spec.kl.coefficient * kl / GROUP_SIZES[sample]
+        term += spec.entropy_bonus * entropy_T[token] / GROUP_SIZES[sample]
         loss -= oracle_weight(spec, sample) * term
     return loss
 
 
 def hand_gradient(problem: Problem, spec: PolicyUpdate) -> Array:
-    """d loss / d weights, by the chain rule written out: [V, H]."""
+    """d loss / d weights, with the chain rule written out, [V, H]."""
     theta_T, entropy_T, p_TV = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)
     by_theta_T, by_entropy_T = np.zeros(len(theta_T)), np.zeros(len(theta_T))
     gap_T = theta_T - problem.prox_T
@@ -247,14 +278,13 @@ def hand_gradient(problem: Problem, spec: PolicyUpdate) -> Array:
         ratio = math.exp(gap_T[mine].sum() if sequence else gap_T[token])
         flat = ratio > 1 + spec.clip_high if advantage > 0 else ratio < 1 - spec.clip_low
         slope = 0.0 if flat else oracle_correction(problem, spec, token) * ratio * advantage
-        for other in mine if sequence else [token]:  # d log(ratio) / d theta is 1 at each token of the ratio
+        for other in mine if sequence else [token]:  # d log(ratio) / d theta is 1 for every token in the ratio
             by_theta_T[other] -= weight * slope / (len(mine) if sequence else 1)
         if spec.kl.where == "loss":
             d = theta_T[token] - problem.reference_T[token]
-            by_theta_T[token] += (
-                weight * spec.kl.coefficient * {"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[spec.kl.estimator]
-            )
-        by_entropy_T[token] -= weight * spec.entropy_bonus
+            slope = {"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[spec.kl.estimator]
+            by_theta_T[token] += weight * spec.kl.coefficient * slope / GROUP_SIZES[sample]
+        by_entropy_T[token] -= weight * spec.entropy_bonus / GROUP_SIZES[sample]
     chosen_TV = np.eye(VOCABULARY)[problem.token_T]
     by_logit_TV = by_theta_T[:, None] * (chosen_TV - p_TV)
     by_logit_TV += by_entropy_T[:, None] * -p_TV * (np.log(p_TV) + entropy_T[:, None])
@@ -289,6 +319,7 @@ def inputs(problem: Problem, spec: PolicyUpdate, theta_T: Tensor, entropy_T: Ten
         weight_T=torch.where(kept_N, weight_N, 0.0)[sample_T],
         sample_T=sample_T,
         samples=len(LENGTHS),
+        group_size_T=torch.tensor(GROUP_SIZES, dtype=torch.float64)[sample_T],
         entropy_T=entropy_T,
         reference_T=torch.from_numpy(problem.reference_T),
     )

@@ -1,4 +1,4 @@
-"""The table of metrics holds exactly what steps emit."""
+"""The table of metrics has exactly the metrics that steps emit."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,11 +14,12 @@ from learner.metrics import batch_metrics
 from learner.policy import Policy
 from learner.records import SFTRow, StepReport
 from learner.supervised import supervised_step
-from services.ledger import Ledger
-from services.progress import Progress
-from services.recorder import step_row
-from services.steps import FinishedStep, ReadyGroup, StepTimes
+from services.coordinator.ledger import Ledger
+from services.coordinator.records import FinishedStep, ReadyGroup, StepTimes
+from services.recording.progress import Progress
+from services.recording.recorder import step_row
 from tests.plain_engine import PlainEngine
+from tests.refs import NOT_STORED
 from tests.unit.learner.conftest import tiny_lm
 from tests.unit.learner.test_reinforce import REWARDS, batch_of, critic_of, groups_of, reinforcer, step
 from volley.metrics import METRICS, family, page
@@ -29,7 +30,7 @@ from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueMode
 
 @pytest.fixture(scope="module")
 def reinforced() -> set[str]:
-    """Names in the rows of reinforcement steps, with every option somewhere."""
+    """Metric names of reinforcement steps, collected over jobs that use every option."""
     lm = tiny_lm()
     weighed = PolicyUpdate(behaviour_correction=SequenceCorrection())
     companions = MaxAtK(k=2, companion_weights="exact")
@@ -43,13 +44,13 @@ def reinforced() -> set[str]:
 
 
 def row(metrics: dict[str, float]) -> Iterable[str]:
-    """A step's row as the recorder writes it."""
+    """The row of a step as the recorder writes it."""
     every = (*STATUSES, VerdictStatus.PASSED)
     verdicts = [Verdict(each, 1.0 if each.bears_reward else None, answer="7") for each in every]
     prompts = {group.prompt_id: Prompt(group.prompt_id, "", tags={"level": "5"}) for group in groups_of()}
     ready = tuple(
-        ReadyGroup(None, replace(meta, turns=9), prompts[meta.prompt_id], Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
-        for meta in (group.meta() for group in groups_of())
+        ReadyGroup(NOT_STORED, meta, prompts[meta.prompt_id], Scores.pack(verdicts), 1, (0.0, 1.0), 2.0)
+        for meta in (replace(group.meta(), turns=9) for group in groups_of())
     )
     batch = batch_of(groups_of(), PolicyUpdate())
     report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
@@ -74,7 +75,7 @@ def test_every_name_is_defined_and_every_definition_is_used(reinforced: set[str]
     assert {name for name, metric in METRICS.items() if "supervised" in metric.when} == supervised
 
 
-def test_families() -> None:
+def test_names_belong_to_metric_families() -> None:
     assert family("pass_at_16") == "pass_at_<k>"
     assert family("verdict_wrong_answer") == "verdict_<status>"
     assert family("pass_at_") is None
@@ -82,6 +83,6 @@ def test_families() -> None:
     assert len(REWARDS) == len(groups_of())
 
 
-def test_the_page_is_the_table() -> None:
+def test_the_page_shows_the_table() -> None:
     written = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    assert written == page(), "write it anew: python -m volley.metrics > docs/metrics.md"
+    assert written == page(), "write it again: python -m volley.metrics > docs/metrics.md"

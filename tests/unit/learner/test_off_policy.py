@@ -1,8 +1,8 @@
-"""Lag, where the true gradient is known: samples of an older policy, every group of them enumerated.
+"""Lag with a known true gradient: all groups of samples of an older policy are enumerated.
 
-A policy writes sequences of two tokens: logits for the first, and for the second after each first. Older weights draw
-the samples; some updates later the loss is made from them. The expectation of its gradient over all groups, weighted
-with the older policy's probabilities, is compared with the gradient of the objective itself, a sum over all sets of k.
+A policy writes sequences of two tokens: it has logits for the first token, and for the second after each first. An
+older policy draws the samples, and the loss is computed some updates later. The expectation of its gradient over all
+groups, weighted with the older policy's probabilities, is compared with the exact gradient of the objective.
 """
 
 import itertools
@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.loss import LossInputs, policy_loss
+from learner.loss import LossInputs, kl_estimate, policy_loss
 from volley.objectives import MajAtK, MaxAtK, Mean, Objective, advantages
-from volley.update import PolicyUpdate
+from volley.update import PolicyUpdate, check_update
 
 SEQUENCES = tuple(itertools.product(range(2), repeat=2))
 REWARDS = np.array([0.0, 0.3, 1.0, 0.5])
@@ -42,7 +42,7 @@ def voted(drawn: tuple[int, ...]) -> float:
 
 
 def value(logit_CV: Tensor, k: int, of_set: Callable[[tuple[int, ...]], float]) -> Tensor:
-    """The expectation of ``of_set`` over k samples, exactly."""
+    """The exact expectation of ``of_set`` over k samples."""
     prob_S = logprobs(logit_CV).sum(-1).exp()
     sets = itertools.product(range(len(SEQUENCES)), repeat=k)
     return torch.stack([prob_S[list(drawn)].prod() * of_set(drawn) for drawn in sets]).sum()
@@ -55,7 +55,7 @@ def gradient(logit_CV: Tensor, k: int, of_set: Callable[[tuple[int, ...]], float
 
 
 def policies(lag: int) -> tuple[Tensor, Tensor]:
-    """An older policy, and the one that ``lag`` plain gradient steps make of it."""
+    """An older policy, and the policy after ``lag`` plain gradient steps from it."""
     mu_CV = torch.tensor([[0.4, -0.8], [0.1, -0.3], [-0.5, 0.6]], dtype=torch.float64)
     pi_CV = mu_CV
     for _ in range(lag):
@@ -63,15 +63,19 @@ def policies(lag: int) -> tuple[Tensor, Tensor]:
     return mu_CV, pi_CV
 
 
-def expected_gradient(mu_CV: Tensor, pi_CV: Tensor, objective: Objective, **update: Any) -> Tensor:
-    """The mean, over all groups of the older policy, of what the loss adds to the logits of the newer one."""
+def expected_gradient(
+    mu_CV: Tensor, pi_CV: Tensor, objective: Objective, *, n: int = N, reference_CV: Tensor | None = None, **update: Any
+) -> Tensor:
+    """The expected gradient of the loss for the newer policy's logits, over all groups of the older policy."""
     spec = PolicyUpdate.model_validate(update)
     mu_S2, total_CV = logprobs(mu_CV), torch.zeros_like(pi_CV)
     logit_CV = pi_CV.detach().requires_grad_()
-    theta_S2 = logprobs(logit_CV)
+    theta_S2, entropy_S2 = logprobs(logit_CV), at_tokens(entropies(logit_CV))
+    reference_S2 = None if reference_CV is None else logprobs(reference_CV)
     log_weight_S = (theta_S2.detach() - mu_S2).sum(-1).numpy()
-    sample_T = torch.arange(N).repeat_interleave(2)
-    for drawn in itertools.product(range(len(SEQUENCES)), repeat=N):
+    sample_T = torch.arange(n).repeat_interleave(2)
+    one_T = torch.ones(2 * n, dtype=torch.float64)
+    for drawn in itertools.product(range(len(SEQUENCES)), repeat=n):
         chosen = list(drawn)
         advantage_n = advantages(REWARDS[chosen], objective, log_weights=log_weight_S[chosen], answers=np.array(drawn))
         theta_T = theta_S2[chosen].flatten()
@@ -80,14 +84,35 @@ def expected_gradient(mu_CV: Tensor, pi_CV: Tensor, objective: Objective, **upda
             prox_T=theta_T.detach(),
             mu_T=mu_S2[chosen].flatten(),
             advantage_T=torch.from_numpy(advantage_n)[sample_T],
-            weight_T=torch.ones(2 * N, dtype=torch.float64),
+            weight_T=one_T,
             sample_T=sample_T,
-            samples=N,
-            entropy_T=torch.zeros(2 * N, dtype=torch.float64),
+            samples=n,
+            group_size_T=n * one_T,
+            entropy_T=entropy_S2[chosen].flatten(),
+            reference_T=None if reference_S2 is None else reference_S2[chosen].flatten(),
         )
         (grad_CV,) = torch.autograd.grad(policy_loss(inputs, spec).loss, logit_CV, retain_graph=True)
         total_CV -= mu_S2[chosen].sum().exp() * grad_CV
     return total_CV
+
+
+def entropies(logit_CV: Tensor) -> Tensor:
+    """The entropy of the next token in each context, [C]."""
+    logprob_CV = logit_CV.log_softmax(-1)
+    return -(logprob_CV.exp() * logprob_CV).sum(-1)
+
+
+def at_tokens(value_C: Tensor) -> Tensor:
+    """For each of the four sequences, the values of the two contexts it passes, [4, 2]."""
+    return torch.stack([torch.stack([value_C[0], value_C[1 + first]]) for first, _ in SEQUENCES])
+
+
+def token_mean_gradient(pi_CV: Tensor, value_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gradient of a value per context, summed over a sequence's tokens, with the contexts held fixed."""
+    logit_CV = pi_CV.detach().requires_grad_()
+    prob_S1 = logprobs(pi_CV).sum(-1, keepdim=True).exp()
+    (grad_CV,) = torch.autograd.grad((prob_S1 * at_tokens(value_of(logit_CV))).sum(), logit_CV)
+    return grad_CV
 
 
 def off_by(estimate_CV: Tensor, true_CV: Tensor) -> float:
@@ -114,7 +139,7 @@ def test_corrected_updates_agree_with_on_policy_ones_at_any_lag(k: int, ratio: s
         pytest.param(TOKEN, "exact", id="companions, own tokens"),
     ],
 )
-def test_anything_less_is_biased(correction: dict[str, Any], companions: Any) -> None:
+def test_weaker_corrections_are_biased(correction: dict[str, Any], companions: Any) -> None:
     mu_CV, pi_CV = policies(4)
     objective = MaxAtK(k=3, companion_weights=companions)
     biased_CV = expected_gradient(mu_CV, pi_CV, objective, behaviour_correction=correction)
@@ -127,10 +152,70 @@ def test_the_mean_needs_only_the_samples_own_weight() -> None:
     torch.testing.assert_close(corrected_CV, gradient(pi_CV, 1), rtol=1e-9, atol=1e-12)
 
 
-def test_votes_are_corrected_too() -> None:
+def test_votes_are_also_corrected() -> None:
     mu_CV, pi_CV = policies(4)
     objective = MajAtK(k=3, companion_weights="exact")
     corrected_CV = expected_gradient(mu_CV, pi_CV, objective, behaviour_correction=SEQUENCE)
     torch.testing.assert_close(corrected_CV, gradient(pi_CV, 3, voted), rtol=1e-9, atol=1e-12)
     plain_CV = expected_gradient(mu_CV, pi_CV, MajAtK(k=3), behaviour_correction=NONE)
     assert off_by(plain_CV, gradient(pi_CV, 3, voted)) > 0.02
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("objective", [Mean(), MaxAtK(k=2), MajAtK(k=2)], ids=lambda each: each.kind)
+def test_penalties_have_the_strength_of_their_coefficients_for_every_n(objective: Objective, n: int) -> None:
+    """Against `E[f] - 0.3 KL(pi || reference) + 0.2 entropy`, with KL and entropy of the token distributions."""
+    reference_CV, pi_CV = policies(3)
+
+    def divergences(logit_CV: Tensor) -> Tensor:
+        logprob_CV = logit_CV.log_softmax(-1)
+        return (logprob_CV.exp() * (logprob_CV - reference_CV.log_softmax(-1))).sum(-1)
+
+    plain_CV = expected_gradient(pi_CV, pi_CV, objective, n=n)
+    penalty = {"coefficient": 0.3, "estimator": "k2"}
+    pulled_CV = expected_gradient(pi_CV, pi_CV, objective, n=n, reference_CV=reference_CV, kl=penalty)
+    pull_CV = token_mean_gradient(pi_CV, divergences)
+    torch.testing.assert_close(pulled_CV - plain_CV, -0.3 * pull_CV, rtol=1e-9, atol=1e-12)
+    spread_CV = expected_gradient(pi_CV, pi_CV, objective, n=n, entropy_bonus=0.2)
+    spread_true_CV = token_mean_gradient(pi_CV, entropies)
+    torch.testing.assert_close(spread_CV - plain_CV, 0.2 * spread_true_CV, rtol=1e-9, atol=1e-12)
+    assert min(pull_CV.norm(), spread_true_CV.norm()) > 0.05
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_only_k1_as_a_reward_penalty_has_the_gradient_of_the_divergence(estimator: str) -> None:
+    """The penalty is the sum of a sequence's estimates; compared with the gradient of `KL(pi || reference)`."""
+    reference_CV, pi_CV = policies(4)
+    prob_S = logprobs(pi_CV).sum(-1).exp()
+    penalty_S = kl_estimate(logprobs(pi_CV), logprobs(reference_CV), estimator).sum(-1)
+    logit_CV = pi_CV.detach().requires_grad_()
+    pull_S = (prob_S * penalty_S.detach() * logprobs(logit_CV).sum(-1)).sum()  # REINFORCE with the penalty as reward
+    (pull_CV,) = torch.autograd.grad(pull_S, logit_CV)
+    log_ratio_S = (logprobs(logit_CV) - logprobs(reference_CV)).sum(-1)
+    (true_CV,) = torch.autograd.grad((logprobs(logit_CV).sum(-1).exp() * log_ratio_S).sum(), logit_CV)
+    if estimator == "k1":
+        torch.testing.assert_close(pull_CV, true_CV, rtol=1e-9, atol=1e-12)
+        check_update(penalised(estimator), Mean())
+    else:
+        assert off_by(pull_CV, true_CV) > 0.3
+        with pytest.raises(ValueError, match=r"write kl\.estimator: k1"):
+            check_update(penalised(estimator), Mean())
+
+
+def test_a_penalty_in_the_reward_is_biased_for_the_best_of_k() -> None:
+    """With the best of two penalised rewards, the estimate misses how the best sample's own penalty changes."""
+    reference_CV, pi_CV = policies(4)
+    logit_CV = pi_CV.detach().requires_grad_()
+    prob_S = logprobs(logit_CV).sum(-1).exp()
+    shaped_S = torch.from_numpy(REWARDS) - 0.5 * (logprobs(logit_CV) - logprobs(reference_CV)).sum(-1)
+    best_SS = torch.maximum(shaped_S[:, None], shaped_S)
+    chance_SS = prob_S[:, None] * prob_S
+    (true_CV,) = torch.autograd.grad((chance_SS * best_SS).sum(), logit_CV, retain_graph=True)
+    (estimate_CV,) = torch.autograd.grad((chance_SS * best_SS.detach()).sum(), logit_CV)
+    assert off_by(estimate_CV, true_CV) > 0.1
+    with pytest.raises(ValueError, match=r"write kl\.where: loss"):
+        check_update(penalised("k1"), MaxAtK(k=2))
+
+
+def penalised(estimator: str) -> PolicyUpdate:
+    return PolicyUpdate.model_validate({"kl": {"coefficient": 0.1, "estimator": estimator, "where": "reward"}})

@@ -1,4 +1,4 @@
-"""What the storing thread holds back, and what it never does. The object store is a dictionary here."""
+"""What waits for the storing thread and what does not. A small class replaces Ray's object store."""
 
 import threading
 import time
@@ -13,15 +13,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actors.receiver import Receiver
 from actors.weight_files import close_all
-from learner import publishing
 from learner.publishing import Publisher
 from volley.errors import DeadlineExceeded, HostError
-from volley.records import WeightUpdate
+from volley.records import WeightBucket, WeightUpdate
 from volley.weight_group import WeightGroupTerms
 
 
 class Store:
-    """Copies what is put, as Ray does, once ``open`` is set."""
+    """Copies what is put, as Ray does, but only after ``open`` is set."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -39,23 +38,26 @@ class Store:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    made = Store()
-    monkeypatch.setattr(publishing, "ray", made)
-    return made
+def store() -> Store:
+    return Store()
 
 
 def tensors_of(update: WeightUpdate) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for bucket in update.buckets:
-        file = np.concatenate(bucket.ref).tobytes()
+        file = file_of(bucket)
         assert len(file) == bucket.nbytes
         out |= load(file)
     return out
 
 
-def test_the_learner_goes_on_while_buckets_are_stored_and_weights_change_only_after(store: Store) -> None:
-    publisher = Publisher(verify=True, deadline_s=10)
+def file_of(bucket: WeightBucket) -> bytes:
+    arrays: Any = bucket.ref  # what `Store.put` returned
+    return bytes(np.concatenate(arrays))
+
+
+def test_settle_waits_until_all_buckets_are_stored(store: Store) -> None:
+    publisher = Publisher(store, verify=True, deadline_s=10)
     weights = {"a": torch.ones(4), "b": torch.full((2, 2), 2.0), "c": torch.zeros(3)}
     store.open.clear()
     publisher.begin(7)
@@ -67,15 +69,15 @@ def test_the_learner_goes_on_while_buckets_are_stored_and_weights_change_only_af
     publisher.settle()
     assert time.monotonic() - begun > 0.15
     for tensor in weights.values():
-        tensor += 1  # as the optimiser does
+        tensor += 1  # in place, like the optimiser
     update = publisher.update(7)
     assert {name: float(tensor.flatten()[0]) for name, tensor in tensors_of(update).items()} == {"a": 1, "b": 2, "c": 0}
     assert (update.version, update.received, update.lost_group) == (7, frozenset(), None)
     assert update.checksum is not None
 
 
-def test_of_buckets_that_take_memory_one_waits_and_no_more(store: Store) -> None:
-    publisher = Publisher(verify=False, deadline_s=10)
+def test_only_one_bucket_with_extra_memory_waits_to_be_stored(store: Store) -> None:
+    publisher = Publisher(store, verify=False, deadline_s=10)
     store.open.clear()
     publisher.begin(1)
     publisher.add({"a": torch.ones(4)}, resident=False)
@@ -87,8 +89,8 @@ def test_of_buckets_that_take_memory_one_waits_and_no_more(store: Store) -> None
     assert tensors_of(publisher.update(1)).keys() == {"a", "b"}
 
 
-def test_a_version_may_be_asked_for_while_the_next_is_published(store: Store) -> None:
-    publisher = Publisher(verify=False, deadline_s=10)
+def test_a_version_is_available_while_the_next_is_published(store: Store) -> None:
+    publisher = Publisher(store, verify=False, deadline_s=10)
     for version in (1, 2, 3):
         publisher.begin(version)
         publisher.add({"a": torch.full((2,), float(version))}, resident=True)
@@ -98,8 +100,8 @@ def test_a_version_may_be_asked_for_while_the_next_is_published(store: Store) ->
         publisher.update(1)
 
 
-def test_what_storing_raises_comes_with_the_update(store: Store) -> None:
-    publisher = Publisher(verify=False, deadline_s=10)
+def test_update_raises_the_error_of_storing(store: Store) -> None:
+    publisher = Publisher(store, verify=False, deadline_s=10)
     store.full = True
     publisher.begin(1)
     publisher.add({"a": torch.ones(2)}, resident=False)
@@ -114,8 +116,8 @@ def test_what_storing_raises_comes_with_the_update(store: Store) -> None:
     assert publisher.update(2).version == 2
 
 
-def test_a_store_that_hangs_is_an_error_within_the_deadline(store: Store) -> None:
-    publisher = Publisher(verify=False, deadline_s=0.2)
+def test_a_hung_object_store_is_an_error_at_the_deadline(store: Store) -> None:
+    publisher = Publisher(store, verify=False, deadline_s=0.2)
     store.open.clear()
     publisher.begin(1)
     publisher.add({"a": torch.ones(2)}, resident=False)
@@ -126,15 +128,15 @@ def test_a_store_that_hangs_is_an_error_within_the_deadline(store: Store) -> Non
     store.open.set()
 
 
-def test_the_newest_weight_group_gets_what_is_stored_and_one_before_it_ends(store: Store) -> None:
+def test_the_newest_weight_group_receives_the_stored_weights_and_older_ones_end(store: Store) -> None:
     server = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    publisher, receiver = Publisher(verify=True, deadline_s=30), Receiver(torch.device("cpu"))
+    publisher, receiver = Publisher(store, verify=True, deadline_s=30), Receiver(torch.device("cpu"))
     for name in ("1", "2", "3"):
         terms = WeightGroupTerms("127.0.0.1", server.port, name, (("actor-0", 1),), False, True, 10)
         receiver.join(terms, 1)
         assert publisher.join(terms)
         if name == "1":
-            continue  # another is there before a version was sent
+            continue  # the next group replaces this one before it has sent a version
         version = int(name)
         publisher.begin(version)
         publisher.add({"a": torch.full((3,), float(version))}, resident=True)
@@ -143,7 +145,7 @@ def test_the_newest_weight_group_gets_what_is_stored_and_one_before_it_ends(stor
         update = publisher.update(version)
         assert (update.received, update.lost_group) == (frozenset({"actor-0"}), None if name == "2" else "2")
         files = receiver.take(version)
-        assert [file.read().tobytes() for file in files] == [bytes(np.concatenate(b.ref)) for b in update.buckets]
+        assert [file.read().tobytes() for file in files] == [file_of(bucket) for bucket in update.buckets]
         close_all(files)
     ends = time.monotonic() + 10
     while (names := [each.name for each in threading.enumerate() if "weight-group" in each.name]) != ["weight-group-3"]:
@@ -151,9 +153,9 @@ def test_the_newest_weight_group_gets_what_is_stored_and_one_before_it_ends(stor
         time.sleep(0.01)
 
 
-def test_a_weight_group_that_is_not_formed_costs_nothing(store: Store) -> None:
+def test_publishing_works_without_a_weight_group_that_did_not_form(store: Store) -> None:
     server = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    publisher = Publisher(verify=False, deadline_s=30)
+    publisher = Publisher(store, verify=False, deadline_s=30)
     terms = WeightGroupTerms("127.0.0.1", server.port, "1", (("actor-0", 1),), False, False, 0.2)
     assert not publisher.join(terms)
     publisher.begin(1)

@@ -1,4 +1,4 @@
-"""A whole step of one rank, with plain PyTorch in DeepSpeed's place, against the textbook loops."""
+"""A whole step of one rank, with plain PyTorch instead of DeepSpeed, compared with slow loops."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from learner.value import Critic, PromptValue, prompt_rows
 from tests.learner_batches import naive_logprobs, on_policy, random_group, samples_of, scored
 from tests.plain_engine import PlainEngine
 from tests.unit.learner.conftest import tiny_lm
+from volley.errors import Diverged
 from volley.objectives import MajAtK, MaxAtK, Mean, Objective, PassAtKAnalytic, advantages, parse_objective
 from volley.records import Group
 from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueModel, check_update
@@ -46,7 +47,7 @@ def reinforcer(
 
 
 class Recording(PlainEngine):
-    """Keeps the gradients of every update."""
+    """An engine that records the gradients of every update."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -76,8 +77,8 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("spec", [PolicyUpdate.model_validate(each) for each in SPECS.values()], ids=list(SPECS))
-def test_the_gradient_is_the_textbook_one_however_it_is_cut(spec: PolicyUpdate) -> None:
-    """One loop over samples, unpadded, loss written out; against both layouts, three budgets, two orders."""
+def test_the_gradient_equals_the_textbook_for_every_layout_and_budget(spec: PolicyUpdate) -> None:
+    """The textbook is one loop over unpadded samples; compared for both layouts, three budgets and two orders."""
     lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
     groups = groups_of()
     parameters = list(lm.parameters())
@@ -116,14 +117,14 @@ def textbook_loss(lm: Any, reference: Any, groups: list[Group], spec: PolicyUpda
             ratio = torch.exp(theta - theta.detach())
             term = weight * (ratio.prod() / length if spec.ratio == "sequence" else ratio) * advantage
             difference = theta - ref_T[part]
-            term = term - spec.kl.coefficient * (torch.exp(-difference) - 1 + difference)
-            term = term + spec.entropy_bonus * entropy_T[part]
+            term = term - spec.kl.coefficient * (torch.exp(-difference) - 1 + difference) / group.n
+            term = term + spec.entropy_bonus * entropy_T[part] / group.n
             scale = samples / tokens if spec.aggregation == "token_mean" else 1.0
             loss = loss - scale * term.sum() / len(groups)
     return loss
 
 
-def test_on_policy_everything_is_one() -> None:
+def test_on_policy_all_ratios_are_one() -> None:
     lm, spec = tiny_lm(), PolicyUpdate()
     worker, _ = reinforcer(lm, spec, reference=lm)
     groups = [on_policy(group, lm) for group in groups_of()]
@@ -133,8 +134,9 @@ def test_on_policy_everything_is_one() -> None:
     assert metrics["logprob_mismatch_max"] < 1e-6
     assert metrics["clip_fraction"] == metrics["truncated_share"] == 0.0
     assert abs(metrics["kl_k3"]) < 1e-9
+    assert "companion_truncated_share" not in metrics
     assert metrics["tokens"] == sum(len(group.tokens_T) for group in groups)
-    assert metrics["live_group_fraction"] == pytest.approx(2 / 3)  # the third group's rewards are all alike
+    assert metrics["live_group_fraction"] == pytest.approx(2 / 3)  # the third group's rewards are all equal
 
 
 def test_stale_tokens_do_not_count_as_mismatch() -> None:
@@ -152,8 +154,15 @@ def test_stale_tokens_do_not_count_as_mismatch() -> None:
     assert metrics["logprob_mismatch_max"] == pytest.approx(gaps_T.max(), rel=1e-5)
 
 
-def test_samples_that_leave_their_group_have_no_part_in_it() -> None:
-    """An unscored sample and a cut one: the same gradient and advantages as a batch without them."""
+def test_a_batch_without_fresh_tokens_has_no_mismatch() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate()
+    worker, _ = reinforcer(lm, spec)
+    metrics, _ = step(worker, batch_of(groups_of(), spec, version=1), MAX2)
+    assert not [name for name in metrics if name.startswith(("logprob_mismatch", "kl_"))]
+
+
+def test_dropped_samples_do_not_affect_their_group() -> None:
+    """With an unscored sample and a cut one, gradient and advantages equal those of a batch without them."""
     lm, spec = tiny_lm(), PolicyUpdate.model_validate({"mask_truncated": True, "entropy_bonus": 0.1})
     groups = groups_of()
     stopped = np.array([True, True, False, True])
@@ -171,7 +180,7 @@ def test_samples_that_leave_their_group_have_no_part_in_it() -> None:
         keep_n = np.array(valid[row]) & group.stopped_n
         keep_T = torch.from_numpy(np.repeat(keep_n, group.lengths_n))
         advantage_T = torch.from_numpy(np.repeat(advantage_Gn[row], group.lengths_n))
-        loss = loss - (keep_T * (weight_T * advantage_T * theta_T + 0.1 * entropy_T)).sum() / 3
+        loss = loss - (keep_T * (weight_T * advantage_T * theta_T + 0.1 / keep_n.sum() * entropy_T)).sum() / 3
     for mine, theirs in zip(engine.seen[0].values(), torch.autograd.grad(loss, list(lm.parameters())), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -181,12 +190,12 @@ def test_kl_in_the_reward_shapes_the_advantages() -> None:
     spec = PolicyUpdate.model_validate({"kl": {"coefficient": 0.2, "estimator": "k1", "where": "reward"}})
     groups = groups_of()
     worker, _ = reinforcer(lm, spec, reference=reference)
-    _, advantage_Gn = step(worker, batch_of(groups, spec), MAX2)
+    _, advantage_Gn = step(worker, batch_of(groups, spec), Mean())
     for row, group in enumerate(groups):
         k1_T = (naive_logprobs(lm, group)[0] - naive_logprobs(reference, group)[0]).detach().numpy()
         k1_n = [part.sum() for part in np.split(k1_T, np.cumsum(group.lengths_n)[:-1])]
         np.testing.assert_allclose(
-            advantage_Gn[row], advantages(np.array(REWARDS[row]) - 0.2 * np.array(k1_n), MAX2), rtol=1e-4, atol=1e-6
+            advantage_Gn[row], advantages(np.array(REWARDS[row]) - 0.2 * np.array(k1_n), Mean()), rtol=1e-4, atol=1e-6
         )
 
 
@@ -201,10 +210,49 @@ def test_companion_weights_are_the_samples_importance_weights() -> None:
         log_weight_n = np.array([part.sum() for part in np.split(gap_T, np.cumsum(group.lengths_n)[:-1])])
         expected_n = advantages(np.array(REWARDS[row]), objective, log_weights=log_weight_n)
         np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-4, atol=1e-7)
-    assert 0 < metrics["companion_truncated_share"] <= 1
+    gaps = [naive_logprobs(lm, group)[0].detach() - torch.from_numpy(group.logprobs_T) for group in groups]
+    weights = [float(part.sum()) for group, gap in zip(groups, gaps, strict=True) for part in by_sample(group, gap)]
+    assert metrics["companion_truncated_share"] == pytest.approx(np.mean(np.array(weights) > np.log(0.05)))
+    assert 0 < metrics["companion_truncated_share"] < 1
 
 
-def test_several_updates_a_batch_keep_the_first_log_probs_as_their_anchor() -> None:
+def test_companion_weights_too_large_for_float32_are_named_as_such() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate(behaviour_correction=SequenceCorrection())
+    groups = [on_policy(group, lm) for group in groups_of()]
+    far_T = groups[0].logprobs_T - np.float32(20.0)  # the policy likes each of their tokens e^20 times as much
+    groups = [replace(groups[0], logprobs_T=far_T), *groups[1:]]
+    worker, engine = reinforcer(lm, spec)
+    with pytest.raises(Diverged, match=r"importance weights make an advantage of \d.*write objective\.weight_cap"):
+        step(worker, batch_of(groups, spec), MaxAtK(k=2, companion_weights="exact"))
+    assert not engine.seen
+    capped = MaxAtK(k=2, companion_weights="exact", weight_cap=2.0)
+    for objective in (capped, MaxAtK(k=2, companion_weights="self_normalised")):
+        metrics, _ = step(worker, batch_of(groups, spec), objective)
+        assert np.isfinite(metrics["loss"])
+        assert all(torch.isfinite(each).all() for each in engine.seen[-1].values())
+
+
+def test_voters_have_importance_weights_too() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate(behaviour_correction=SequenceCorrection())
+    groups = groups_of()
+    objective = MajAtK(k=3, companion_weights="exact", weight_cap=0.05)
+    worker, _ = reinforcer(lm, spec)
+    batch = batch_of(groups, spec)
+    metrics, advantage_Gn = step(worker, batch, objective)
+    over = 0
+    for row, group in enumerate(groups):
+        gap_T = naive_logprobs(lm, group)[0].detach() - torch.from_numpy(group.logprobs_T)
+        log_weight_n = np.array([float(part.sum()) for part in by_sample(group, gap_T)])
+        over += int((log_weight_n > np.log(0.05)).sum())
+        answers_n = batch.scored[row].answers_n
+        expected_n = advantages(np.array(REWARDS[row]), objective, log_weights=log_weight_n, answers=answers_n)
+        np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-4, atol=1e-9)
+    assert advantage_Gn.any()
+    assert metrics["companion_truncated_share"] == pytest.approx(over / 12)
+    assert 0 < over < 12
+
+
+def test_several_updates_per_batch_clip_around_the_first_log_probs() -> None:
     lm = tiny_lm()
     spec = PolicyUpdate(updates_per_batch=3, clip_low=0.01, clip_high=0.01)
     worker, engine = reinforcer(lm, spec, optimizer=Optimizer(lr=3e-3))
@@ -214,9 +262,26 @@ def test_several_updates_a_batch_keep_the_first_log_probs_as_their_anchor() -> N
     assert metrics["clip_fraction"] > 0
 
 
+def test_the_share_of_clipped_updates_is_of_all_updates_of_the_batch() -> None:
+    """The first update's norm is over the limit; the others' are not, with the ratio outside its range."""
+    lm = tiny_lm()
+    spec = PolicyUpdate(updates_per_batch=4, clip_low=0.01, clip_high=0.01)
+    worker, engine = reinforcer(lm, spec, optimizer=Optimizer(lr=3e-2, clip_norm=None))
+    step(worker, batch_of(groups_of(), spec), MAX2)
+    norms = [float(torch.stack([each.norm() for each in seen.values()]).norm()) for seen in engine.seen]
+    limit = sorted(norms)[1] * 1.001
+    worker, _ = reinforcer(tiny_lm(), spec, optimizer=Optimizer(lr=3e-2, clip_norm=max(norms) * 1.001))
+    assert step(worker, batch_of(groups_of(), spec), MAX2)[0]["clipped_share"] == 0.0
+    worker, engine = reinforcer(tiny_lm(), spec, optimizer=Optimizer(lr=3e-2, clip_norm=limit))
+    metrics, _ = step(worker, batch_of(groups_of(), spec), MAX2)
+    norms = [float(torch.stack([each.norm() for each in seen.values()]).norm()) for seen in engine.seen]
+    assert metrics["clipped_share"] == sum(norm > limit for norm in norms) / 4
+    assert 0 < metrics["clipped_share"] < 1
+
+
 def test_a_share_of_the_groups_is_enough_to_log_the_divergence() -> None:
     lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
-    spec = PolicyUpdate(measured_share=0.34)
+    spec = PolicyUpdate(kl_sample_fraction=0.34)
     groups = groups_of()
     worker, _ = reinforcer(lm, spec, reference=reference)
     metrics, _ = step(worker, batch_of(groups, spec), MAX2)
@@ -224,25 +289,113 @@ def test_a_share_of_the_groups_is_enough_to_log_the_divergence() -> None:
     assert metrics["kl_k1"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-4)
 
 
+@pytest.mark.parametrize("objective", [MAX2, Mean()], ids=lambda each: each.kind)
 @pytest.mark.parametrize("terms", [{}, {"entropy_bonus": 0.1}, {"kl": {"coefficient": 0.1}}], ids=str)
-def test_samples_without_a_gradient_are_not_computed_and_nothing_changes(terms: dict[str, Any]) -> None:
+def test_leaving_out_samples_without_a_gradient_changes_nothing(terms: dict[str, Any], objective: Objective) -> None:
+    """For the mean, whose samples below it have negative advantages, as for the best of two."""
     lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
-    groups = groups_of()
+    groups = groups_of()[::-1]  # the group without signal last, where it is not measured
+    columns = [scored(group, row) for group, row in zip(groups, REWARDS, strict=True)]
     seen = {}
     for share in (1.0, 0.01):
-        spec = PolicyUpdate.model_validate({**terms, "measured_share": share})
+        spec = PolicyUpdate.model_validate({**terms, "kl_sample_fraction": share})
         worker, engine = reinforcer(lm, spec, reference=reference)
-        metrics, _ = step(worker, batch_of(groups, spec), MAX2)
+        batch = rank_batch(groups, columns, version=0, mask_truncated=False)
+        metrics, advantage_Gn = step(worker, batch, objective)
         seen[share] = (metrics, list(engine.seen[0].values()))
     for whole, live in zip(seen[1.0][1], seen[0.01][1], strict=True):
         torch.testing.assert_close(live, whole, rtol=1e-4, atol=1e-6)
     assert seen[0.01][0]["loss"] == pytest.approx(seen[1.0][0]["loss"], rel=1e-4, abs=1e-6)
     tokens = sum(len(group.tokens_T) for group in groups)
     assert seen[1.0][0]["computed_tokens"] == seen[0.01][0]["tokens"] == tokens
-    assert (seen[0.01][0]["computed_tokens"] < tokens) == (not terms), "terms of every token need every token"
+    spared = sum(
+        int(group.lengths_n[advantage_n == 0].sum())
+        for group, advantage_n in zip(groups[1:], advantage_Gn[1:], strict=True)
+    )
+    assert spared > 0
+    assert seen[0.01][0]["computed_tokens"] == tokens - (0 if terms else spared), "terms of every token need them all"
 
 
-def test_votes_and_a_k_of_each_prompts_own_reach_the_advantages() -> None:
+def by_sample(group: Group, values_T: Any) -> list[Any]:
+    """Values of a group's tokens, cut into its samples."""
+    ends = np.cumsum(group.lengths_n)[:-1]
+    return list(torch.tensor_split(values_T, torch.from_numpy(ends)))
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_sum", "sequence_mean", "token_mean"])
+def test_aggregation_counts_the_samples_that_stay(aggregation: str) -> None:
+    """Two samples left their groups: neither they nor their tokens are in any mean."""
+    lm = tiny_lm()
+    spec = PolicyUpdate.model_validate({"aggregation": aggregation, "behaviour_correction": {"kind": "none"}})
+    groups, valid = groups_of(), [[True, False, True, True], [True] * 4, [False, True, True, True]]
+    worker, engine = reinforcer(lm, spec)
+    _, advantage_Gn = step(worker, batch_of(groups, spec, valid), Mean())
+    kept = sum(map(sum, valid))
+    tokens = sum(int(group.lengths_n[np.array(keep)].sum()) for group, keep in zip(groups, valid, strict=True))
+    loss = torch.zeros((), dtype=torch.float64)
+    for group, keep, advantage_n in zip(groups, valid, advantage_Gn, strict=True):
+        for sample, (theta_t, stays) in enumerate(
+            zip(by_sample(group, naive_logprobs(lm, group)[0]), keep, strict=True)
+        ):
+            if stays:
+                scale = {"sequence_sum": 1.0, "sequence_mean": 1 / len(theta_t), "token_mean": kept / tokens}[
+                    aggregation
+                ]
+                loss = loss - scale * advantage_n[sample] * theta_t.sum() / 3
+    for mine, theirs in zip(engine.seen[0].values(), torch.autograd.grad(loss, list(lm.parameters())), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_figures_are_means_over_the_tokens_of_measured_groups() -> None:
+    """Of three groups two are measured; every figure is theirs alone, though all tokens are computed."""
+    lm = tiny_lm()
+    spec = PolicyUpdate.model_validate(
+        {"kl_sample_fraction": 0.5, "entropy_bonus": 0.01, "behaviour_correction": {"kind": "token", "cap": 1.2}}
+    )
+    groups = groups_of()
+    worker, _ = reinforcer(lm, spec)
+    metrics, _ = step(worker, batch_of(groups, spec), MAX2)
+    scores = [naive_logprobs(lm, group) for group in groups[:2]]
+    entropy_T = torch.cat([entropy for _, entropy in scores]).detach().numpy()
+    weight_T = np.exp(
+        torch.cat([theta for theta, _ in scores]).detach().numpy()
+        - np.concatenate([group.logprobs_T for group in groups[:2]])
+    )
+    assert metrics["computed_tokens"] == sum(len(group.tokens_T) for group in groups)
+    assert metrics["entropy"] == pytest.approx(entropy_T.mean(), rel=1e-5)
+    assert metrics["correction_mean"] == pytest.approx(np.minimum(weight_T, 1.2).mean(), rel=1e-4)
+    assert abs(metrics["correction_mean"] - 1) > 0.05
+    assert metrics["truncated_share"] == pytest.approx((weight_T > 1.2).mean())
+    assert metrics["ratio_mean"] == pytest.approx(1.0)
+    gap_T = np.abs(np.log(weight_T))
+    assert metrics["logprob_mismatch_mean"] == pytest.approx(gap_T.mean(), rel=1e-4)
+    assert metrics["logprob_mismatch_max"] == pytest.approx(gap_T.max(), rel=1e-4)
+
+
+def test_ratios_and_clipping_are_measured_against_the_anchor() -> None:
+    lm = tiny_lm()
+    spec = PolicyUpdate(updates_per_batch=2, clip_low=0.01, clip_high=0.01, kl_sample_fraction=0.5)
+    groups = groups_of()
+    before = [naive_logprobs(lm, group)[0].detach() for group in groups]
+    worker, _ = reinforcer(lm, spec, optimizer=Optimizer(lr=3e-3, clip_norm=None))
+    captured: list[list[Tensor]] = []
+    update = worker.engine.update
+
+    def capture(step: int) -> tuple[float, float]:
+        captured.append([naive_logprobs(lm, group)[0].detach() for group in groups])
+        return update(step)
+
+    worker.engine.update = capture  # type: ignore[method-assign]
+    metrics, advantage_Gn = step(worker, batch_of(groups, spec), Mean())
+    ratio_T = torch.cat([now - then for now, then in zip(captured[1][:2], before[:2], strict=True)]).exp().numpy()
+    advantage_T = np.concatenate([np.repeat(a, g.lengths_n) for a, g in zip(advantage_Gn, groups[:2], strict=False)])
+    clipped_T = np.where(advantage_T > 0, ratio_T > 1.01, ratio_T < 0.99) & (advantage_T != 0)
+    assert metrics["ratio_mean"] == pytest.approx(ratio_T.mean(), rel=1e-4)
+    assert metrics["clip_fraction"] == pytest.approx(clipped_T.mean(), abs=1e-9)
+    assert 0 < metrics["clip_fraction"] < 1
+
+
+def test_votes_and_the_k_of_each_prompt_reach_the_advantages() -> None:
     lm, spec = tiny_lm(), PolicyUpdate()
     groups = groups_of()
     rewards = [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]]
@@ -275,10 +428,27 @@ def test_groups_with_nothing_to_compare_are_dropped_with_a_reason() -> None:
     ("update", "objective", "message"),
     [
         ({}, {"kind": "max_at_k", "k": 2, "companion_weights": "exact"}, "kind: sequence"),
-        ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, {"kind": "mean"}, "noise without a pull"),
+        ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, {"kind": "mean"}, "only noise: write k2"),
+        ({"kl": {"coefficient": 0.1, "where": "reward"}}, {"kind": "mean"}, "estimator: k3 .* write kl.estimator: k1"),
+        (
+            {"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k2"}},
+            {"kind": "mean"},
+            "estimator: k2 .* write kl.estimator: k1",
+        ),
+        *(
+            ({"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}}, objective, "write kl.where: loss")
+            for objective in (
+                {"kind": "max_at_k", "k": 2},
+                {"kind": "maj_at_k", "k": 2},
+                {"kind": "softmax", "beta": 1.0},
+                {"kind": "maxrl"},
+                {"kind": "pass_at_k_analytic", "k": 2},
+                {"kind": "risk_sensitive", "beta": 1.0},
+            )
+        ),
     ],
 )
-def test_updates_that_would_mislead_are_refused_with_advice(
+def test_misleading_settings_are_rejected_with_advice(
     update: dict[str, Any], objective: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -298,7 +468,7 @@ def critic_of(lm: Any, spec: ValueModel, budget: int = 1 << 20, lr: float = 1e-3
 
 
 def own_values(critic: Critic, groups: list[Group]) -> Tensor:
-    """V of each prompt, one unpadded prompt at a time."""
+    """The value of each prompt, one unpadded prompt at a time."""
     module = critic.engine.module
     states = [module.trunk(input_ids=torch.from_numpy(g.prompt_p.astype(np.int64))[None]) for g in groups]
     return torch.stack([module.head(state.last_hidden_state[0, -1])[0] for state in states])
@@ -324,12 +494,39 @@ def test_the_value_model_is_the_baseline_of_the_mean(budget: int) -> None:
         expected_n = np.where(kept_n, (np.array(rewards) - float(value_G[row].detach())) / kept_n.sum(), 0.0)
         np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-5, atol=1e-7)
     assert metrics["value_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-    assert metrics["live_group_fraction"] == 1.0  # equal rewards say something where V expected others
+    assert metrics["live_group_fraction"] == 1.0  # equal rewards have a gradient if the value model expected others
     for mine, theirs in zip(engine.seen[0].values(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_value_model_learns_what_a_prompt_is_worth() -> None:
+def test_the_value_model_learns_the_shaped_rewards_of_kept_samples() -> None:
+    """A KL penalty in the reward reaches both V's target and the advantage; V starts above every reward."""
+    lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
+    spec = PolicyUpdate.model_validate(
+        {"value_model": {}, "kl": {"coefficient": 0.2, "estimator": "k1", "where": "reward"}}
+    )
+    groups, valid = groups_of(), [[True, False, True, True], [True] * 4, [True] * 4]
+    critic, engine = critic_of(tiny_lm(), ValueModel())
+    torch.nn.init.constant_(engine.module.head.bias, 50.0)
+    value_G = own_values(critic, groups).detach().numpy()
+    worker, _ = reinforcer(lm, spec, critic=critic, reference=reference)
+    metrics, advantage_Gn = step(worker, batch_of(groups, spec, valid), Mean())
+    loss = mean = 0.0
+    for row, group in enumerate(groups):
+        k1_T = (naive_logprobs(lm, group)[0] - naive_logprobs(reference, group)[0]).detach()
+        kept_n = np.array(valid[row])
+        shaped_n = np.array(REWARDS[row]) - 0.2 * np.array([float(part.sum()) for part in by_sample(group, k1_T)])
+        expected_n = np.where(kept_n, (shaped_n - value_G[row]) / kept_n.sum(), 0.0)
+        np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-4)
+        loss += float(((value_G[row] - shaped_n[kept_n]) ** 2).sum()) / 2 / 11
+        mean += value_G[row] * kept_n.sum() / 11
+    assert (advantage_Gn <= 0).all()
+    assert metrics["live_group_fraction"] == 1.0
+    assert metrics["value_loss"] == pytest.approx(loss, rel=1e-4)
+    assert metrics["value_mean"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_the_value_model_learns_the_reward_of_each_prompt() -> None:
     critic, _ = critic_of(tiny_lm(), ValueModel(clip=10.0), lr=3e-3)
     groups = groups_of()
     batches = critic.batches([group.prompt_p for group in groups])
@@ -345,7 +542,7 @@ def test_the_value_model_learns_what_a_prompt_is_worth() -> None:
     np.testing.assert_allclose(critic.values(batches, 3), reward_Gn.mean(-1), atol=0.05)
 
 
-def test_prompt_rows_hold_every_prompt_once_within_the_budget() -> None:
+def test_every_prompt_is_in_one_row_within_the_budget() -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, 40, length).astype(np.int32) for length in (3, 9, 1, 4, 4, 12)]
     batches = prompt_rows(prompts, 16)
@@ -362,10 +559,10 @@ def test_prompt_rows_hold_every_prompt_once_within_the_budget() -> None:
         ({"value_model": {}}, MaxAtK(k=2), "value_model: null, or objective: {kind: mean}"),
         ({"value_model": {}}, Mean(center=True), "center: false"),
         ({"value_model": {}}, Mean(normalize="std"), "normalize: none"),
-        ({"kl": {"coefficient": 0.1, "where": "reward"}}, PassAtKAnalytic(k=2), "kl.where: loss"),
+        ({"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}}, PassAtKAnalytic(k=2), "kl.where: loss"),
     ],
 )
-def test_pairings_without_sense_are_refused(update: dict[str, Any], objective: Objective, advice: str) -> None:
+def test_invalid_combinations_are_rejected(update: dict[str, Any], objective: Objective, advice: str) -> None:
     spec = PolicyUpdate.model_validate(update)
     worker, engine = reinforcer(tiny_lm(), spec)
     with pytest.raises(ValueError, match=advice):
@@ -373,6 +570,20 @@ def test_pairings_without_sense_are_refused(update: dict[str, Any], objective: O
     assert not engine.seen
 
 
-def test_samples_of_a_group_are_its_tokens() -> None:
+def test_samples_of_a_group_are_slices_of_its_tokens() -> None:
     group = groups_of()[0]
     assert [len(sample) for sample in samples_of(group)] == group.lengths_n.tolist()
+
+
+def test_values_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
+    module = PromptValue(tiny_lm().base_model).to(torch.bfloat16)
+    torch.nn.init.constant_(module.head.bias, 1.0)
+    torch.nn.init.constant_(module.head.weight, 1e-4)
+    ids = torch.tensor([[5, 7, 9]])
+    with torch.no_grad():
+        (value,) = module(ids, torch.tensor([2]))
+        hidden = module.trunk(input_ids=ids).last_hidden_state[0, 2].double()
+    assert value.dtype == torch.float32
+    exact = float(hidden.sum()) * float(module.head.weight[0, 0].detach()) + 1.0
+    assert float(value) == pytest.approx(exact, abs=1e-6)
+    assert abs(exact - float(torch.tensor(exact).bfloat16())) > 1e-5

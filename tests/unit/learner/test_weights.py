@@ -1,4 +1,4 @@
-"""Weights as files in memory, read back by the safetensors library."""
+"""Safetensors files in memory, read back with the safetensors library."""
 
 import os
 from pathlib import Path
@@ -23,8 +23,8 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3)
         max_size=6,
     )
 )
-def test_every_tensor_comes_back_to_the_bit(parts: dict[str, tuple[torch.dtype, list[int]]]) -> None:
-    """Types of several widths in one file, empty tensors and scalars included."""
+def test_every_tensor_is_restored_bitwise(parts: dict[str, tuple[torch.dtype, list[int]]]) -> None:
+    """One file holds dtypes of several widths, empty tensors and scalars."""
     tensors = {name: torch.randn(shape).to(dtype) for name, (dtype, shape) in parts.items()}
     read = load(file_of(tensors))
     assert read.keys() == tensors.keys()
@@ -33,18 +33,18 @@ def test_every_tensor_comes_back_to_the_bit(parts: dict[str, tuple[torch.dtype, 
         assert torch.equal(read[name], tensor)
 
 
-def test_a_tensor_need_not_lie_end_to_end() -> None:
+def test_tensors_need_not_be_contiguous() -> None:
     tensor = torch.arange(12.0).reshape(3, 4).T
     assert torch.equal(load(file_of({"w": tensor}))["w"], tensor)
 
 
-def test_a_type_that_is_not_sent_is_an_error() -> None:
+def test_an_unsupported_dtype_is_an_error() -> None:
     with pytest.raises(KeyError):
         file_parts({"w": torch.zeros(2, dtype=torch.int64)})
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
-def test_the_umask_decides_who_reads_a_file(tmp_path: Path, umask: int, mode: int) -> None:
+def test_the_umask_decides_who_can_read_a_file(tmp_path: Path, umask: int, mode: int) -> None:
     file = tmp_path / "w.safetensors"
     save_file({"w": torch.zeros(2)}, file)
     before = os.umask(umask)
@@ -56,7 +56,7 @@ def test_the_umask_decides_who_reads_a_file(tmp_path: Path, umask: int, mode: in
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_buckets_hold_every_parameter_once_and_no_tensor_is_copied() -> None:
+def test_buckets_hold_every_parameter_once_without_copying() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 2)).to(torch.bfloat16)
     read: dict[str, Tensor] = {}
     for bucket in buckets(model.named_parameters(), 150):

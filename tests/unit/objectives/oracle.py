@@ -1,7 +1,7 @@
-"""The objectives written a second time, by enumeration in rational arithmetic. Slow, short, and obviously right.
+"""The objectives implemented a second time, by enumeration in rational arithmetic: slow, short, and obviously right.
 
 Rewards `g` and weights `w` are lists of Fractions; a *vote* is a list of (answer, reward) pairs. `f` is any function
-of a list of samples. Nothing here imports the product.
+of a list of samples. Nothing here imports the code under test.
 """
 
 from collections import Counter
@@ -19,12 +19,12 @@ ZERO, ONE = Fraction(0), Fraction(1)
 
 
 def best(samples: Sequence[Fraction]) -> Fraction:
-    """max, the f of max@k."""
+    """The maximum, which is the f of max@k."""
     return max(samples)
 
 
 def voted(samples: Sequence[tuple[int, Fraction]]) -> Fraction:
-    """The mean reward of the answers with the most votes, the f of maj@k."""
+    """The mean reward of the answers with the most votes, which is the f of maj@k."""
     votes = Counter(answer for answer, _ in samples)
     reward = dict(samples)
     winners = [answer for answer, count in votes.items() if count == max(votes.values())]
@@ -32,12 +32,12 @@ def voted(samples: Sequence[tuple[int, Fraction]]) -> Fraction:
 
 
 def without(group: Group[Sample], i: int) -> list[Sample]:
-    """`y_-i`."""
+    """`y_-i`: the group without sample i."""
     return [*group[:i], *group[i + 1 :]]
 
 
 def metric(f: Value[Sample], y: Group[Sample], k: int, w: Sequence[Fraction] | None = None) -> Fraction:
-    """The mean over k-subsets of f, each times its product of weights."""
+    """The mean over k-subsets of f times the product of the subset's weights."""
     total = ZERO
     for subset in combinations(range(len(y)), k):
         weight = prod((w[j] for j in subset), start=ONE) if w else ONE
@@ -46,22 +46,22 @@ def metric(f: Value[Sample], y: Group[Sample], k: int, w: Sequence[Fraction] | N
 
 
 def product_weight(w: Sequence[Fraction]) -> Weight:
-    """The exact weight of the companions."""
+    """The exact weight of companions: the product of their weights."""
     return lambda companions: prod((w[j] for j in companions), start=ONE)
 
 
 def first_order_weight(w: Sequence[Fraction]) -> Weight:
-    """Their weight expanded around 1."""
+    """The weight of companions expanded to first order around 1."""
     return lambda companions: 1 + sum((w[j] - 1 for j in companions), ZERO)
 
 
 def unweighted(companions: Sequence[int]) -> Fraction:
-    """On-policy."""
+    """The weight of companions on-policy: 1."""
     return ONE
 
 
 def _over_sets(n: int, k: int, weight: Weight, gain: Callable[[int, tuple[int, ...]], Fraction]) -> list[Fraction]:
-    """For every i, the sum over k-sets with i of the companions' weight times the gain, over C(n, k)."""
+    """For every i, the sum over k-subsets with i of the companions' weight times the gain, divided by C(n, k)."""
 
     def total(i: int) -> Fraction:
         companies = combinations([j for j in range(n) if j != i], k - 1)
@@ -71,12 +71,12 @@ def _over_sets(n: int, k: int, weight: Weight, gain: Callable[[int, tuple[int, .
 
 
 def no_baseline(f: Value[Sample], y: Group[Sample], k: int, weight: Weight = unweighted) -> list[Fraction]:
-    """`s_i`, with the weights of the companions and not of i."""
+    """`s_i`, with the weights of the companions but not of i itself."""
     return _over_sets(len(y), k, weight, lambda i, companions: f([y[i], *(y[j] for j in companions)]))
 
 
 def loo_minus_one(f: Value[Sample], y: Group[Sample], k: int, weight: Weight = unweighted) -> list[Fraction]:
-    """The sum over k-sets with i of `f(I) - f(I without i)` over C(n, k), with the weights of the companions."""
+    """The sum over k-subsets I with i of `f(I) - f(I without i)` times the companions' weight, divided by C(n, k)."""
 
     def gain(i: int, companions: tuple[int, ...]) -> Fraction:
         rest = [y[j] for j in companions]
@@ -110,15 +110,15 @@ def reinforce_loo(g: Sequence[Fraction]) -> list[Fraction]:
 
 
 def centred(a: Sequence[Fraction]) -> list[Fraction]:
-    """Minus the mean."""
+    """The advantages minus their mean."""
     return [x - sum(a, ZERO) / len(a) for x in a]
 
 
-# A softmax policy over a few actions: everything its expectations need, exactly.
+# Exact expectations under a softmax policy over a few actions.
 
 
 def sequences(actions: int, length: int) -> Iterator[tuple[int, ...]]:
-    """All action sequences, in the order of their digits."""
+    """All action sequences, in lexicographic order."""
     return product(range(actions), repeat=length)
 
 

@@ -1,4 +1,4 @@
-"""Groups for hypothesis: small, with ties, negative rewards and weights on both sides of 1."""
+"""Hypothesis strategies: small groups with ties, negative rewards, and weights on both sides of 1."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -20,7 +20,7 @@ weights = st.builds(Fraction, st.integers(1, 40), st.integers(1, 40))
 
 
 def given(**arguments: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """hypothesis.given with the same examples every time, and no deadline on a shared machine."""
+    """hypothesis.given with the same examples every time and no deadline, because machines may be busy."""
     same_examples = settings(derandomize=True, deadline=None, max_examples=60, database=None)
     return lambda test: same_examples(hypothesis.given(**arguments)(test))
 
@@ -43,7 +43,7 @@ class VoteCase(NamedTuple):
 
 @st.composite
 def cases(draw: st.DrawFn, min_k: int = 1, spare: int = 0, max_n: int = 7) -> Case:
-    """n from 2 to max_n and min_k <= k <= n - spare."""
+    """Cases with n from 2 to max_n and min_k <= k <= n - spare."""
     n = draw(st.integers(max(2, min_k + spare), max_n))
     g = draw(st.lists(rationals, min_size=n, max_size=n))
     w = draw(st.lists(weights, min_size=n, max_size=n))
@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn, min_k: int = 1, spare: int = 0, max_n: int = 7) -> Ca
 
 @st.composite
 def vote_cases(draw: st.DrawFn, min_k: int = 1, max_n: int = 7) -> VoteCase:
-    """Votes on up to five answers, of which several may be worth the same."""
+    """Votes for up to five answers; several answers may have the same reward."""
     n = draw(st.integers(max(2, min_k), max_n))
     rewards = draw(st.lists(rationals, min_size=5, max_size=5))
     answers = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
@@ -61,29 +61,29 @@ def vote_cases(draw: st.DrawFn, min_k: int = 1, max_n: int = 7) -> VoteCase:
 
 
 def floats(values: list[Fraction]) -> NDArray[np.float64]:
-    """To float64."""
+    """The Fractions as float64."""
     return np.array([float(value) for value in values])
 
 
 def logs(values: list[Fraction]) -> NDArray[np.float64]:
-    """Log-weights."""
+    """The logarithms of the weights."""
     return np.log(floats(values))
 
 
 def split_votes(y: list[tuple[int, Fraction]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Answers and rewards, as the product takes them."""
+    """Answers and rewards as the functions under test expect them."""
     return np.array([answer for answer, _ in y]), floats([reward for _, reward in y])
 
 
 def size_of(g: list[Fraction], w: list[Fraction] | None = None, k: int = 1) -> float:
-    """The size of the terms an estimate adds up: the largest reward times the mean weight of a set."""
+    """The scale of the terms in an estimate: the largest reward times the mean weight of a subset."""
     largest = float(max([oracle.ONE, *(abs(reward) for reward in g)]))
     mean_weights = [float(oracle.metric(lambda _: oracle.ONE, w, j, w)) for j in (k - 1, k)] if w else []
     return largest * max([1.0, *mean_weights])
 
 
 def close(actual: ArrayLike, exact: list[Fraction], size: float = 1.0) -> None:
-    """Agreement to 1e-11 relative, or absolute for values that cancel to about zero beside terms of this size.
+    """Assert agreement to 1e-11, relative to the value or, for values that cancel to about zero, to ``size``.
 
     Raises:
         AssertionError: they differ.

@@ -1,4 +1,4 @@
-"""The bootstrap interval: against the normal interval, by coverage, and at the edges."""
+"""The bootstrap interval: compared with the normal interval, its coverage, and edge cases."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ def test_agrees_with_the_normal_interval_on_many_prompts() -> None:
     np.testing.assert_allclose([low, high], [values.mean() - half, values.mean() + half], atol=0.01)
 
 
-def test_covers_the_truth_about_as_often_as_it_says() -> None:
-    """300 experiments of 60 prompts: a 90% interval holds the true max@4 in 85 to 95% of them."""
+def test_coverage_is_near_the_confidence_level() -> None:
+    """In 300 experiments with 60 prompts, a 90% interval contains the true max@4 in 85 to 95% of them."""
     rng = np.random.default_rng(1)
     solve_rate = 0.3
     truth = 1 - (1 - solve_rate) ** 4
@@ -32,7 +32,7 @@ def test_is_reproducible_and_moves_with_the_seed() -> None:
     assert bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
 
 
-def test_one_prompt_has_an_interval_of_no_width() -> None:
+def test_one_prompt_has_an_interval_of_zero_width() -> None:
     assert bootstrap_interval([0.25]) == (0.25, 0.25)
 
 
@@ -45,6 +45,6 @@ def test_one_prompt_has_an_interval_of_no_width() -> None:
         ([0.1], 95, "write level=0.95"),
     ],
 )
-def test_refused(values: list[float], level: float, message: str) -> None:
+def test_invalid_arguments_are_rejected(values: list[float], level: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bootstrap_interval(values, level=level)

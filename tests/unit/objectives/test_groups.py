@@ -1,4 +1,4 @@
-"""Batches: leading dimensions, masks, per-group k, reports, and what is refused."""
+"""Batches: leading dimensions, masks, k per group, reports, and invalid arguments."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def batch(seed: int, *shape: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=ids)
-def test_leading_dimensions_are_batches(objective: dict[str, Any]) -> None:
+def test_leading_dimensions_are_batch_dimensions(objective: dict[str, Any]) -> None:
     data = batch(0, 3, 2, 7)
     whole = advantages(objective=objective, **data)
     assert whole.shape == (3, 2, 7)
@@ -48,8 +48,18 @@ def test_leading_dimensions_are_batches(objective: dict[str, Any]) -> None:
         np.testing.assert_allclose(one, whole[index], rtol=1e-12, atol=1e-15)
 
 
+def test_leading_dimensions_of_metrics_are_batches() -> None:
+    data = batch(3, 3, 2, 7)
+    for log_weights in (None, data["log_weights"]):
+        whole = max_at_k(data["rewards"], 4, log_weights=log_weights)
+        assert whole.shape == (3, 2)
+        for index in np.ndindex(3, 2):
+            one = max_at_k(data["rewards"][index], 4, log_weights=None if log_weights is None else log_weights[index])
+            np.testing.assert_allclose(one, whole[index], rtol=1e-12)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=ids)
-def test_a_masked_sample_is_as_good_as_absent(objective: dict[str, Any]) -> None:
+def test_a_masked_sample_counts_as_absent(objective: dict[str, Any]) -> None:
     data = batch(1, 40, 7)
     valid = np.random.default_rng(2).random((40, 7)) < 0.7
     masked = {key: np.where(valid, value, 99) for key, value in data.items()}
@@ -73,7 +83,7 @@ def test_a_masked_sample_is_as_good_as_absent(objective: dict[str, Any]) -> None
         np.testing.assert_allclose(report.advantages[row, valid[row]], alone, rtol=1e-12, atol=1e-15)
 
 
-def test_a_centred_no_baseline_group_shrinks_to_where_it_has_signal() -> None:
+def test_a_centred_no_baseline_group_keeps_k_below_its_size() -> None:
     objective = MaxAtK(k=3, baseline="none", center=True)
     report = advantage_report([1.0, 0.0, 0.0, 5.0], objective, valid=[True, True, True, False])
     assert report.k == 2
@@ -104,11 +114,19 @@ def test_report_names_dropped_groups_and_counts_truncated_weights() -> None:
     )
     assert report.dropped == {(0, 1): DropReason.TOO_FEW_VALID}
     np.testing.assert_array_equal(report.k, [[2, 0], [2, 2]])
-    assert report.truncated_share == 2 / 8  # of the valid samples of the groups that were kept
+    assert report.truncated_share == 2 / 8  # share of the valid samples of kept groups
     assert report.live_group_fraction == 2 / 4
 
 
-def test_no_groups_and_one_group() -> None:
+def test_a_group_with_penalties_only_is_live() -> None:
+    """Advantages of one sign, and of either sign, are a signal."""
+    objective = MaxAtK(k=2, baseline="none")
+    report = advantage_report([[-1.0, -2.0, -3.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]], objective)
+    assert (report.advantages[0] < 0).all()
+    assert report.live_group_fraction == 2 / 3
+
+
+def test_empty_batches_and_single_groups() -> None:
     assert advantages(np.zeros((0, 4)), Mean()).shape == (0, 4)
     assert advantages(np.zeros((2, 0, 4)), MajAtK(k=2), answers=np.zeros((2, 0, 4), dtype=int)).shape == (2, 0, 4)
     assert max_at_k(np.zeros((0, 4)), 2).shape == (0,)
@@ -128,6 +146,7 @@ def test_no_groups_and_one_group() -> None:
         ({"valid": [True, False]}, r"valid has shape \(2,\), rewards have \(3,\)"),
         ({"log_weights": [0.0]}, "log_weights has shape"),
         ({"log_weights": [0.0, float("nan"), 0.0]}, "log-weight is nan"),
+        ({"log_weights": [0.0, float("inf"), 0.0]}, r"log-weight is nan or \+inf"),
         ({"answers": [1, 2]}, "answers has shape"),
         ({"k": 4}, "needs n >= 4 samples, got n=3"),
         ({"k": 0}, "greater than or equal to 1"),
@@ -135,7 +154,7 @@ def test_no_groups_and_one_group() -> None:
         ({"rewards": [1.0]}, "nothing to compare with"),
     ],
 )
-def test_refused_with_advice(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_rejected_with_advice(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"rewards": [1.0, 0.0, 2.0], "objective": {"kind": "max_at_k", "k": 2}}
     with pytest.raises(ValueError, match=message):
         advantages(**{**arguments, **change})
@@ -149,13 +168,13 @@ def test_refused_with_advice(change: dict[str, Any], message: str) -> None:
         ({"k": 1.5}, "k must be integers"),
     ],
 )
-def test_wrong_types_are_refused(change: dict[str, Any], message: str) -> None:
+def test_wrong_types_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         advantages([1.0, 0.0, 2.0], MaxAtK(k=2), **change)
 
 
-def test_a_weight_of_zero_is_a_weight() -> None:
-    """-inf removes a companion from every set and leaves its own advantage alone."""
+def test_a_weight_of_zero_is_valid() -> None:
+    """A log-weight of -inf removes a companion from every subset and does not change its own advantage."""
     objective = MaxAtK(k=2, companion_weights="exact")
     a = advantages([0.0, 1.0, 3.0], objective, log_weights=[0.0, -np.inf, 0.0])
     np.testing.assert_allclose(a, [0.0, 1 / 3, 3 / 3])
@@ -164,4 +183,4 @@ def test_a_weight_of_zero_is_a_weight() -> None:
     voted = advantages(
         [0.0, 0.0, 1.0], MajAtK(k=3, companion_weights="exact"), answers=[0, 0, 1], log_weights=[-np.inf, 0.0, 0.0]
     )
-    np.testing.assert_allclose(voted, [-0.5, 0.0, 0.0])  # only sample 0 has two companions of weight
+    np.testing.assert_allclose(voted, [-0.5, 0.0, 0.0])  # only sample 0 has two companions with a nonzero weight

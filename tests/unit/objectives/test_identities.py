@@ -17,7 +17,7 @@ BASELINES: list[Baseline] = ["none", "loo", "subset_loo", "loo_minus_one"]
 
 
 def groups(seed: int, rows: int = 20, n: int = 16) -> Floats:
-    """Continuous, binary and few-valued rewards, negative ones included."""
+    """Continuous, binary and few-valued rewards, including negative ones."""
     rng = np.random.default_rng(seed)
     return np.concatenate([
         rng.normal(size=(rows, n)),
@@ -42,7 +42,7 @@ def test_k_equal_n_is_the_best_minus_the_best_of_the_others(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 1000))
-def test_leave_one_out_of_max_at_n_minus_one_is_the_source_papers_biased_estimate(seed: int) -> None:
+def test_leave_one_out_of_max_at_n_minus_one_is_the_papers_biased_estimate(seed: int) -> None:
     g = groups(seed)
     a = g.max(axis=-1, keepdims=True) - max_of_others(g)
     biased = a - a.mean(axis=-1, keepdims=True)
@@ -52,8 +52,8 @@ def test_leave_one_out_of_max_at_n_minus_one_is_the_source_papers_biased_estimat
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
-def test_leave_p_out_is_the_source_papers_sum_over_left_out_sets(p: int) -> None:
-    """arXiv 2503.19595, appendix B.2: the de-meaned `max g - max g_-s`, summed over the sets s of p that hold i."""
+def test_leave_p_out_is_the_papers_sum_over_left_out_sets(p: int) -> None:
+    """arXiv 2503.19595, appendix B.2: `max g - max g_-s` minus its mean, summed over the sets s of p that contain i."""
     g, n = groups(5, rows=4, n=7), 7
     sets = list(combinations(range(n), p))
     kept_best = np.stack([np.delete(g, s, axis=-1).max(axis=-1) for s in sets], axis=-1)
@@ -99,7 +99,7 @@ def test_unit_weights_are_on_policy_for_votes(seed: int, k: int) -> None:
 
 @pytest.mark.parametrize("companion_weights", ["exact", "self_normalised"])
 def test_exact_weights_scale_and_self_normalised_ones_do_not(companion_weights: CompanionWeights) -> None:
-    """Multiplying all weights by c multiplies a_i = w_i A_i by c^k, and leaves it alone once normalised."""
+    """Multiplying all weights by c multiplies a_i = w_i A_i by c^k; with self-normalisation it changes nothing."""
     g, k, log_c = groups(2), 5, 0.7
     log_w = np.random.default_rng(2).normal(size=g.shape)
     objective = MaxAtK(k=k, companion_weights=companion_weights)
@@ -109,7 +109,7 @@ def test_exact_weights_scale_and_self_normalised_ones_do_not(companion_weights: 
 
 
 @given(c=st.integers(0, 12), k=st.integers(2, 12))
-def test_binary_no_baseline_is_the_closed_form(c: int, k: int) -> None:
+def test_binary_no_baseline_equals_the_closed_form(c: int, k: int) -> None:
     """arXiv 2505.15201, theorem 2."""
     n = 12
     wrong = k / n * (1 - comb(n - 1 - c, k - 1) / comb(n - 1, k - 1)) if c < n else 0.0
@@ -120,7 +120,7 @@ def test_binary_no_baseline_is_the_closed_form(c: int, k: int) -> None:
 
 @given(c=st.integers(0, 12), k=st.integers(2, 12))
 def test_binary_default_is_the_chance_of_being_the_only_solution(c: int, k: int) -> None:
-    """A correct sample counts in the sets it alone solves; a wrong one never does."""
+    """A correct sample counts in the subsets that only it solves; a wrong sample never counts."""
     n = 12
     correct = comb(n - c, k - 1) / comb(n, k) if c else 0.0
     same(advantages([1.0] * c + [0.0] * (n - c), MaxAtK(k=k)), np.array([correct] * c + [0.0] * (n - c)))
@@ -144,7 +144,7 @@ def test_analytic_pass_at_k_is_the_centred_estimate_over_its_deviation(k: int) -
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-def test_subset_loo_alone_sums_to_zero_and_shifts_leave_all_but_none_and_loo_alone(baseline: Baseline) -> None:
+def test_only_subset_loo_sums_to_zero_and_only_none_and_loo_depend_on_shifts(baseline: Baseline) -> None:
     g = groups(4)
     a, shifted = (advantages(x, MaxAtK(k=5, baseline=baseline)) for x in (g, g + 10))
     expected_shift = {"none": 10 * 5 / 16, "loo": 10 * (5 / 16 - 5 / 15)}.get(baseline, 0.0)
@@ -154,7 +154,7 @@ def test_subset_loo_alone_sums_to_zero_and_shifts_leave_all_but_none_and_loo_alo
 
 @given(seed=st.integers(0, 1000), k=st.integers(2, 15))
 def test_distinct_answers_make_maj_at_k_the_mean(seed: int, k: int) -> None:
-    """With all votes tied, every set scores its mean reward."""
+    """With all votes tied, every subset's value is its mean reward."""
     g = groups(seed)
     answers = np.tile(np.arange(16), (len(g), 1))
     same(advantages(g, MajAtK(k=k), answers=answers), advantages(g, Mean()))
@@ -169,7 +169,7 @@ def test_softmax_runs_from_the_mean_to_the_max() -> None:
 
 
 @given(seed=st.integers(0, 1000), k=st.integers(1, 15))
-def test_advantages_follow_their_samples(seed: int, k: int) -> None:
+def test_advantages_are_permuted_with_their_samples(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     g, log_w = groups(seed, rows=3), rng.normal(size=(9, 16))
     order = rng.permutation(16)
@@ -180,7 +180,7 @@ def test_advantages_follow_their_samples(seed: int, k: int) -> None:
         )
 
 
-def test_ties_share_alike() -> None:
+def test_tied_samples_get_equal_advantages() -> None:
     a = advantages([0.0, 1.0, 1.0, 1.0, 2.0, 2.0], MaxAtK(k=3))
     assert a[1] == a[2] == a[3]
     assert a[4] == a[5]

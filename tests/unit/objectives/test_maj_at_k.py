@@ -1,4 +1,4 @@
-"""maj@k advantages and metric against enumeration of all subsets in rational arithmetic, ties included."""
+"""maj@k advantages and metric, compared with enumeration of all subsets in rational arithmetic, including ties."""
 
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ def rewards_of(case: VoteCase) -> list[Fraction]:
 
 
 @given(case=vote_cases())
-def test_metric(case: VoteCase) -> None:
+def test_the_metric_equals_enumeration(case: VoteCase) -> None:
     answers, rewards = split_votes(case.y)
     close(
         [maj_at_k(answers, rewards, case.k)], [oracle.metric(oracle.voted, case.y, case.k)], size_of(rewards_of(case))
@@ -24,7 +24,7 @@ def test_metric(case: VoteCase) -> None:
 
 
 @given(case=vote_cases(min_k=2))
-def test_advantages(case: VoteCase) -> None:
+def test_advantages_equal_enumeration(case: VoteCase) -> None:
     answers, rewards = split_votes(case.y)
     actual = advantages(rewards, MajAtK(k=case.k), answers=answers)
     close(actual, oracle.loo_minus_one(oracle.voted, case.y, case.k), size_of(rewards_of(case)))
@@ -61,7 +61,7 @@ def test_k_one_is_reinforce_leave_one_out(case: VoteCase, shift: int) -> None:
 
 @given(case=vote_cases(min_k=2))
 def test_k_two_is_the_mean_objective(case: VoteCase) -> None:
-    """Two votes tie or agree, so maj@2 is the mean reward."""
+    """Two votes either tie or agree, so maj@2 is the mean reward."""
     answers, rewards = split_votes(case.y)
     actual = advantages(rewards, MajAtK(k=2), answers=answers)
     np.testing.assert_allclose(
@@ -70,7 +70,7 @@ def test_k_two_is_the_mean_objective(case: VoteCase) -> None:
 
 
 def test_k_equal_n_is_the_generic_leave_one_out() -> None:
-    """Three votes against two: only a winner's vote changes the outcome, to a tie."""
+    """With three votes against two, only removing a winner's vote changes the outcome, to a tie."""
     answers = np.array([7, 7, 7, 2, 2])
     rewards = np.array([1.0, 1.0, 1.0, 0.0, 0.0])
     np.testing.assert_allclose(advantages(rewards, MajAtK(k=5), answers=answers), [0.5, 0.5, 0.5, 0.0, 0.0], rtol=1e-14)
@@ -80,7 +80,7 @@ def test_unanimous_groups_carry_no_signal() -> None:
     assert not advantages(np.full((3, 8), 0.1), MajAtK(k=5), answers=np.ones((3, 8), dtype=int)).any()
 
 
-def test_many_groups_at_once_equal_one_at_a_time() -> None:
+def test_a_batch_equals_its_groups_one_at_a_time() -> None:
     rng = np.random.default_rng(0)
     answers = rng.integers(0, 12, size=(200, 12)) % rng.integers(1, 13, size=(200, 1))
     rewards = np.where(answers == 0, 1.0, answers / 7)
@@ -93,8 +93,8 @@ def test_many_groups_at_once_equal_one_at_a_time() -> None:
     )
 
 
-def test_samples_without_an_answer_agree_with_nobody() -> None:
-    """Five failures do not outvote two equal answers, and they may differ in reward."""
+def test_samples_without_an_answer_agree_with_no_other() -> None:
+    """Five samples without an answer do not outvote two equal answers, and may differ in reward."""
     answers = np.array([-1, -1, -1, -1, -1, 3, 3])
     rewards = np.array([-1.0, 0.0, -1.0, 0.0, 0.0, 1.0, 1.0])
     assert maj_at_k(answers, rewards, 7) == 1.0
@@ -104,13 +104,13 @@ def test_samples_without_an_answer_agree_with_nobody() -> None:
         np.testing.assert_allclose(actual, advantages(rewards, objective, answers=apart), rtol=1e-13)
 
 
-def test_one_answer_with_two_rewards_is_refused() -> None:
-    with pytest.raises(ValueError, match="share an answer but not a reward"):
+def test_one_answer_with_two_rewards_is_rejected() -> None:
+    with pytest.raises(ValueError, match="share an answer and differ in reward"):
         maj_at_k([1, 1, 2], [0.0, 1.0, 0.0], 2)
-    with pytest.raises(ValueError, match="share an answer but not a reward"):
+    with pytest.raises(ValueError, match="share an answer and differ in reward"):
         advantages([0.0, 1.0, 0.0], MajAtK(k=1), answers=[1, 1, 2])
 
 
-def test_answers_are_needed() -> None:
+def test_answers_are_required() -> None:
     with pytest.raises(ValueError, match="needs answers="):
         advantages([0.0, 1.0, 0.0], MajAtK(k=2))

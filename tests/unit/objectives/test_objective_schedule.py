@@ -1,4 +1,4 @@
-"""Schedules: stages by step, k by solve rate, changes by hand."""
+"""Schedules: stages by step, k by solve rate, and live changes."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from volley.objectives import (
 PKPO = Schedule.model_validate({"stages": [{"at": 1500, "set": {"k": 1}}]})
 
 
-def test_constant_by_default() -> None:
+def test_the_objective_is_constant_by_default() -> None:
     objective = MaxAtK(k=8)
     assert resolve(objective, Schedule(), 10**6) == objective
 
@@ -50,7 +50,7 @@ def test_stages_accumulate_and_live_changes_come_last() -> None:
     assert resolve(objective, schedule, 25, {"k": 2}) == MaxAtK(k=2, center=True, baseline="none")
 
 
-def test_a_new_kind_keeps_what_all_kinds_share() -> None:
+def test_a_new_kind_keeps_the_shared_fields() -> None:
     objective = MaxAtK(k=8, baseline="loo", center=True, normalize="std")
     assert with_changes(objective, {"kind": "softmax", "beta": 2.0}) == Softmax(beta=2.0, center=True, normalize="std")
     assert with_changes(objective, {"kind": "max_at_k", "k": 3}).model_dump()["baseline"] == "loo"
@@ -93,7 +93,7 @@ def test_a_good_schedule_passes() -> None:
         ({"k": 3}, "Extra inputs"),
     ],
 )
-def test_malformed_schedules(value: dict[str, Any], message: str) -> None:
+def test_malformed_schedules_are_rejected(value: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Schedule.model_validate(value)
 

@@ -1,4 +1,4 @@
-"""The objective as configuration: parsing, and refusals that say what to write instead."""
+"""The objective as configuration: parsing, and errors that say what to write instead."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_every_kind_survives_json(value: dict[str, Any]) -> None:
     assert parse_objective(objective) is objective
 
 
-def test_the_default_is_pkpo() -> None:
+def test_the_default_objective_is_pkpo() -> None:
     objective = MaxAtK(k=8)
     assert (objective.baseline, objective.companion_weights, objective.weight_cap) == ("loo_minus_one", "none", None)
     assert (objective.center, objective.normalize) == (False, "none")
@@ -55,7 +55,7 @@ def test_objectives_are_frozen() -> None:
         ({"kind": "risk_sensitive", "beta": 0}, "write kind: mean"),
     ],
 )
-def test_refused(value: dict[str, Any], message: str) -> None:
+def test_invalid_objectives_are_rejected(value: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_objective(value)
 
@@ -72,7 +72,7 @@ def test_refused(value: dict[str, Any], message: str) -> None:
         ({"kind": "pass_at_k_analytic", "k": 8}, 8, "zero for every group"),
     ],
 )
-def test_pairings_without_meaning_or_signal(value: dict[str, Any], n: int, message: str) -> None:
+def test_combinations_without_meaning_or_signal_are_rejected(value: dict[str, Any], n: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_objective(value, n)
     with pytest.raises(ValueError, match=message):
@@ -91,17 +91,19 @@ def test_pairings_without_meaning_or_signal(value: dict[str, Any], n: int, messa
         {"kind": "maj_at_k", "k": 8, "center": True},
     ],
 )
-def test_allowed_pairings_carry_signal_somewhere(value: dict[str, Any]) -> None:
+def test_allowed_combinations_can_carry_a_signal(value: dict[str, Any]) -> None:
     check_objective(value, 8)
     rewards = np.array([[1.0] * c + [0.0] * (8 - c) for c in range(9)])
     assert advantages(rewards, value, answers=rewards.astype(int)).any()
 
 
-def test_what_is_refused_for_signal_is_indeed_dead() -> None:
-    """The reasons given for refusing k = n, checked on the formulas just inside the limit."""
+def test_combinations_rejected_for_lack_of_signal_have_none() -> None:
+    """The reasons for rejecting k = n, checked with the formulas at the limit."""
     g = np.random.default_rng(0).normal(size=(5, 8))
     s = advantages(g, MaxAtK(k=8, baseline="none"))
-    np.testing.assert_allclose(s, np.broadcast_to(g.max(axis=-1, keepdims=True), (5, 8)))  # one constant: centred, zero
+    np.testing.assert_allclose(
+        s, np.broadcast_to(g.max(axis=-1, keepdims=True), (5, 8))
+    )  # constant, so zero after centring
 
 
 def test_leave_p_out_is_an_alias() -> None:
@@ -111,6 +113,6 @@ def test_leave_p_out_is_an_alias() -> None:
             leave_p_out(p, 8)
 
 
-def test_k_one_needs_two_samples_only() -> None:
+def test_k_one_needs_only_two_samples() -> None:
     check_objective(MaxAtK(k=1, baseline="none", center=True), 2)
     check_objective(Mean(), 2)

@@ -1,11 +1,11 @@
-"""What the reproductions measure against: their own exact values, checked by a second way."""
+"""The exact values that the reproductions compare with, checked in a second way."""
 
 import numpy as np
 
 from benchmarks.objectives import bandit, off_policy, speed, variance
 
 
-def test_the_methods_that_are_timed_agree() -> None:
+def test_the_timed_methods_agree() -> None:
     speed.check()
 
 
@@ -22,15 +22,15 @@ def test_bandit_values_agree_with_sampling() -> None:
 
 
 def test_toy_gradient_is_a_derivative() -> None:
-    """Against the density of the best reward: P(max g <= v) = P(g <= v)^k, by simulation with common draws."""
+    """Compared with finite differences of the expected best of k, simulated with common random numbers."""
     draws = np.random.default_rng(1).normal(size=(400_000, 4)) * variance.SIGMA
     step = 0.01
     up, down = (variance.toy_reward(variance.THETA + e + draws).max(axis=-1).mean() for e in (step, -step))
     np.testing.assert_allclose(variance.true_gradient(4), (up - down) / (2 * step), atol=0.01)
 
 
-def test_exact_deviations_have_the_known_values() -> None:
-    """n = 16, k = 4, measured elsewhere by simulation."""
+def test_exact_deviations_equal_simulated_ones() -> None:
+    """n = 16, k = 4; the expected values come from a separate simulation."""
     known = {("loo_minus_one", 0.1): 0.146, ("loo", 0.1): 0.136, ("loo_minus_one", 0.5): 0.063, ("loo", 0.5): 0.128}
     for (baseline, p), deviation in known.items():
         np.testing.assert_allclose(variance.exact_binary_deviation(baseline, 4, p), deviation, atol=6e-4)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_off_policy_gradient_is_a_derivative() -> None:
     np.testing.assert_allclose(off_policy.true_gradient(problem), differences, rtol=1e-6, atol=1e-9)
 
 
-def test_log_ratios_have_the_spread_they_are_given() -> None:
+def test_log_ratios_have_the_requested_spread() -> None:
     problem = off_policy.problem(0.35)
     log_ratio = np.log(problem.policy_A / problem.behaviour_A)
     mean = problem.behaviour_A @ log_ratio

@@ -1,4 +1,4 @@
-"""Softmax, analytic pass@k, MaxRL, risk-sensitive and normalisation against their published formulas."""
+"""Softmax, analytic pass@k, MaxRL, risk-sensitive and normalised advantages equal their published formulas."""
 
 from fractions import Fraction
 from math import comb, exp, sqrt
@@ -26,7 +26,7 @@ def test_softmax_is_leave_one_out(g: list[float], beta: float) -> None:
 
 
 def test_softmax_survives_a_sample_that_holds_all_the_weight() -> None:
-    """The others are 1e4 nats below: without it they share its absence, and nothing overflows."""
+    """The others are 1e4 nats below; without that sample they share its weight, and nothing overflows."""
     a = advantages([0.0, 1.0, 10.0], Softmax(beta=1000.0))
     np.testing.assert_allclose(a, [0.0, 0.0, 9.0], atol=1e-12)
 
@@ -45,7 +45,7 @@ def test_analytic_pass_at_k(n: int, data: st.DataObject) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
 
 
-def test_analytic_pass_at_k_refuses_other_rewards() -> None:
+def test_analytic_pass_at_k_rejects_other_rewards() -> None:
     with pytest.raises(ValueError, match="needs rewards 0 or 1"):
         advantages([1.0, -1.0, 1.0], PassAtKAnalytic(k=2))
 
@@ -57,7 +57,7 @@ def test_maxrl(g: list[float]) -> None:
     np.testing.assert_allclose(advantages(g, MaxRL()), expected, atol=1e-13)
 
 
-def test_maxrl_refuses_negative_rewards() -> None:
+def test_maxrl_rejects_negative_rewards() -> None:
     with pytest.raises(ValueError, match="map -1/\\+1 to 0/1"):
         advantages([1.0, -1.0], MaxRL())
 
@@ -100,7 +100,7 @@ def test_normalize_divides_by_the_deviation_of_the_rewards() -> None:
 )
 @pytest.mark.parametrize("normalize", ["none", "std"])
 def test_equal_rewards_carry_exactly_no_signal(objective: dict[str, object], normalize: str) -> None:
-    """0.1 has no exact float: rounding must not pass for signal, least of all divided by a deviation of zero."""
+    """0.1 is not an exact float: rounding errors must not count as signal, least of all divided by a zero deviation."""
     value = 1.0 if objective["kind"] == "pass_at_k_analytic" else 0.1
     assert not advantages(np.full((2, 7), value), {**objective, "normalize": normalize}).any()
 
@@ -110,3 +110,30 @@ def test_normalized_groups_of_equal_rewards_are_zero_even_without_a_centred_base
     equal = np.full((2, 7), 0.1)
     assert advantages(equal, MaxAtK(k=3, baseline=baseline)).any()
     assert not advantages(equal, MaxAtK(k=3, baseline=baseline, normalize="std")).any()
+
+
+def test_rounding_noise_does_not_become_a_full_advantage() -> None:
+    """Rewards that differ by one float32 ulp count as equal in GRPO's division; a difference of 0.001 does not."""
+    one = np.float32(0.7)
+    jitter = np.array([one, one, np.nextafter(one, np.float32(1)), one], dtype=np.float64)
+    assert np.ptp(jitter) > 0
+    for objective in (Mean(normalize="std"), MaxAtK(k=2, normalize="std"), MaxAtK(k=2, normalize="std", center=True)):
+        for scale in (1.0, -1.0, 1e6, 1e-12):
+            assert not advantages(scale * jitter, objective).any()
+            assert advantages(scale * np.array([0.7, 0.7, 0.7007, 0.7]), objective).any()
+    almost = advantages([0.7, 0.7, 0.7007, 0.7], Mean(normalize="std"))
+    np.testing.assert_allclose(almost, advantages([0.0, 0.0, 1.0, 0.0], Mean(normalize="std")), rtol=1e-9)
+
+
+def test_centred_groups_of_equal_rewards_carry_no_signal_with_any_weights() -> None:
+    objective = MaxAtK(k=3, baseline="none", center=True)
+    equal = np.full((3, 7), 0.1)
+    assert not advantages(equal, objective, log_weights=np.zeros((3, 7))).any()
+
+
+def test_normalize_applies_after_centring() -> None:
+    g = np.random.default_rng(1).normal(size=(5, 8))
+    centred = advantages(g, MaxAtK(k=4, center=True))
+    both = advantages(g, MaxAtK(k=4, center=True, normalize="std"))
+    np.testing.assert_allclose(both, centred / g.std(axis=-1, keepdims=True), rtol=1e-12)
+    np.testing.assert_allclose(both.sum(axis=-1), 0, atol=1e-12)

@@ -1,7 +1,7 @@
-"""What each estimator estimates: its exact expectation over all action sequences of a small softmax policy.
+"""The exact expectation of each estimator over all action sequences of a small softmax policy.
 
-The gradient is with respect to the logits of three actions; the samples of a group are n draws. On-policy draws come
-from PI. Off-policy draws come from MU and each sample's advantage is multiplied by its own ratio, as in the loss.
+Gradients are with respect to the logits of three actions; a group consists of n draws. On-policy draws come from PI;
+off-policy draws come from MU, and each sample's advantage is multiplied by its own ratio, as in the loss.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from volley.objectives import advantages
 PI = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)]
 MU = [Fraction(1, 4), Fraction(1, 4), Fraction(1, 2)]
 REWARD = [Fraction(0), Fraction(1), Fraction(3)]
-# two actions give one answer, so that votes are not just actions
+# two actions give the same answer, so that votes differ from actions
 VOTE = [(0, Fraction(1)), (1, Fraction(-1)), (1, Fraction(-1))]
 N = 5
 PAIRS = [(5, 2), (5, 3), (5, 5), (4, 4), (6, 4)]
@@ -38,7 +38,7 @@ def f_of(kind: str) -> Callable[[Sequence[int]], Fraction]:
 
 
 def expected_gradient(objective: Mapping[str, Any], n: int, *, behaviour: list[Fraction] = PI) -> NDArray[np.float64]:
-    """`E sum_i w_i A_i grad log pi(y_i)` of the product's advantages, over all sequences of the behaviour policy."""
+    """`E sum_i w_i A_i grad log pi(y_i)` with `advantages`, over all sequences of the behaviour policy."""
     y_SN = np.array(list(oracle.sequences(len(PI), n)))
     chance_S = np.array([float(oracle.chance(behaviour, y)) for y in y_SN.tolist()])
     score_AA = np.array([[float(s) for s in oracle.score(PI, action)] for action in range(len(PI))])
@@ -55,8 +55,10 @@ def true_gradient(kind: str, k: int) -> NDArray[np.float64]:
     return np.array([float(x) for x in oracle.expectation_gradient(PI, f_of(kind), k)])
 
 
-def against_others(f: Callable[[tuple[int, ...], tuple[int, ...]], Fraction], k: int) -> NDArray[np.float64]:
-    return np.array([float(x) for x in oracle.one_against_others_gradient(PI, MU, f, k)])
+def against_others(
+    f: Callable[[tuple[int, ...], tuple[int, ...]], Fraction], k: int, behaviour: Sequence[Fraction] = MU
+) -> NDArray[np.float64]:
+    return np.array([float(x) for x in oracle.one_against_others_gradient(PI, behaviour, f, k)])
 
 
 def agree(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
@@ -95,8 +97,8 @@ def test_mean_is_unbiased(behaviour: list[Fraction]) -> None:
 
 @pytest.mark.parametrize(("n", "k"), PAIRS)
 @pytest.mark.parametrize("kind", ["max_at_k", "maj_at_k"])
-def test_centring_mixes_in_k_minus_one(kind: str, n: int, k: int) -> None:
-    """Centred loo_minus_one estimates (1 - k/n) f@k + (k/n) f@(k-1); at k = n this is the source's f@(n-1)."""
+def test_centring_mixes_in_the_objective_of_k_minus_one(kind: str, n: int, k: int) -> None:
+    """Centred loo_minus_one estimates (1 - k/n) f@k + (k/n) f@(k-1); at k = n this is the paper's f@(n-1)."""
     mixed = (1 - k / n) * true_gradient(kind, k) + k / n * true_gradient(kind, k - 1)
     agree(expected_gradient({"kind": kind, "k": k, "center": True}, n), mixed)
 
@@ -110,7 +112,7 @@ def test_centring_scales_the_other_baselines(n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["max_at_k", "maj_at_k"])
-def test_ignored_companion_weights_leave_the_companions_to_the_behaviour_policy(kind: str) -> None:
+def test_without_companion_weights_companions_follow_the_behaviour_policy(kind: str) -> None:
     n, k, f = 5, 3, f_of(kind)
     biased = against_others(lambda own, rest: f((*own, *rest)) - f(rest), k)
     agree(expected_gradient({"kind": kind, "k": k}, n, behaviour=MU), biased)
@@ -118,14 +120,16 @@ def test_ignored_companion_weights_leave_the_companions_to_the_behaviour_policy(
 
 
 def test_first_order_expands_the_companions_weight() -> None:
+    """The behaviour policy is close enough that no pair of companions expands to a negative weight."""
     n, k = 5, 3
-    w = [p / m for p, m in zip(PI, MU, strict=True)]
+    near = [Fraction(5, 12), Fraction(1, 3), Fraction(1, 4)]
+    w = [p / m for p, m in zip(PI, near, strict=True)]
 
     def expanded(own: tuple[int, ...], rest: tuple[int, ...]) -> Fraction:
         return (1 + sum((w[j] - 1 for j in rest), oracle.ZERO)) * (best((*own, *rest)) - best(rest))
 
     objective = {"kind": "max_at_k", "k": k, "companion_weights": "first_order"}
-    agree(expected_gradient(objective, n, behaviour=MU), against_others(expanded, k))
+    agree(expected_gradient(objective, n, behaviour=near), against_others(expanded, k, near))
 
 
 @pytest.mark.parametrize("kind", ["max_at_k", "maj_at_k"])
@@ -169,7 +173,7 @@ def softmax_gradient(beta: float, n: int) -> NDArray[np.float64]:
 
 
 def test_maxrl_estimates_a_harmonic_sum_of_pass_at_k() -> None:
-    """n times the gradient of `sum_{k<n} pass@k / k`, the truncated logarithm of the solve rate."""
+    """It estimates n times the gradient of `sum_{k<n} pass@k / k`, the truncated logarithm of the solve rate."""
     n = 5
     solved = [Fraction(0), Fraction(1), Fraction(0)]
     y_SN = np.array(list(oracle.sequences(3, n)))
@@ -183,7 +187,7 @@ def test_maxrl_estimates_a_harmonic_sum_of_pass_at_k() -> None:
 
 
 def test_the_oracle_gradient_is_the_derivative_of_max_at_k() -> None:
-    """The oracle itself, against central differences of max@3 by order statistics."""
+    """The oracle itself, compared with central differences of max@3 from order statistics."""
 
     def max_at_3(logits: NDArray[np.float64]) -> float:
         p = np.exp(logits) / np.exp(logits).sum()

@@ -1,4 +1,4 @@
-"""examples/plugin, built, installed into a folder, and used by a process that has that folder on its path."""
+"""examples/plugin, built, installed into a folder, and used by a process with that folder on its path."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from reward_servers.scorers import build_scorer, check_scorer
 from services.data.prompts import read_prompts
-from services.job_file import dump_job, load_job
+from services.jobs.job_file import dump_job, load_job
 from volley.job import JOB
 from volley.objectives import advantages
 import yaml
@@ -50,7 +50,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(EXAMPLE, folder / "source")  # so that no build folder appears in the repository
+    shutil.copytree(EXAMPLE, folder / "source")  # copied, so that no build folder appears in the repository
     uv = Path(sys.executable).parent / "uv"
     install = [str(uv), "pip", "install", "--no-deps", "--no-build-isolation", "--target", str(folder / "site")]
     subprocess.run([*install, "--python", sys.executable, str(folder / "source")], capture_output=True, check=True)
@@ -80,14 +80,14 @@ def test_the_reader_and_the_recipe_make_prompts(used: dict[str, Any]) -> None:
 def test_the_scorer_scores(used: dict[str, Any]) -> None:
     assert used["verdicts"] == [
         ["passed", 1.0],
-        ["wrong_answer", 0.0],  # four letters, and the job asks for five
+        ["wrong_answer", 0.0],  # four letters, but the job requires five
         ["wrong_answer", 0.0],
         ["wrong_answer", 0.0],
         ["no_answer", 0.0],
     ]
 
 
-def test_the_objective_is_the_one_it_says_it_is(used: dict[str, Any]) -> None:
+def test_the_objective_equals_max_at_k_with_k_equal_n(used: dict[str, Any]) -> None:
     rewards = np.array([[0.0, 2.0, 5.0, 9.0], [1.0, 1.0, 4.0, 0.0]])
     valid = np.array([[True] * 4, [True, True, False, True]])
     same = {"kind": "max_at_k", "k": 4, "baseline": "loo_minus_one"}
@@ -105,7 +105,9 @@ def test_schema_and_dump_show_the_plugins(used: dict[str, Any]) -> None:
 
 def test_a_wrong_key_of_a_plugin_is_named(site: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text((EXAMPLE / "job.yaml").read_text().replace("shortest: 5", "longest: 5"))
-    code = "import sys; from pathlib import Path; from services.job_file import load_job; load_job(Path(sys.argv[1]))"
+    code = (
+        "import sys; from pathlib import Path; from services.jobs.job_file import load_job; load_job(Path(sys.argv[1]))"
+    )
     done = run(site, "-c", code, str(tmp_path / "job.yaml"))
     assert "scorer.longest: unknown key" in done.stderr
 

@@ -1,4 +1,4 @@
-"""Plug-ins that are missing, broken or made wrong: found by their metadata, as pip leaves it."""
+"""Missing, broken and malformed plug-ins, found through the metadata that pip installs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reward_servers.scorers import build_scorer
-from services import doctor
+from services.cli import doctor
 from services.data.prompts import read_prompts
 from volley import plugins
 from volley.base import Spec
@@ -45,7 +45,7 @@ class NotABase(Spec):
 
 
 class Loud:
-    """Made from outside: no `check`, no `check_row`."""
+    """A third-party scorer without `check` and `check_row`."""
 
     def __init__(self, spec: LoudScorer) -> None:
         self.spec = spec
@@ -66,7 +66,7 @@ HALF_NO_BASE = ObjectivePlugin(NotABase, lambda g, answers, spec: g)
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Offer an object under an entry point of a package called ``name``."""
+    """Register an object under an entry point of a package called ``name``."""
 
     def installed(group: str, kind: str, value: str, name: str = "other-package") -> None:
         folder = tmp_path / f"{name.replace('-', '_')}-1.2.dist-info"
@@ -103,11 +103,11 @@ def test_a_term_of_a_sum_may_be_a_plugin(install: Install) -> None:
     }
 
 
-def test_an_unknown_kind_lists_what_there_is(install: Install) -> None:
+def test_an_unknown_kind_lists_the_known_ones(install: Install) -> None:
     install(SCORERS, "loud", f"{__name__}:LOUD")
     message = scorer_error("lout")
     assert "'lout' is not known. Built in: arc, code, countdown" in message
-    assert "sum; format and length as terms of a sum. Plug-ins installed: loud" in message
+    assert "sum; format and length only as terms of kind: sum. Installed plug-ins: loud" in message
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,7 @@ def test_an_unknown_kind_lists_what_there_is(install: Install) -> None:
         (f"{__name__}:HALF", "is a ObjectivePlugin, not a ScorerPlugin"),
     ],
 )
-def test_a_broken_plugin_is_named_by_its_job_and_by_the_doctor_and_hurts_no_other(
-    install: Install, value: str, message: str
-) -> None:
+def test_a_broken_plugin_is_reported_by_its_job_and_doctor_only(install: Install, value: str, message: str) -> None:
     install(SCORERS, "loud", value)
     assert message in scorer_error()
     JOB.validate_python(JOB_TREE)
@@ -131,25 +129,25 @@ def test_a_broken_plugin_is_named_by_its_job_and_by_the_doctor_and_hurts_no_othe
     assert message in finding.fix
 
 
-def test_a_plugin_under_a_name_that_is_not_its_kind(install: Install) -> None:
+def test_a_plugin_whose_name_is_not_its_kind_is_rejected(install: Install) -> None:
     install(SCORERS, "quiet", f"{__name__}:LOUD")
     assert "without the field kind: Literal['quiet']" in scorer_error("quiet")
 
 
-def test_a_scorer_class_that_is_not_there(install: Install) -> None:
+def test_a_missing_scorer_class_is_an_error(install: Install) -> None:
     install(SCORERS, "loud", f"{__name__}:LOUD_NOWHERE")
     job = JOB.validate_python({**JOB_TREE, "scorer": {"kind": "loud"}})
     with pytest.raises(JobError, match="Quiet of a plug-in does not load"):
         build_scorer(job.scorer)  # type: ignore[union-attr]
 
 
-def test_two_packages_with_one_name(install: Install) -> None:
+def test_two_packages_with_the_same_plugin_name_are_rejected(install: Install) -> None:
     install(SCORERS, "loud", f"{__name__}:LOUD")
     install(SCORERS, "loud", f"{__name__}:LOUD", name="third-package")
     assert "offered by other-package 1.2 and third-package 1.2" in scorer_error()
 
 
-def test_an_objective_sees_valid_samples_only_and_shares_center_and_normalize(install: Install) -> None:
+def test_an_objective_gets_only_valid_samples_and_supports_center_and_normalize(install: Install) -> None:
     install(OBJECTIVES, "half", f"{__name__}:HALF")
     rewards = np.array([[1.0, 2.0, 99.0, 6.0], [1.0, 5.0, 9.0, 2.0]])
     valid = np.array([[True, True, False, True], [True, False, False, False]])
@@ -163,28 +161,28 @@ def test_an_objective_sees_valid_samples_only_and_shares_center_and_normalize(in
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("HALF_FLAT", r"shaped \(1, 3\) it made advantages shaped \(3,\)"), ("HALF_INFINITE", "not finite")],
+    [("HALF_FLAT", r"advantages of shape \(3,\) for rewards of shape \(1, 3\)"), ("HALF_INFINITE", "not finite")],
 )
-def test_what_an_objective_returns_is_checked(install: Install, value: str, message: str) -> None:
+def test_the_result_of_an_objective_is_checked(install: Install, value: str, message: str) -> None:
     install(OBJECTIVES, "half", f"{__name__}:{value}")
     with pytest.raises(ValueError, match=message):
         advantages([[1.0, 2.0, 3.0]], {"kind": "half"})
 
 
-def test_an_objective_without_the_shared_fields(install: Install) -> None:
+def test_an_objective_without_the_shared_fields_is_rejected(install: Install) -> None:
     install(OBJECTIVES, "half", f"{__name__}:HALF_NO_BASE")
-    with pytest.raises(ValueError, match=r"no subclass of volley\.objectives\.ObjectiveBase"):
+    with pytest.raises(ValueError, match=r"not a subclass of volley\.objectives\.ObjectiveBase"):
         parse_objective({"kind": "half"})
 
 
-def test_an_unknown_recipe_and_format_list_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_recipe_or_format_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'gsm9k' is not known\. Built in: aime, "):
         DataSpec.model_validate({"path": "x", "recipe": "gsm9k"})
     with pytest.raises(ValueError, match=r"'xml' is not known\. Built in: auto, csv, "):
         DataSpec.model_validate({"path": "x", "format": "xml"})
 
 
-def test_a_reader_says_what_is_wrong_with_a_file(install: Install, tmp_path: Path) -> None:
+def test_a_readers_errors_are_reported(install: Install, tmp_path: Path) -> None:
     example = "examples.plugin.volley_example_plugin"
     install(plugins.DATA, "blocks", f"{example}:BLOCKS")
     install(plugins.DATA, "nobody", "no_such_module:X", name="third-package")
@@ -192,6 +190,6 @@ def test_a_reader_says_what_is_wrong_with_a_file(install: Install, tmp_path: Pat
 
     sys.modules["volley_example_plugin.blocks"] = __import__(f"{example}.blocks", fromlist=["read"])
     (tmp_path / "bad.txt").write_text("prompt: one\n\nwhat is this\n")
-    with pytest.raises(JobError, match=r"bad\.txt: the reader of format blocks says: line 3: write 'field: value'"):
+    with pytest.raises(JobError, match=r"bad\.txt: the reader of format blocks failed: line 3: write 'field: value'"):
         read_prompts(DataSpec.model_validate({"path": tmp_path / "bad.txt", "format": "blocks"}))
     del sys.modules["volley_example_plugin.blocks"]

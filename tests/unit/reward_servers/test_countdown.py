@@ -1,4 +1,4 @@
-"""The countdown scorer against Python's own arithmetic and a brute-force search."""
+"""The countdown scorer, compared with Python's own arithmetic and a brute-force search."""
 
 import ast
 import operator
@@ -40,7 +40,7 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> str:
 
 
 @given(expressions())
-def test_value_is_that_of_python(text: str) -> None:
+def test_values_equal_pythons(text: str) -> None:
     tree = ast.parse(text, mode="eval")
     if len("".join(text.split())) > 256:
         with pytest.raises(ParseError):
@@ -52,7 +52,7 @@ def test_value_is_that_of_python(text: str) -> None:
 
 
 @given(expressions())
-def test_canonical_form_is_a_fixed_point_of_the_same_value(text: str) -> None:
+def test_the_canonical_form_is_stable_and_keeps_the_value(text: str) -> None:
     if len("".join(text.split())) > 256:
         return
     first = parse(text)
@@ -71,7 +71,7 @@ def test_equivalent_expressions_vote_together(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("one, other", [("1-2", "2-1"), ("(1+2)*3", "1+2*3"), ("2*(3-1)", "(1-3)*2")])  # noqa: PT006
-def test_different_expressions_do_not(one: str, other: str) -> None:
+def test_different_expressions_do_not_vote_together(one: str, other: str) -> None:
     assert parse(one).canonical != parse(other).canonical
 
 
@@ -122,7 +122,7 @@ def test_every_solution_of_a_brute_force_search_passes() -> None:
     [{}, {"numbers": [1, 2]}, {"target": 3}, {"numbers": "12", "target": 3}, {"numbers": [1, "2"], "target": 3},
      {"numbers": [], "target": 1}, {"numbers": [1], "target": True}],
 )  # fmt: skip
-def test_a_bad_row_is_named(reference: dict[str, object]) -> None:
+def test_a_bad_row_is_reported(reference: dict[str, object]) -> None:
     with pytest.raises(JobError, match="prompt p:7"):
         check_scorer(CountdownScorer(), [Prompt("p:7", "", reference)])
 

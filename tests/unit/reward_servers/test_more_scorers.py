@@ -1,4 +1,4 @@
-"""regex, arc, http and composed scorers."""
+"""The regex, arc, http and sum scorers."""
 
 import json
 
@@ -24,7 +24,7 @@ from volley.scoring import (
 PROMPT = Prompt("p:1", "question", {"answer": "yes", "pattern": r"\d+", "grid": [[1, 0], [0, 1]]})
 
 
-def test_regex_whole_and_anywhere() -> None:
+def test_regex_matches_the_whole_sample_or_anywhere() -> None:
     whole, anywhere = build_scorer(RegexScorer()), build_scorer(RegexScorer(whole=False))
     texts = [" 12 ", "a12", "x"]
     assert [v.reward for v in whole.score(PROMPT, texts)] == [1.0, 0.0, 0.0]
@@ -33,7 +33,7 @@ def test_regex_whole_and_anywhere() -> None:
     anywhere.close()
 
 
-def test_regex_that_backtracks_for_ever_is_a_timeout_of_its_sample() -> None:
+def test_a_regex_that_backtracks_forever_times_out_only_its_sample() -> None:
     scorer = build_scorer(RegexScorer(pattern="(a+)+$", timeout_s=0.5))
     verdicts = scorer.score(PROMPT, ["a" * 40 + "b", "aaa"])
     scorer.close()
@@ -96,7 +96,7 @@ def test_http_sends_the_group_and_reads_rewards() -> None:
     assert json.loads(seen[0].content)["row"]["answer"] == "yes"
 
 
-def test_http_retries_what_may_pass() -> None:
+def test_http_retries_temporary_errors() -> None:
     scorer, seen = remote(httpx.Response(503), httpx.ConnectError("no"), httpx.Response(200, json={"rewards": [1]}))
     assert scorer.score(PROMPT, ["a"])[0].reward == 1.0
     scorer.close()
@@ -113,14 +113,14 @@ def test_http_retries_what_may_pass() -> None:
         httpx.Response(200, json=[]),
     ],
 )
-def test_http_trouble_is_an_infra_error(answer: httpx.Response) -> None:
+def test_http_failures_are_infra_errors(answer: httpx.Response) -> None:
     scorer, seen = remote(answer)
     assert scorer.score(PROMPT, ["a"])[0].status is VerdictStatus.INFRA_ERROR
     scorer.close()
     assert len(seen) == 1
 
 
-def test_sum_weighs_clamps_and_keeps_the_first_answer() -> None:
+def test_sum_weights_and_clamps_rewards_and_keeps_the_first_answer() -> None:
     terms = (
         WeightedTerm(scorer=ExactScorer(), weight=1.0),
         WeightedTerm(scorer=FormatTerm(contains=("<a>", "</a>")), weight=0.5),

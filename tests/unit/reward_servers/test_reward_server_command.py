@@ -1,4 +1,4 @@
-"""What ``volley reward-server`` says before it starts; and the accounts that slots claim."""
+"""Errors of ``volley reward-server`` before it starts, and the accounts that slots claim."""
 
 import os
 import socket
@@ -14,20 +14,20 @@ from services.cli import app
 from volley.errors import HostError
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        with pytest.raises(HostError, match=f"port {port} of 127.0.0.1 .*choose another --port"):
+        with pytest.raises(HostError, match=f"port {port} of 127.0.0.1: .*choose another --port"):
             CliRunner().invoke(app, ["reward-server", "--port", str(port)], catch_exceptions=False)
 
 
-def test_packages_that_are_not_here_are_named() -> None:
+def test_missing_packages_are_reported() -> None:
     with pytest.raises(HostError, match=r"'nonesuch'.*pip install nonesuch"):
         CliRunner().invoke(app, ["reward-server", "--packages", "numpy, nonesuch"], catch_exceptions=False)
 
 
-def test_no_two_slots_of_a_host_share_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)  # only root changes accounts; anybody may claim one
+def test_slots_on_a_host_never_share_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # only root can change accounts, but any user can claim one
     one, other = accounts.claim(7), accounts.claim(7 + len(policy.SLOT_UIDS))
     assert one is not None
     assert other is not None

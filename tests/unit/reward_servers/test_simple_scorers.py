@@ -1,4 +1,4 @@
-"""exact and python: verdicts, bad rows, and a user's function that raises, hangs, prints or kills its process."""
+"""The exact and python scorers: verdicts, bad rows, and functions that raise, hang, print or kill their process."""
 
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ def _functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
 
 
-def test_exact() -> None:
+def test_exact_compares_answers() -> None:
     scorer = build_scorer(ExactScorer())
     verdicts = scorer.score(Prompt("p", "", {"answer": " yes\n"}), ["yes", "  yes ", "no", " "])
     assert [v.status.value for v in verdicts] == ["passed", "passed", "wrong_answer", "no_answer"]
@@ -65,7 +65,7 @@ def test_python_may_return_an_answer() -> None:
     scorer.close()
 
 
-def test_python_trouble_is_an_infra_error_and_the_next_sample_is_scored() -> None:
+def test_a_failing_function_is_an_infra_error_and_the_next_sample_is_scored() -> None:
     scorer = build_scorer(PythonScorer(target="my_rewards:trouble", timeout_s=1.0))
     texts = ["fine", "raise", "hang", "fine", "exit", "nan", "text", "fine"]
     verdicts = scorer.score(Prompt("p", ""), texts)
@@ -82,6 +82,6 @@ def test_python_trouble_is_an_infra_error_and_the_next_sample_is_scored() -> Non
     ("target", "message"),
     [("no_such_module:f", "does not import"), ("my_rewards:absent", "has no function 'absent'")],
 )
-def test_python_target_must_import(target: str, message: str) -> None:
+def test_the_python_target_must_be_importable(target: str, message: str) -> None:
     with pytest.raises(JobError, match=message):
         check_scorer(PythonScorer(target=target), [])

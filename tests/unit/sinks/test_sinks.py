@@ -1,4 +1,4 @@
-"""Sinks as a run uses them: real processes, and what they wrote is read back by each tool's own reader."""
+"""Sinks as a run uses them: real processes, whose output is read with each tool's own reader."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from services.context import RunStopped
-from services.run_folder import RunFolder
-from services.sinks import feed as feed_module
-from services.sinks import sinks as sinks_module
-from services.sinks.base import evaluation_row, numbers
-from services.sinks.sinks import Sinks, check_sinks
-from volley.errors import JobError
+from services.recording.sinks import process as process_module
+from services.recording.sinks import sinks as sinks_module
+from services.recording.sinks.base import evaluation_row, numbers
+from services.recording.sinks.sinks import Sinks, check_sinks
+from services.store.folder import RunFolder
+from volley.errors import JobError, RunStopped
 from volley.job import JOB, RLJob
 from volley.sinks import MLflowSink, TensorBoardSink, WandbSink
 
@@ -62,11 +61,11 @@ def evaluation(version: int, solved: float) -> dict[str, Any]:
 
 
 SHOWN = {"pass_at_4": 4.0, "maj_at_4": 1.0, "by_tag/level/a_b _ 5/pass_at_1": 1.0, "by_tag/level/a_b _ 5/maj_at_4": 1.0}
-SOLVED = ((0, 0.1), (3, 0.2), (6, 0.25))  # what `two_lives` tells of each version
+SOLVED = ((0, 0.1), (3, 0.2), (6, 0.25))  # what `interrupted_run` tells of each version
 
 
-class Told:
-    """What the sinks reported."""
+class Reports:
+    """Records what the sinks report."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -77,16 +76,16 @@ class Told:
         self.first.set()
 
 
-async def two_lives(folder: RunFolder, job: RLJob, told: Told) -> None:
-    """Steps 0-4 and two evaluations; then from the checkpoint of step 3 again, with other figures, to step 5."""
-    async with Sinks(job, folder, told) as sinks:
+async def interrupted_run(folder: RunFolder, job: RLJob, reports: Reports) -> None:
+    """Write steps 0 to 4 and two evaluations, then resume from the checkpoint of step 3 and continue to step 5."""
+    async with Sinks(job, folder, reports) as sinks:
         sinks.begin(0)
         sinks.evaluation(evaluation(0, 0.1))
         for step in range(5):
             sinks.step(metrics(step, 0.1 * step))
             if step == 2:
                 sinks.evaluation(evaluation(3, 0.2))
-    async with Sinks(job, folder, told) as sinks:
+    async with Sinks(job, folder, reports) as sinks:
         sinks.begin(3)
         for step in range(3, 6):
             sinks.step(metrics(step, 10.0 + step))
@@ -98,12 +97,12 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.at(tmp_path / "small-1", job_with())
 
 
-async def test_tensorboard_shows_the_steps_of_the_last_life(folder: RunFolder) -> None:
+async def test_tensorboard_shows_the_newest_figures_of_a_repeated_step(folder: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = Told()
-    await two_lives(folder, job_with({"kind": "tensorboard"}), told)
-    assert told.problems == []
+    reports = Reports()
+    await interrupted_run(folder, job_with({"kind": "tensorboard"}), reports)
+    assert reports.problems == []
 
     def read(part: str, tag: str) -> list[tuple[int, Any]]:
         events = EventAccumulator(str(folder.path / "tensorboard" / part))
@@ -116,10 +115,10 @@ async def test_tensorboard_shows_the_steps_of_the_last_life(folder: RunFolder) -
         assert read("evaluation", name) == [(version, solved * factor) for version, solved in SOLVED]
 
 
-async def test_a_run_that_goes_back_while_it_lives_purges_too(folder: RunFolder) -> None:
+async def test_a_rewind_during_a_run_purges_outdated_steps_too(folder: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    async with Sinks(job_with({"kind": "tensorboard", "path": str(folder.path / "all")}), folder, Told()) as sinks:
+    async with Sinks(job_with({"kind": "tensorboard", "path": str(folder.path / "all")}), folder, Reports()) as sinks:
         sinks.begin(0)
         for step in range(4):
             sinks.step(metrics(step, 1.0))
@@ -134,9 +133,9 @@ async def test_a_run_that_goes_back_while_it_lives_purges_too(folder: RunFolder)
 async def test_mlflow_has_each_step_once_in_one_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 
-    told = Told()
-    await two_lives(folder, job_with({"kind": "mlflow", "experiment": "countdown"}), told)
-    assert told.problems == []
+    reports = Reports()
+    await interrupted_run(folder, job_with({"kind": "mlflow", "experiment": "countdown"}), reports)
+    assert reports.problems == []
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient(tracking_uri=(folder.path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("countdown")
@@ -152,18 +151,18 @@ async def test_mlflow_has_each_step_once_in_one_run(folder: RunFolder, monkeypat
 
 
 async def test_wandb_offline_files_hold_each_step_once(folder: RunFolder) -> None:
-    told = Told()
-    await two_lives(folder, job_with({"kind": "wandb", "project": "demo", "tags": ["a"]}), told)
-    assert told.problems == []
-    lives = [wandb_records(file) for file in sorted(folder.path.glob("wandb/offline-run-*/run-small-1.wandb"))]
-    runs = [record.run for life in lives for record in life if record.WhichOneof("record_type") == "run"]
+    reports = Reports()
+    await interrupted_run(folder, job_with({"kind": "wandb", "project": "demo", "tags": ["a"]}), reports)
+    assert reports.problems == []
+    files = [wandb_records(file) for file in sorted(folder.path.glob("wandb/offline-run-*/run-small-1.wandb"))]
+    runs = [record.run for file in files for record in file if record.WhichOneof("record_type") == "run"]
     assert {(run.run_id, run.project, run.display_name, tuple(run.tags)) for run in runs} == {
         ("small-1", "demo", "small-1", ("a",))
     }
     history = [
         {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-        for life in lives
-        for record in life
+        for file in files
+        for record in file
         if record.WhichOneof("record_type") == "history"
     ]
     steps = [(row["step"], row["reward_mean"]) for row in history if "reward_mean" in row]
@@ -175,7 +174,7 @@ async def test_wandb_offline_files_hold_each_step_once(folder: RunFolder) -> Non
 
 
 def wandb_records(file: Path) -> Sequence[Any]:
-    """The records of an offline file, which is a log in LevelDB's format: blocks of pieces of records."""
+    """The records of an offline file, a log in LevelDB's format: blocks that hold fragments of records."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     def whole() -> Iterator[bytes]:
@@ -188,41 +187,45 @@ def wandb_records(file: Path) -> Sequence[Any]:
             _, length, kind = struct.unpack("<IHB", data[at : at + 7])
             parts += data[at + 7 : at + 7 + length]
             at += 7 + length
-            if kind in (1, 4):  # full, or the last piece
+            if kind in (1, 4):  # a whole record, or its last fragment
                 yield parts
                 parts = b""
 
     return [Record.FromString(each) for each in whole()]
 
 
-async def test_a_sink_that_can_not_work_is_told_once_and_costs_the_run_nothing(
+async def test_a_failing_sink_is_reported_once_and_does_not_disturb_the_run(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(process_module, "FIRST_DELAY", 0.05)
     occupied = folder.path / "occupied"
     occupied.write_text("a file, where a folder is wanted")
-    told = Told()
-    async with Sinks(job_with({"kind": "tensorboard", "path": str(occupied)}, {"kind": "mlflow"}), folder, told) as s:
+    reports = Reports()
+    async with Sinks(
+        job_with({"kind": "tensorboard", "path": str(occupied)}, {"kind": "mlflow"}), folder, reports
+    ) as s:
         s.begin(0)
         s.step(metrics(0, 1.0))
-    assert [problem.partition(":")[0] for problem in told.problems] == ["sink tensorboard", "sink tensorboard"]
-    assert "NotADirectoryError" in told.problems[0]
-    assert told.problems[1] == "sink tensorboard: 1 rows did not get there; the run folder has them"
-    assert list((folder.path / "mlruns").glob("*/*/metrics/reward_mean"))  # the other one has it
+    assert [problem.partition(":")[0] for problem in reports.problems] == ["sink tensorboard", "sink tensorboard"]
+    assert "NotADirectoryError" in reports.problems[0]
+    assert reports.problems[1] == "sink tensorboard: 1 rows were not delivered; the run folder has them"
+    assert list((folder.path / "mlruns").glob("*/*/metrics/reward_mean"))  # the other sink has it
 
 
-async def test_a_sink_that_was_away_gets_what_waited(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "FIRST_DELAY", 0.05)
+async def test_a_sink_that_works_again_gets_the_waiting_rows(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "FIRST_DELAY", 0.05)
     where = folder.path / "place"
     where.write_text("not yet")
-    told = Told()
-    async with Sinks(job_with({"kind": "tensorboard", "path": str(where)}), folder, told) as sinks:
+    reports = Reports()
+    async with Sinks(job_with({"kind": "tensorboard", "path": str(where)}), folder, reports) as sinks:
         sinks.begin(0)
         sinks.step(metrics(0, 1.0))
-        await asyncio.wait_for(told.first.wait(), 60)
+        await asyncio.wait_for(reports.first.wait(), 60)
         where.unlink()
         sinks.step(metrics(1, 2.0))
-    assert len(told.problems) == 1
+    assert len(reports.problems) == 1
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(where / "small-1" / "train"))
@@ -236,15 +239,15 @@ async def test_a_sink_that_hangs_is_killed_at_the_end(folder: RunFolder, monkeyp
     (package / "__init__.py").write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(1000)\n")
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setattr(sinks_module, "CLOSE_SECONDS", 9.0)
-    told = Told()
+    reports = Reports()
     began = time.monotonic()
     with contextlib.suppress(RunStopped):
-        async with Sinks(job_with({"kind": "tensorboard"}), folder, told) as sinks:
+        async with Sinks(job_with({"kind": "tensorboard"}), folder, reports) as sinks:
             sinks.step(metrics(0, 1.0))
             await _until((folder.logs / "sink-tensorboard.log").read_text)
             raise RunStopped
     assert time.monotonic() - began < 20
-    assert "did not take what was left within 3 s" in told.problems[0]
+    assert "did not take the last rows within 3 s" in reports.problems[0]
     log = (folder.logs / "sink-tensorboard.log").read_text()
     assert not Path(f"/proc/{int(log.split()[1])}").exists()
 
@@ -258,27 +261,25 @@ async def _until(there: Callable[[], str]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_rows_that_nobody_takes_do_not_pile_up_for_ever(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feed_module, "MOST", 3)
-    monkeypatch.setattr(feed_module, "FIRST_DELAY", 0.01)
+async def test_the_queue_of_rows_is_bounded(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "MAX_WAITING", 3)
+    monkeypatch.setattr(process_module, "FIRST_DELAY", 0.01)
     occupied = folder.path / "occupied"
     occupied.write_text("")
-    told = Told()
-    async with Sinks(job_with({"kind": "tensorboard", "path": str(occupied)}), folder, told) as sinks:
+    reports = Reports()
+    async with Sinks(job_with({"kind": "tensorboard", "path": str(occupied)}), folder, reports) as sinks:
         for step in range(8):
             sinks.step(metrics(step, 1.0))
-    assert told.problems[-1].startswith("sink tensorboard: 8 rows did not get there")
+    assert reports.problems[-1].startswith("sink tensorboard: 8 rows were not delivered")
 
 
-def test_a_sink_whose_run_is_gone_closes_and_ends(folder: RunFolder) -> None:
+def test_a_sink_whose_run_has_died_closes_and_ends(folder: RunFolder) -> None:
     run = {"id": "small-1", "name": "small", "folder": str(folder.path), "job": {}, "step": 0}
     opening = {"spec": {"kind": "tensorboard"}, "run": run, "memory": str(folder.path / "memory.json")}
     row = {"kind": "step", "number": 0, "time": 1e9, "values": {"loss": 2.5}}
-    told = "".join(json.dumps(each) + "\n" for each in (opening, {"rows": [row]}))
-    command = [sys.executable, "-m", "services.sinks.child"]
-    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=120, check=True)
+    messages = "".join(json.dumps(each) + "\n" for each in (opening, {"rows": [row]}))
+    command = [sys.executable, "-m", "services.recording.sinks.child"]
+    done = subprocess.run(command, input=messages, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "{}\n{}\n"
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -287,13 +288,13 @@ def test_a_sink_whose_run_is_gone_closes_and_ends(folder: RunFolder) -> None:
     assert [each.value for each in events.Scalars("loss")] == [2.5]
 
 
-async def test_a_run_without_a_step_starts_no_process(folder: RunFolder) -> None:
-    async with Sinks(job_with({"kind": "tensorboard"}), folder, Told()):
+async def test_a_run_without_steps_starts_no_sink(folder: RunFolder) -> None:
+    async with Sinks(job_with({"kind": "tensorboard"}), folder, Reports()):
         pass
     assert not (folder.path / "tensorboard").exists()
 
 
-def test_what_is_a_number() -> None:
+def test_only_finite_numbers_are_passed_on() -> None:
     row = {"step": 1, "loss": 0.5, "bad": float("nan"), "name": "x", "lags": {"0": 2, "1": 1}, "none": None}
     assert numbers(row) == {"loss": 0.5, "lags/0": 2.0, "lags/1": 1.0}
     assert evaluation_row(evaluation(2, 0.5), 7.0).values == {
@@ -320,8 +321,8 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytes
         check_sinks(job_with({"kind": kind}).sinks)
 
 
-def test_a_password_in_the_tracking_uri_is_refused() -> None:
+def test_a_password_in_the_tracking_uri_is_rejected() -> None:
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_USERNAME"):
         MLflowSink(tracking_uri="https://me:secret@mlflow.example")
-    with pytest.raises(ValueError, match="file:///whole/path"):
+    with pytest.raises(ValueError, match="file:///absolute/path"):
         MLflowSink(tracking_uri="mlruns")

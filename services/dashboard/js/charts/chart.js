@@ -1,4 +1,4 @@
-// A card with one chart: title, a legend that tells the values under the cursor, and uPlot on a fixed height.
+// A card with one chart: a title, a legend with the values under the cursor, and uPlot at a fixed height.
 
 import uPlot from "../../vendor/uplot.min.js";
 import { h, setText } from "../dom.js";
@@ -7,17 +7,17 @@ import { color, faded } from "../palette.js";
 
 /**
  * Options
- *   title, note     heading, and a few words beside it
+ *   title, note     heading, and a few words next to it
  *   size            "", "tall" or "small"
  *   range           [least, most] of y, either null to follow the data
  *   format          value -> text
- *   xFormat, xName  of the values on the x axis
+ *   xFormat, xName  format and name of the values on the x axis
  *   sync            charts with one key share their cursor
- *   stacked         series are shares or parts that add up
+ *   stacked         series are shares, or parts of a sum
  *   log2            x is the exponent of a power of two
  *
  * Series of `draw`: {label, color (name in the style sheet), values, points (only points), dash, width, band: [low, high],
- * quiet (not in the legend: it goes with the other series of its label)}
+ * quiet (not in the legend, because another series with its label is)}
  */
 export class Chart {
   constructor(options) {
@@ -57,7 +57,7 @@ export class Chart {
     else if (this.uplot && (this.uplot.width !== width || this.uplot.height !== height)) this.uplot.setSize({ width, height });
   }
 
-  /** Show `series` over `xs`. The plot is made anew only where the series themselves are others. */
+  /** Show `series` over `xs`. The plot is rebuilt only if the set of series changes. */
   draw(xs, series) {
     this.drawn = { xs, series };
     const shape = JSON.stringify(series.map(({ label, color: name, points, dash, band }) => [label, name, points, dash, Boolean(band)]));
@@ -201,7 +201,7 @@ export class Chart {
     });
   }
 
-  /** The values under the cursor, or the newest. */
+  /** Show the values under the cursor, or the newest. */
   showValues(index) {
     const { format, title, xName, xFormat } = this.options;
     if (!this.values) return;
@@ -217,7 +217,7 @@ export class Chart {
   }
 }
 
-/** The value at `index`, or for a sparse series the one before. */
+/** The value at `index`, or for a sparse series the last one before it. */
 function nearest(values, index) {
   for (let i = index; i >= 0; i -= 1) if (values[i] !== null && values[i] !== undefined) return values[i];
   return null;

@@ -1,4 +1,4 @@
-// A line of the newest rewards, as small as a word.
+// A sparkline of the newest rewards.
 
 import { h } from "../dom.js";
 import { number } from "../format.js";

@@ -1,4 +1,4 @@
-// Who did what when: a lane for each process, a bar for each span of work. The bottleneck is the lane without gaps.
+// The timeline: one lane per process, one bar per span of work. The bottleneck is the lane without gaps.
 
 import { h, setText } from "../dom.js";
 import { duration, short } from "../format.js";
@@ -15,7 +15,7 @@ const ORDER = ["actor", "reward", "learner"];
 const LANE = 26;
 const AXIS = 24;
 const MOST_LANES = 40;
-const LONG_GAP = 8; // times as long as a step usually takes
+const LONG_GAP = 8; // times the usual duration of a step
 
 export class Timeline {
   constructor() {
@@ -25,12 +25,12 @@ export class Timeline {
     const keys = Object.entries(STAGES).map(([stage, label]) =>
       h("span", { class: "key" }, h("span", { class: "swatch", style: { background: `var(--stage-${stage})` } }), label),
     );
-    this.none = h("p", { class: "soft small" }, "No step is done yet.");
+    this.none = h("p", { class: "soft small" }, "No steps yet.");
     this.frame = h("div", { class: "timeline" }, this.none, this.canvas, this.tip);
     this.element = h(
       "section",
       { class: "card chart wide" },
-      h("header", {}, h("h3", {}, "Where the time goes, process by process"), this.busy),
+      h("header", {}, h("h3", {}, "Where the time goes, by process"), this.busy),
       h("div", { class: "legend" }, keys),
       this.frame,
     );
@@ -59,12 +59,12 @@ export class Timeline {
     this.left = Math.min(...spans.map((span) => span[2]));
     this.right = Math.max(...spans.map((span) => span[3]));
     this.bars = spans.filter(([process]) => this.lanes.has(process));
-    if (spans.length) this.tell();
+    if (spans.length) this.showShares();
     this.paint();
   }
 
-  /** Which share of the time each role worked: the highest one holds the others up. */
-  tell() {
+  /** Show the share of time each process was working; the busiest one is the bottleneck. */
+  showShares() {
     const whole = this.right - this.left || 1;
     const shares = [...this.lanes.keys()].map((name) => [name, covered(this.bars.filter(([process]) => process === name)) / whole]);
     const [name, share] = shares.reduce((best, each) => (each[1] > best[1] ? each : best));
@@ -115,7 +115,7 @@ export class Timeline {
   paintBar(context, [process, stage, start, end], width) {
     const y = this.lanes.get(process) * LANE;
     const x = this.x(start, width);
-    // Spans of one process may overlap: many groups are in flight on one actor.
+    // Spans of one process may overlap, because an actor has many groups in flight.
     context.globalAlpha = stage === "generate" || stage === "score" ? 0.6 : 1;
     context.fillStyle = color(`stage-${Object.hasOwn(STAGES, stage) ? stage : "generate"}`);
     context.fillRect(x, y + 4, Math.max(1.5, this.x(end, width) - x - 0.5), LANE - 8);
@@ -138,7 +138,7 @@ export class Timeline {
   }
 }
 
-/** The steps after the last long pause: what lies before it would press them together. */
+/** The steps after the last long pause, which would otherwise compress them. */
 function sinceGap(items) {
   const gaps = items.slice(1).map((item, i) => item.time - items[i].time);
   const usual = gaps.toSorted((a, b) => a - b)[gaps.length >> 1];
@@ -150,7 +150,7 @@ function byRole(a, b) {
   return role(a) - role(b) || a.localeCompare(b, "en", { numeric: true });
 }
 
-/** Seconds in which at least one of the spans runs. */
+/** The seconds during which at least one of the spans runs. */
 function covered(spans) {
   let sum = 0;
   let until = -Infinity;

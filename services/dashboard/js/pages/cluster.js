@@ -1,4 +1,4 @@
-// The machines: what each has, what is free, and which run holds what.
+// The machines: their total and free resources, and which run holds which resources.
 
 import { get } from "../api.js";
 import { fill, h } from "../dom.js";
@@ -46,7 +46,7 @@ export class ClusterPage {
     const { nodes, holders } = cluster;
     fill(
       this.body,
-      nodes.length ? h("div", { class: "nodes" }, nodes.map(nodeCard)) : empty("No nodes", "Ray has none that is alive."),
+      nodes.length ? h("div", { class: "nodes" }, nodes.map(nodeCard)) : empty("No nodes", "Ray has no live node."),
       h("section", { class: "card" }, h("header", {}, h("h3", {}, "Who holds what")), holders.length ? holderTable(holders) : h("p", { class: "card-body soft" }, "No run holds resources.")),
     );
   }
@@ -62,14 +62,14 @@ function nodeCard(node) {
   );
 }
 
-/** `free` is undefined where the node does not report it. */
+/** `free` is undefined if the node does not report it. */
 function resource(name, whole, free) {
   const line = (text) => h("div", { class: "line" }, h("span", {}, name.replaceAll("_", " ")), h("span", { class: "soft num" }, text));
   if (free === undefined) return h("div", { class: "resource" }, line((MEMORY.has(name) ? bytes : number)(whole)));
   const used = Math.max(0, whole - free);
   const share = whole ? used / whole : 0;
   const text = MEMORY.has(name) ? bytes : number;
-  const tone = MEMORY.has(name) && share > 0.9 ? "warn" : ""; // processors are there to be used up
+  const tone = MEMORY.has(name) && share > 0.9 ? "warn" : ""; // full processors are fine
   const bar = h("div", { class: "bar", data: { tone }, role: "meter", "aria-label": name, "aria-valuemin": 0, "aria-valuemax": whole, "aria-valuenow": used }, h("span", { style: { width: `${100 * share}%` } }));
   return h("div", { class: "resource" }, line(`${text(used)} of ${text(whole)}`), bar);
 }

@@ -1,4 +1,4 @@
-// Some runs over one another: a metric's curves, newest values side by side, and where their jobs differ.
+// Compares runs: the curves of a metric, the newest values side by side, and the differences between their jobs.
 
 import { get, query, runPath } from "../api.js";
 import { Chart } from "../charts/chart.js";
@@ -9,7 +9,7 @@ import { empty, failed } from "../states.js";
 import { flattened } from "./job.js";
 import { byVersion, smoothed } from "./run_charts.js";
 
-const MOST = 7; // as many as there are colours
+const MOST = 7; // the number of colours
 const POINTS = 600;
 const FIRST = ["pass_at_1", "reward_mean", "loss"];
 
@@ -45,7 +45,7 @@ export class ComparePage {
     return [
       h("div", { class: "filters" }, this.choice, h("label", { class: "check" }, this.smooth, "Smooth curves")),
       h("div", { class: "grid" }, this.chart.element, this.passes.element),
-      h("section", { class: "card" }, h("header", {}, h("h3", {}, "Jobs"), h("label", { class: "check small end" }, this.all, "Show what is the same")), h("div", { class: "card-body" }, this.table)),
+      h("section", { class: "card" }, h("header", {}, h("h3", {}, "Jobs"), h("label", { class: "check small end" }, this.all, "Show identical fields")), h("div", { class: "card-body" }, this.table)),
     ];
   }
 
@@ -60,7 +60,7 @@ export class ComparePage {
     try {
       const [{ items }, ...fetched] = await Promise.all([get("v1/runs?limit=200"), ...ids.map((id) => this.fetchRun(id))]);
       this.known = items;
-      this.runs = new Map(ids.map((id, i) => [id, fetched[i]])); // as asked for, whichever came first
+      this.runs = new Map(ids.map((id, i) => [id, fetched[i]])); // in the requested order, whichever arrived first
       fill(this.message);
       this.changed();
     } catch (error) {
@@ -101,7 +101,7 @@ export class ComparePage {
     const enough = this.runs.size > 0;
     this.content.classList.toggle("hidden", !enough);
     if (!enough) {
-      fill(this.message, empty("Nothing to compare yet", "Add runs above, or select them on the page of all runs."));
+      fill(this.message, empty("Nothing to compare yet", "Add runs above, or select them on the Runs page."));
       return;
     }
     fill(this.message);
@@ -116,7 +116,7 @@ export class ComparePage {
     this.add.disabled = this.runs.size >= MOST || rest.length === 0;
     const picks = [...this.runs].map(([id, { view }], i) => {
       const { name } = view.record;
-      const drop = h("button", { type: "button", "aria-label": `Leave out ${name}` }, "×");
+      const drop = h("button", { type: "button", "aria-label": `Remove ${name}` }, "×");
       drop.addEventListener("click", () => {
         this.runs.delete(id);
         this.changed();
@@ -157,7 +157,7 @@ export class ComparePage {
     );
   }
 
-  /** A run's name; with its id where two have one name. */
+  /** A run's name, with its id if several runs share the name. */
   label(id) {
     const { name } = this.runs.get(id).view.record;
     const namesakes = [...this.runs.values()].filter(({ view }) => view.record.name === name);

@@ -1,9 +1,9 @@
-// The job as it runs: every field of it, and what was changed since.
+// All fields of the job, and the values that were changed since the run started.
 
 import { h } from "../dom.js";
 import { plain } from "../format.js";
 
-/** A tree as rows: "update.kl.coefficient" -> value. */
+/** Flatten a tree to rows such as "update.kl.coefficient" -> value. */
 export function flattened(tree, path = "", rows = new Map()) {
   for (const [key, value] of Object.entries(tree)) {
     const name = path ? `${path}.${key}` : key;
@@ -46,7 +46,7 @@ export class JobTab {
   }
 }
 
-/** Desired state under the names of the job's fields. */
+/** The desired state, by the names of the job's fields. */
 function changed({ actors, reward_workers: workers, learning_rate: rate, max_lag: lag, objective }) {
   const all = { "actors.count": actors, "reward_workers.count": workers, "optimizer.lr": rate, max_lag: lag };
   for (const [key, value] of Object.entries(objective ?? {})) all[`objective.${key}`] = value;

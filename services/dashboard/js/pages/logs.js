@@ -1,4 +1,4 @@
-// The newest lines of each process.
+// The newest lines of each process's log.
 
 import { get, query, runPath } from "../api.js";
 import { fill, h } from "../dom.js";
@@ -14,7 +14,7 @@ export class LogsTab {
     this.wanted = params.get("process");
     this.choice = h("select", { "aria-label": "Process" });
     this.choice.addEventListener("change", () => this.load());
-    const again = h("button", { class: "button", type: "button", onclick: () => this.load() }, "Read again");
+    const again = h("button", { class: "button", type: "button", onclick: () => this.load() }, "Reload");
     this.body = h("div", {});
     this.bar = h("div", { class: "filters hidden" }, this.choice, again);
     this.element = h("div", { class: "page" }, this.bar, h("div", { class: "card" }, this.body));
@@ -27,7 +27,7 @@ export class LogsTab {
 
   async start() {
     const { items } = await get(runPath(this.id, "/logs"), { signal: this.abort.signal });
-    if (!items.length) return empty("No logs yet", "A run writes them once its driver has started.");
+    if (!items.length) return empty("No logs yet", "Logs appear once the run's driver has started.");
     this.bar.classList.remove("hidden");
     const size = (value) => (value === null ? "" : `, ${bytes(value)}`);
     fill(this.choice, items.map(({ process, bytes: length }) => h("option", { value: process }, `${process}${size(length)}`)));
@@ -42,7 +42,7 @@ export class LogsTab {
   async text() {
     const path = runPath(this.id, `/logs/${encodeURIComponent(this.choice.value)}${query({ tail: TAIL })}`);
     const text = await get(path, { text: true, signal: this.abort.signal });
-    const box = h("pre", { class: "log", tabindex: "0" }, text || "Nothing was written.");
+    const box = h("pre", { class: "log", tabindex: "0" }, text || "The log is empty.");
     requestAnimationFrame(() => (box.scrollTop = box.scrollHeight));
     return box;
   }

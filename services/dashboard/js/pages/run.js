@@ -1,4 +1,4 @@
-// One run: header with state, why and actions; tabs; one live stream that feeds them all.
+// One run: a header with state, notes and actions; tabs; and one live stream that feeds them all.
 
 import { get, query, runPath } from "../api.js";
 import { fill, h, setText, throttle } from "../dom.js";
@@ -15,10 +15,10 @@ import { SamplesTab } from "./samples.js";
 import { JobTab } from "./job.js";
 
 const TABS = { overview: ["Overview", OverviewTab], samples: ["Samples", SamplesTab], job: ["Job", JobTab], logs: ["Logs", LogsTab] };
-const POINTS = 1500; // of each curve asked for at the start
+const POINTS = 1500; // points per curve requested at the start
 const EVENTS_KEPT = 500;
 const DRAW_MS = 400;
-const SLOW_MS = 3000; // between looks at the timeline and the ledger
+const SLOW_MS = 3000; // between requests for the timeline and the ledger
 
 export class RunPage {
   title = "Run";
@@ -26,7 +26,7 @@ export class RunPage {
   constructor(parts, params, onState) {
     this.id = parts[1];
     this.model = { id: this.id, view: null, metrics: new MetricStore(), evaluations: [], events: [], timeline: [], ledger: {}, window: 1 };
-    this.arrived = []; // rows that came while the history was being fetched
+    this.arrived = []; // rows that arrived while the history was being fetched
     this.element = h("div", { class: "page" }, loading(90), loading(420));
     this.draw = throttle(() => this.drawNow(), DRAW_MS);
     this.slow = throttle(() => this.loadSlow(), SLOW_MS);
@@ -72,10 +72,10 @@ export class RunPage {
 
   gone() {
     this.stream.close();
-    fill(this.element, empty("This run is no longer there", h("a", { href: "#/runs" }, "All runs")));
+    fill(this.element, empty("This run was deleted", h("a", { href: "#/runs" }, "All runs")));
   }
 
-  /** Everything up to now; what the stream brings meanwhile is laid over it. */
+  /** Load everything up to now, then add what the stream brought meanwhile. */
   async loadHistory() {
     this.loadingHistory = true;
     try {
@@ -109,7 +109,7 @@ export class RunPage {
       this.model.ledger = ledger.counts;
       this.draw();
     } catch (error) {
-      if (error.status === undefined) throw error; // while the API is away the stream says so
+      if (error.status === undefined) throw error; // if the API does not answer, the stream's state shows it
     }
   }
 
@@ -127,7 +127,7 @@ export class RunPage {
   }
 
   onView(view) {
-    if (this.model.view && view.desired.revision < this.model.view.desired.revision) return; // older than our own change
+    if (this.model.view && view.desired.revision < this.model.view.desired.revision) return; // older than this page's change
     this.model.view = view;
     this.drawHeader();
     this.draw();
@@ -148,7 +148,7 @@ export class RunPage {
     this.drawHeader();
   }
 
-  /** Follow the address: another tab of the same run. */
+  /** Show the tab of the run that the address names. */
   update(parts, params) {
     this.place = [parts, params];
     if (!this.body) return;
@@ -179,7 +179,7 @@ export class RunPage {
       objective,
       ran && `${ENDED.has(state) ? "ran" : "running"} for ${ran}`,
       `created ${moment(record.created)}`,
-      observed.life > 1 && `life ${observed.life}`,
+      observed.life > 1 && `driver ${observed.life}`,
       ...Object.entries(record.tags).map(([name, value]) => `${name}=${value}`),
     ].filter(Boolean);
     if (this.facts.dataset.shown !== facts.join()) {
@@ -195,7 +195,7 @@ export class RunPage {
     if (observed.problem) notes.push([state === "failed" ? "bad" : "warn", state === "failed" ? "Failed" : "Why", observed.problem]);
     if (unsafe(this.model.view)) notes.push(["bad", "No sandbox", "Model-written code of this run is executed without isolation."]);
     for (const words of observed.waiting) notes.push(["warn", "Waiting", words]);
-    if (!ENDED.has(state) && observed.revision < desired.revision) notes.push(["", "Change", "Asked for; the run has yet to take it up."]);
+    if (!ENDED.has(state) && observed.revision < desired.revision) notes.push(["", "Change", "Requested, but the run has not applied it yet."]);
     const key = JSON.stringify(notes);
     if (this.notes.dataset.shown === key) return;
     this.notes.dataset.shown = key;
@@ -209,12 +209,12 @@ export class RunPage {
   }
 }
 
-/** Is code that the model wrote run without isolation? */
+/** Whether model-written code is executed without isolation. */
 function unsafe({ observed, record }) {
   return /^none\b/.test(observed.sandbox) || record.job.scorer?.sandbox?.min_tier === "none";
 }
 
-/** Entries of a stream, each once, the oldest given up beyond what is kept. */
+/** Merge entries of a stream without duplicates, keeping the newest `EVENTS_KEPT`. */
 function joined(old, added) {
   const known = new Set(old.map(({ id }) => id));
   return [...old, ...added.filter(({ id }) => id === undefined || !known.has(id))].slice(-EVENTS_KEPT);

@@ -1,11 +1,11 @@
-// What users do to a run: pause, resume, stop, another k, more or fewer workers. Each is confirmed first.
+// Actions on a run: pause, resume, stop, change k, change the number of workers. Each asks for confirmation.
 
 import { patch, post, runPath } from "../api.js";
 import { confirmed, toast } from "../dialogs.js";
 import { h, setText } from "../dom.js";
 import { ENDED } from "../palette.js";
 
-/** The buttons at the top of a run. `onView` takes the view that the API answers with. */
+/** The buttons at the top of a run. `onView` is called with the view that the API returns. */
 export class Actions {
   constructor(id, onView) {
     this.id = id;
@@ -38,7 +38,7 @@ export class Actions {
   askPause() {
     return this.ask({
       title: "Pause this run?",
-      text: `${this.name()} admits no more groups. Those under way are finished and trained on.`,
+      text: `${this.name()} starts no new groups. Groups in flight are finished and trained on.`,
       button: "Pause",
       act: () => patch(runPath(this.id), { paused: true }),
     });
@@ -48,7 +48,7 @@ export class Actions {
     const ended = ENDED.has(this.view.state);
     return this.ask({
       title: "Resume this run?",
-      text: ended ? `${this.name()} goes on from its newest checkpoint.` : `${this.name()} admits groups again.`,
+      text: ended ? `${this.name()} continues from its newest checkpoint.` : `${this.name()} starts new groups again.`,
       button: "Resume",
       act: () => post(runPath(this.id, "/resume"), {}),
     });
@@ -57,7 +57,7 @@ export class Actions {
   askStop() {
     return this.ask({
       title: "Stop this run?",
-      text: `${this.name()} writes a checkpoint, gives its workers back and ends. It can be resumed from there.`,
+      text: `${this.name()} writes a checkpoint, releases its workers and ends. It can be resumed from there.`,
       button: "Stop",
       danger: true,
       act: () => post(runPath(this.id, "/stop"), {}),
@@ -69,7 +69,7 @@ export class Actions {
     const input = h("input", { type: "number", min: 1, max: n, step: 1, required: true, value: String(currentK(this.view)) });
     return this.ask({
       title: "Change k",
-      text: `The objective counts the best or most voted of k samples, of ${n} drawn. The next step trains for the new k.`,
+      text: `The objective scores the best, or the most frequent, of k samples out of ${n}. The next step uses the new k.`,
       button: "Change",
       fields: [h("label", { class: "field" }, h("span", {}, `k, from 1 to ${n}`), input)],
       act: () => patch(runPath(this.id), { objective: { k: input.valueAsNumber } }),
@@ -78,16 +78,16 @@ export class Actions {
 
   async ask(question) {
     const done = await confirmed({ ...question, act: async () => this.onView(await question.act()) });
-    if (done) toast(`${question.button}: asked for. The run takes it up within seconds.`);
+    if (done) toast(`${question.button}: requested. The run applies it within seconds.`);
   }
 }
 
-/** k as it is wanted; null where the objective has none. */
+/** The desired k; null if the objective has none. */
 export function currentK({ record, desired }) {
   return desired.objective?.k ?? record.job.objective?.k ?? null;
 }
 
-/** "Actors − 2 +": a press of + or − is a proposal; Apply sends it. */
+/** "Actors − 2 +": the buttons + and − propose a number; Apply sends it. */
 export class Stepper {
   constructor(id, field, label, least, onView) {
     this.field = field;

@@ -1,14 +1,14 @@
-// The charts of a run: what each draws from the metrics and evaluations.
+// The charts of a run, drawn from its metrics and evaluations.
 
 import { Chart } from "../charts/chart.js";
 import { count, duration, number, percent, words } from "../format.js";
 import { ramp, series as seriesColor, STATUSES, verdictColor } from "../palette.js";
 
 const PASS = /^pass_at_(\d+)$/;
-const SCATTER = 300; // points of the plot against KL
+const SCATTER = 300; // most points in the plot against KL
 const SYNC = "run";
 
-/** Means over a window around each point; `window` 1 leaves the values as they are. */
+/** Means over a window around each point; with `window` 1 the values are unchanged. */
 export function smoothed(values, window) {
   if (window <= 1) return values;
   const half = Math.floor(window / 2);
@@ -25,7 +25,7 @@ export function smoothed(values, window) {
   });
 }
 
-/** Evaluations by version; of two of one version the later holds. */
+/** Evaluations by version; of several for one version, only the last. */
 export function byVersion(evaluations) {
   return [...new Map(evaluations.map((each) => [each.version, each])).values()].sort((a, b) => a.version - b.version);
 }
@@ -112,7 +112,7 @@ class AgainstKl {
   constructor() {
     this.chart = new Chart({
       title: "pass@k against KL",
-      note: "what each nat of distance from the start buys",
+      note: "gain per nat of distance from the initial model",
       xName: "KL",
       size: "tall",
       range: [0, null],
@@ -143,7 +143,7 @@ class AgainstKl {
   }
 }
 
-/** Means over neighbouring steps: KL, and the metrics of `names`. */
+/** Means of KL and of the metrics `names` over groups of adjacent steps. */
 function buckets(metrics, kl, names) {
   const size = Math.max(1, Math.ceil(kl.length / SCATTER));
   const rows = [];
@@ -158,7 +158,7 @@ function buckets(metrics, kl, names) {
   return rows;
 }
 
-/** KL of a version's weights: 0 at the start, else as measured next to the step that made it. */
+/** KL of a version's weights: 0 for the initial ones, else as measured at the nearest earlier step. */
 function klOf(metrics, kl, version) {
   if (version === 0) return 0;
   const i = metrics.steps.findLastIndex((step, j) => step <= version && kl[j] !== null);
@@ -218,24 +218,24 @@ const TIMES = [
   ["seconds_broadcast", "Weight update", "stage-update"],
 ];
 
-/** The charts of a run of `kind`, in the order they are shown. */
+/** The charts for a run of `kind`, in display order. */
 export function chartsOf(kind) {
   const speed = new Lines({ title: "Throughput", note: "tokens per second of the learner", range: [0, null], format: count }, [["tokens_per_second", "tokens/s", "series-0"]]);
   const loss = new Lines({ title: "Loss" }, [["loss", "loss", "series-0"]]);
   const entropy = new Lines({ title: "Entropy", note: "nats per token", range: [0, null] }, [["entropy", "entropy", "series-3"]]);
-  const gradient = new Lines({ title: "Gradient norm", range: [0, null] }, [["grad_norm", "gradient norm", "series-2"]]);
+  const gradient = new Lines({ title: "Gradient norm", range: [0, null] }, [["grad_norm", "gradient norm", "series-2"], ["clipped_share", "share of updates clipped", "series-4"]]);
   if (kind === "sft" || kind === "rft") return [loss, entropy, gradient, speed];
   if (kind === "eval") return [new BeforeAfter()];
   return [
     new PassCurves(),
     new BeforeAfter(),
     new Lines({ title: "Reward", note: "mean over scored samples" }, [["reward_mean", "reward", "series-0"]]),
-    new Lines({ title: "Live groups", note: "share of groups that carry a signal", range: [0, 1], format: percent }, [["live_group_fraction", "live groups", "series-1"]]),
+    new Lines({ title: "Live groups", note: "share of groups with a learning signal", range: [0, 1], format: percent }, [["live_group_fraction", "live groups", "series-1"]]),
     new AgainstKl(),
-    new Lines({ title: "Distance from the start", note: "nats per token", size: "tall", range: [0, null] }, [["kl_k1", "KL (k1)", "series-4"], ["kl_k3", "KL (k3)", "series-0"], ["entropy", "entropy", "series-3"]]),
+    new Lines({ title: "Distance from the initial model", note: "nats per token", size: "tall", range: [0, null] }, [["kl_k1", "KL (k1)", "series-4"], ["kl_k3", "KL (k3)", "series-0"], ["entropy", "entropy", "series-3"]]),
     new Verdicts(),
     new Lags(),
-    new Lines({ title: "Seconds of a step", note: "what the learner did", stacked: true, range: [0, null], format: duration }, TIMES),
+    new Lines({ title: "Seconds per step", note: "by what the learner was doing", stacked: true, range: [0, null], format: duration }, TIMES),
     new Lines({ title: "Throughput", note: "samples per second", range: [0, null], format: count }, [["samples_per_second", "samples/s", "series-0"]]),
     speed,
     gradient,

@@ -1,4 +1,4 @@
-// The first tab of a run: numbers, controls, charts, processes, events.
+// The first tab of a run: key numbers, controls, charts, processes, events.
 
 import { Timeline } from "../charts/timeline.js";
 import { fill, h, setText } from "../dom.js";
@@ -8,7 +8,7 @@ import { Stepper } from "./run_actions.js";
 import { anyMetric, chartsOf } from "./run_charts.js";
 import { Events, LedgerCounts, Tiles, Workers } from "./run_panels.js";
 
-const SMOOTHING = 40; // a smoothed point is a mean over this part of the curve
+const SMOOTHING = 40; // a smoothed point is the mean over one part in 40 of the curve
 
 export class OverviewTab {
   constructor(model) {
@@ -31,7 +31,7 @@ export class OverviewTab {
     this.model = model;
   }
 
-  /** The timeline comes after the curves that say what was learned, before those that say how. */
+  /** The timeline comes after the charts of results and before the charts of the training itself. */
   ordered() {
     const charts = this.charts.map(({ chart }) => chart.element);
     return [charts.slice(0, 4), this.timeline?.element, charts.slice(4), this.panels.map(({ element }) => element)];
@@ -58,7 +58,7 @@ export class OverviewTab {
 
   makeOthers(model) {
     const grid = h("div", { class: "grid three" });
-    const details = h("details", {}, h("summary", {}, "Every metric"), grid);
+    const details = h("details", {}, h("summary", {}, "All metrics"), grid);
     details.addEventListener("toggle", () => this.drawOthers(model));
     this.details = details;
     this.othersGrid = grid;

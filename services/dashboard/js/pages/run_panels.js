@@ -1,10 +1,10 @@
-// Beside the charts: numbers at a glance, workers, events with the watchdog's words, and the ledger.
+// Panels next to the charts: key numbers, workers, events and the ledger.
 
 import { KeyedList, fill, h, setText } from "../dom.js";
 import { clock, count, duration, moment, number, percent, plain, words } from "../format.js";
 import { ENDED } from "../palette.js";
 
-const RECENT = 10; // steps that a tile's mean is over
+const RECENT = 10; // steps in the mean that a tile shows
 const EVENTS_SHOWN = 200;
 
 function tile(label) {
@@ -17,7 +17,7 @@ export class Tiles {
   constructor(kind) {
     const all = { step: tile("Step"), ...(kind === "sft" || kind === "rft" ? { loss: tile("Loss") } : {}) };
     if (kind === "rl") {
-      Object.assign(all, { low: tile("pass@1"), high: tile("pass@n"), reward: tile("Reward"), kl: tile("KL to the start"), live: tile("Live groups"), speed: tile("Samples per second") });
+      Object.assign(all, { low: tile("pass@1"), high: tile("pass@n"), reward: tile("Reward"), kl: tile("KL to the initial model"), live: tile("Live groups"), speed: tile("Samples per second") });
     }
     this.all = all;
     this.bar = h("span");
@@ -47,7 +47,7 @@ export class Tiles {
     }
     put(reward, "reward_mean", number, `mean of ${RECENT} steps`);
     put(kl, "kl_k1", number, "nats per token");
-    put(live, "live_group_fraction", percent, "carry a signal");
+    put(live, "live_group_fraction", percent, "with a learning signal");
     put(speed, "samples_per_second", count, `${count(metrics.recent("tokens_per_second", RECENT))} tokens/s`);
     put(loss, "loss", number, "nats per token");
   }
@@ -63,7 +63,7 @@ export class Workers {
     this.body = h("tbody");
     this.rows = new KeyedList(this.body, () => workerRow());
     this.note = h("span", { class: "soft" });
-    this.none = h("p", { class: "soft small card-body" }, "No process works for this run.");
+    this.none = h("p", { class: "soft small card-body" }, "This run has no live processes.");
     const heads = [["Process"], ["State"], ["Version", "right"], ["Busy", "right"], ["Process id", "right"]];
     this.table = h("table", {}, h("thead", {}, h("tr", {}, heads.map(([label, side]) => h("th", { scope: "col", class: side }, label)))), this.body);
     this.element = h("section", { class: "card" }, h("header", {}, h("h3", {}, "Workers"), this.note), h("div", { class: "workers" }, this.none, this.table));
@@ -104,7 +104,7 @@ export class Events {
   constructor() {
     this.list = h("ul", { class: "events", tabindex: "0", "aria-label": "Events, newest first" });
     this.rows = new KeyedList(this.list, eventRow);
-    this.none = h("p", { class: "soft small card-body" }, "Nothing has happened yet.");
+    this.none = h("p", { class: "soft small card-body" }, "No events yet.");
     this.element = h("section", { class: "card" }, h("header", {}, h("h3", {}, "Events")), this.none, this.list);
   }
 
@@ -138,7 +138,7 @@ function eventText(event) {
 export class LedgerCounts {
   constructor() {
     this.list = h("dl", { class: "ledger" });
-    this.note = h("span", { class: "soft" }, "every admitted group is in exactly one place");
+    this.note = h("span", { class: "soft" }, "each admitted group is counted exactly once");
     this.element = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "Ledger"), this.note), h("div", { class: "card-body" }, this.list));
   }
 

@@ -1,4 +1,4 @@
-// All runs: state, progress, newest rewards; filters that the server applies, and a selection to compare.
+// The list of runs: state, progress, newest rewards; filters that the server applies, and a selection to compare.
 
 import { get, query } from "../api.js";
 import { Spark } from "../charts/spark.js";
@@ -11,7 +11,7 @@ import { LiveStream } from "../stream.js";
 const STATES = ["queued", "pending", "starting", "running", "paused", "stopping", "stopped", "done", "failed", "lost"];
 const KINDS = ["rl", "sft", "rft", "eval"];
 const PAGE = 50;
-const LIVE_FULL = 200; // runs the live list has at most
+const LIVE_FULL = 200; // most runs in the live list
 const LIVE_STATES = new Set(["running", "starting", "stopping"]);
 
 export function badge(state) {
@@ -176,7 +176,7 @@ export class RunsPage {
   live(items) {
     if (!this.loaded) return;
     const shown = new Set(items.map(({ id }) => id));
-    // A list that is not full is the whole of it: what is missing was deleted.
+    // A list that is not full contains all runs, so a missing run was deleted.
     if (items.length < LIVE_FULL) for (const id of this.runs.keys()) if (!shown.has(id)) this.runs.delete(id);
     for (const run of items) {
       if (this.matches(run)) this.runs.set(run.id, run);
@@ -203,7 +203,7 @@ export class RunsPage {
     this.more.classList.toggle("hidden", !this.next);
     this.heads.classList.toggle("hidden", runs.length === 0);
     if (runs.length) fill(this.message);
-    else if (Object.values(this.wanted()).some(Boolean)) fill(this.message, empty("No run is like this", "Change the filters above."));
+    else if (Object.values(this.wanted()).some(Boolean)) fill(this.message, empty("No matching runs", "Change the filters above."));
     else fill(this.message, empty("No runs yet", h("span", {}, "Start one with ", h("code", {}, "volley submit JOB.yaml"))));
   }
 

@@ -1,5 +1,5 @@
-// Browse what the model wrote: prompts with the verdicts of their samples, and one group in full.
-// Only the rows in view are in the page; a page of samples is fetched when the end comes near.
+// Browses the samples: prompts with the verdicts of their samples, and one group in full.
+// Only visible rows are in the document; another page of samples is fetched when the end is near.
 
 import { get, query, runPath } from "../api.js";
 import { fill, h, setText, throttle } from "../dom.js";
@@ -7,10 +7,10 @@ import { count, number, words } from "../format.js";
 import { STATUSES, verdictColor } from "../palette.js";
 import { empty, failed } from "../states.js";
 
-const LIMIT = 200; // samples of one request
+const LIMIT = 200; // samples per request
 const ROW = 74; // px, as in pages.css
-const AHEAD = 8; // rows drawn above and below the view
-const CELLS = 32; // verdicts shown beside a prompt
+const AHEAD = 8; // rows drawn above and below the visible ones
+const CELLS = 32; // verdicts shown next to a prompt
 
 export class SamplesTab {
   constructor(model, params) {
@@ -25,7 +25,7 @@ export class SamplesTab {
     this.detail = h("section", { class: "card detail", "aria-label": "Samples of the prompt", tabindex: "-1" });
     const left = h("section", { class: "card" }, h("header", {}, h("h3", {}, "Prompts"), this.total), this.message, this.list);
     this.element = h("div", { class: "page" }, this.filters, h("div", { class: "samples" }, left, this.detail));
-    this.rows = new Map(); // index -> element, for those in view
+    this.rows = new Map(); // index -> element of the visible rows
     this.sizes = new ResizeObserver(() => this.render());
     this.sizes.observe(this.list);
     this.restart();
@@ -42,7 +42,7 @@ export class SamplesTab {
     const field = (name, label, type) => h("input", { type, name, step: "any", placeholder: label, "aria-label": label, value: params.get(name) ?? "" });
     const status = h("select", { name: "status", "aria-label": "Verdict" }, h("option", { value: "" }, "Any verdict"), STATUSES.map((each) => h("option", { value: each }, words(each))));
     status.value = params.get("status") ?? "";
-    this.fields = [status, field("step", "Step", "number"), field("group", "Group", "number"), field("prompt_id", "Prompt id", "text"), field("min_reward", "Reward from", "number")];
+    this.fields = [status, field("step", "Step", "number"), field("group", "Group", "number"), field("prompt_id", "Prompt id", "text"), field("min_reward", "Min. reward", "number")];
     this.ask = throttle(() => this.restart(), 300);
     for (const each of this.fields) each.addEventListener("input", () => this.ask());
     this.filters = h("form", { class: "filters", "aria-label": "Filters" }, this.fields);
@@ -53,7 +53,7 @@ export class SamplesTab {
     this.abort?.abort();
     this.abort = new AbortController();
     this.groups = [];
-    this.places = new Map(); // step and group -> its place in the list
+    this.places = new Map(); // step and group -> index in the list
     this.samples = 0;
     this.cursor = "";
     this.busy = false;
@@ -62,7 +62,7 @@ export class SamplesTab {
     this.rows.clear();
     fill(this.message);
     setText(this.total, "loading…");
-    fill(this.detail, empty("No prompt chosen", "Choose one to read its samples."));
+    fill(this.detail, empty("No prompt selected", "Select one to read its samples."));
     this.load();
   }
 
@@ -87,7 +87,7 @@ export class SamplesTab {
     }
   }
 
-  /** Tokens and log-probs of 10,000 samples would fill the memory; the text is what is read here. */
+  /** Add a sample without its tokens and log-probs, which would fill the memory and are not shown. */
   add({ token_ids: ids, logprobs, ...row }) {
     const key = `${row.step} ${row.group}`;
     if (!this.places.has(key)) {
@@ -105,7 +105,7 @@ export class SamplesTab {
     setText(this.total, this.samples ? `${count(this.groups.length)}${more} groups, ${count(this.samples)}${more} samples` : "");
     if (this.samples === 0) {
       const filtered = this.fields.some(({ value }) => value);
-      fill(this.message, empty(filtered ? "No sample is like this" : "No samples yet", filtered ? "Change the filters above." : "A run writes an excerpt every tenth step."));
+      fill(this.message, empty(filtered ? "No matching samples" : "No samples yet", filtered ? "Change the filters above." : "A run writes an excerpt every tenth step."));
     }
     this.list.classList.toggle("hidden", this.samples === 0);
     this.room.style.height = `${this.groups.length * ROW}px`;
@@ -212,7 +212,7 @@ function sampleBox(sample) {
       fact("advantage", sample.advantage === undefined ? "–" : `${sign}${number(sample.advantage)}`),
       fact("tokens", number(sample.tokens)),
       h("span", {}, versionText(sample)),
-      sample.stopped === false && h("span", { class: "tag" }, "cut at its length limit"),
+      sample.stopped === false && h("span", { class: "tag" }, "truncated at the length limit"),
     ),
     sample.earlier && h("details", {}, h("summary", {}, "earlier turns"), h("pre", { class: "sample-text" }, sample.earlier)),
     h("pre", { class: "sample-text" }, sample.sample),
@@ -220,9 +220,9 @@ function sampleBox(sample) {
   );
 }
 
-/** "version 7", or for a sample that saw new weights on its way "version 7, from token 31 on 8". */
+/** "version 7", or for a sample during which the weights were updated "version 7, then 8 from token 31". */
 function versionText({ versions, version_starts: starts }) {
   if (!versions?.length) return "";
-  const later = versions.slice(1).map((version, i) => (starts ? `, from token ${starts[i + 1]} on ${version}` : `, ${version}`));
+  const later = versions.slice(1).map((version, i) => (starts ? `, then ${version} from token ${starts[i + 1]}` : `, then ${version}`));
   return `version ${versions[0]}${later.join("")}`;
 }

@@ -1,0 +1,242 @@
+"""The learner as the coordinator uses it: all ranks behind one set of calls."""
+
+import asyncio
+import errno
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.config import LearnerConfig
+from learner.metrics import batch_metrics
+from learner.rank_actors import RankActors
+from learner.records import ScoredGroup, SFTRow, StepReport
+from volley.errors import AccountingError, DeadlineExceeded, DiskFull, HostError, VolleyError
+from volley.files import empty_folder, partial_path, replace_folder
+from volley.objectives import Objective
+from volley.records import Group, WeightUpdate, WorkerInfo
+from volley.refs import Ref
+from volley.weight_group import WeightGroupTerms
+
+
+class LearnerPool:
+    """The ranks of one learner.
+
+    Every call may raise `WorkerDied` or `DeadlineExceeded`, naming a rank; afterwards the pool can only be stopped.
+
+    Attributes:
+        weight_group: name of the weight group it sends through; None without one, or once the group lost a member.
+    """
+
+    def __init__(self, config: LearnerConfig) -> None:
+        self.config = config
+        self._ranks = RankActors(config)
+        self.weight_group: str | None = None
+
+    @classmethod
+    async def start(cls, config: LearnerConfig) -> "LearnerPool":
+        """Start ``config.learner.ranks`` ranks and wait until all have loaded the model. Ray must be initialised.
+
+        Raises:
+            JobError: the model does not load, or its type cannot be trained.
+            HostError: the cluster lacks the resources.
+            WorkerDied, DeadlineExceeded: a rank ended or hung while starting.
+        """
+        pool = cls(config)
+        try:
+            await pool._ranks.open(config.learner.start_deadline_s)
+            first = pool._ranks.processes[0]
+            await pool._ranks.call("start", "start", first.host, first.port, seconds=config.learner.start_deadline_s)
+        except BaseException:
+            await pool.stop()
+            raise
+        return pool
+
+    @property
+    def failure(self) -> VolleyError | None:
+        """The death or hang of a rank, after which the pool can only be stopped; None before."""
+        return self._ranks.failure
+
+    async def step(
+        self,
+        batch: Sequence[ScoredGroup],
+        *,
+        version: int,
+        objective: Objective | None = None,
+        learning_rate: float | None = None,
+        max_lag: int | None = None,
+    ) -> StepReport:
+        """One PPO step over ``batch``.
+
+        Args:
+            version: the learner's version before the step.
+            objective: replaces the job's; used by schedules.
+            learning_rate: replaces the schedule's.
+            max_lag: replaces the job's.
+
+        Groups with a token older than the allowed lag are dropped; the report says why.
+
+        Raises:
+            AccountingError: no group is left.
+            Diverged: a gradient is not finite.
+        """
+        objective = objective or self.config.objective
+        if objective is None:
+            raise ValueError("the learner of a supervised job cannot train on groups")
+        dropped = stale(batch, version - (self.config.max_lag if max_lag is None else max_lag))
+        kept = [scored for scored in batch if scored.meta.group_id not in dropped]
+        if not kept:
+            why = next(iter(dropped.values()), "the batch is empty")
+            raise AccountingError(f"step {version}: no group to train on: {why}")
+        shares = deal([scored.meta.sample_tokens + scored.meta.prompt_tokens for scored in kept], self._size)
+        calls = []
+        for rank, share in zip(self._ranks.handles, shares, strict=True):
+            mine = [kept[index] for index in share]
+            columns = [replace(scored, group=None) for scored in mine]
+            groups = [scored.group for scored in mine]
+            calls.append(rank.step.remote(columns, version, objective, learning_rate, *groups))
+        reports = await self._ranks.gather(calls, f"step {version}", self._deadline)
+        return _merged(reports, batch_metrics(kept, self.config.ks), dropped)
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """All ranks, in order."""
+        return tuple(
+            WorkerInfo(f"learner-{rank}", "serving", process.pid) for rank, process in enumerate(self._ranks.processes)
+        )
+
+    async def sft_step(self, rows: Sequence[SFTRow]) -> StepReport:
+        """One supervised step over ``rows``, with loss on the answers' tokens only. Raises `Diverged`."""
+        shares = deal([len(row.prompt_p) + len(row.answer_a) for row in rows], self._size)
+        calls = [
+            rank.sft_step.remote([rows[index] for index in share])
+            for rank, share in zip(self._ranks.handles, shares, strict=True)
+        ]
+        report: StepReport = (await self._ranks.gather(calls, "supervised step", self._deadline))[0]
+        return report
+
+    async def score(self, group: Ref[Group]) -> NDArray[np.float32]:
+        """Log-probs of the group's sample tokens under the current weights, float32 [T]. Not to be called in a step."""
+        answers = await self._ranks.call("score a group", "score", group, seconds=self._deadline)
+        logprobs: NDArray[np.float32] = answers[0]
+        return logprobs
+
+    async def publish(self, version: int) -> WeightUpdate:
+        """Publish the current weights as ``version`` through Ray's object store and the weight group, if any."""
+        await self.begin_publish(version)
+        return await self.published(version)
+
+    async def begin_publish(self, version: int) -> None:
+        """Start to publish the current weights as ``version``; returns when the next step may begin."""
+        await self._ranks.call(f"publish {version}", "publish", version, seconds=self._deadline)
+
+    async def published(self, version: int) -> WeightUpdate:
+        """Wait until the version that `begin_publish` started is stored; steps may run meanwhile."""
+        awaited = f"weights {version} to be stored"
+        update: WeightUpdate = await self._ranks.call_first(awaited, "published", version, seconds=self._deadline)
+        if update.lost_group == self.weight_group:
+            self.weight_group = None
+        return update
+
+    @property
+    def rendezvous(self) -> tuple[str, int]:
+        """Host and port on which rank 0 accepts members of weight groups."""
+        first = self._ranks.processes[0]
+        return first.host, first.port
+
+    async def join_weight_group(self, terms: WeightGroupTerms) -> bool:
+        """Also send each version through this group, from the next one on; returns False if it did not form in time."""
+        seconds = 3 * terms.deadline_s
+        formed = await self._ranks.call_first("weight group", "join_weight_group", terms, seconds=seconds)
+        self.weight_group = terms.name if formed else None
+        return bool(formed)
+
+    async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+        """Write a checkpoint to ``folder``. At every moment the folder is either complete or absent.
+
+        Args:
+            extra: JSON that `load` returns.
+            files: further files by name, written beside the learner's.
+
+        Raises:
+            DiskFull: the disk has no space for it.
+            HostError: it cannot be written.
+            DeadlineExceeded, WorkerDied: a rank hangs or died.
+        """
+        partial = partial_path(folder)
+        try:
+            await asyncio.to_thread(empty_folder, partial)
+            for name, content in (files or {}).items():
+                await asyncio.to_thread((partial / name).write_bytes, content)
+            problems = await self._ranks.call("checkpoint", "save", partial, dict(extra), seconds=self._deadline)
+            if problem := next(filter(None, problems), ""):
+                raise (DiskFull if "No space left" in problem else HostError)(f"checkpoint {folder}: {problem}")
+            await asyncio.to_thread(replace_folder, partial, folder)
+        except DeadlineExceeded:  # a TimeoutError, and so an OSError
+            raise
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (DiskFull if full else HostError)(f"checkpoint {folder}: {error.strerror or error}") from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
+
+    async def load(self, folder: Path) -> dict[str, Any]:
+        """Resume from the checkpoint in ``folder``, saved by any number of ranks; returns the ``extra`` saved with it.
+
+        Raises:
+            JobError: the checkpoint belongs to another model.
+        """
+        extra: dict[str, Any] = (await self._ranks.call("load checkpoint", "load", folder, seconds=self._deadline))[0]
+        return extra
+
+    async def export(self, folder: Path) -> Path:
+        """Write the model to ``folder`` in Hugging Face format."""
+        await self._ranks.call("export", "export", folder, seconds=self._deadline)
+        return folder
+
+    async def stop(self) -> None:
+        """End every rank."""
+        await self._ranks.stop()
+
+    @property
+    def _size(self) -> int:
+        return self.config.learner.ranks
+
+    @property
+    def _deadline(self) -> float:
+        return self.config.learner.step_deadline_s
+
+
+def stale(batch: Sequence[ScoredGroup], oldest: int) -> dict[int, str]:
+    """Groups with a token older than version ``oldest``, by id, each with the reason for dropping it."""
+    return {
+        meta.group_id: f"its oldest token has version {meta.oldest_version}, the oldest allowed is {oldest}"
+        for meta in (scored.meta for scored in batch)
+        if meta.oldest_version < oldest
+    }
+
+
+def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
+    """Split the indices of ``costs`` into ``ranks`` shares of similar cost: largest first, each to the cheapest."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    totals = [0] * ranks
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        rank = totals.index(min(totals))
+        shares[rank].append(index)
+        totals[rank] += costs[index]
+    return [sorted(share) for share in shares]
+
+
+def _merged(reports: Sequence[StepReport], batch: Mapping[str, float], dropped: Mapping[int, str]) -> StepReport:
+    lags: dict[int, int] = {}
+    advantages: dict[int, NDArray[np.float64]] = {}
+    dropped = dict(dropped)
+    for report in reports:
+        dropped.update(report.dropped)
+        for lag, count in report.lag_histogram.items():
+            lags[lag] = lags.get(lag, 0) + count
+        advantages.update(report.advantages)
+    return StepReport({**batch, **reports[0].metrics}, lags, advantages, dropped)

@@ -1,0 +1,237 @@
+"""What one learner rank does: steps, publishing weights, checkpoints. Needs no Ray; `learner.rank.Rank` wraps it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from learner.batch import Packer, rank_batch, sft_pieces, usable
+from learner.checkpoint import load_engine, save_engine
+from learner.config import LearnerConfig
+from learner.engine import Engine, frozen, join_ranks
+from learner.layout import Piece
+from learner.lora import published
+from learner.policy import Policy, StartingPolicy, load_trained, probe_layouts
+from learner.publishing import ObjectStore, Publisher
+from learner.records import ScoredGroup, SFTRow, StepReport
+from learner.reinforce import Reinforcer
+from learner.supervised import supervised_step
+from learner.value import Critic
+from learner.weights import buckets, export, gathered_views, in_checkpoint_form, resident
+from volley.objectives import Objective
+from volley.records import Group
+from volley.update import PolicyUpdate
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from transformers import PreTrainedModel
+
+RUN_FILE = "run.json"  # in a checkpoint: steps taken, and what the caller of `save` adds
+
+
+class RankWorker:
+    """One rank: its shard of the models, and its part of every call. All ranks must make the same calls in order.
+
+    Args:
+        engine: the policy under ZeRO-3.
+        pack: lays out micro-batches.
+        reinforcer: takes reinforcement steps; None in supervised jobs.
+        publisher: stores and sends weights; None on all ranks but the first.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        rank: int,
+        engine: Engine,
+        pack: Packer,
+        reinforcer: Reinforcer | None = None,
+        publisher: Publisher | None = None,
+    ) -> None:
+        self._config, self._rank = config, rank
+        self._engine, self._pack = engine, pack
+        self._reinforcer, self._publisher = reinforcer, publisher
+        self._engines = {"policy": engine}
+        if reinforcer is not None and reinforcer.critic is not None:
+            self._engines["value"] = reinforcer.critic.engine
+        self._steps_taken = 0
+
+    @classmethod
+    def start(cls, config: LearnerConfig, rank: int, store: "TCPStore", *, object_store: ObjectStore) -> "RankWorker":
+        """Join the other ranks through ``store`` and load the models.
+
+        Raises:
+            JobError: the model does not load, or its log-probs cannot be computed from its last hidden state.
+        """
+        spec = config.learner
+        torch.set_num_threads(spec.threads_per_rank)
+        torch.manual_seed(config.seed)
+        join_ranks(rank, spec.ranks, store, cuda=spec.gpus_per_rank > 0, deadline_s=spec.step_deadline_s)
+        engine = _policy_engine(config)
+        pack = Packer(
+            budget=spec.tokens_per_micro_batch,
+            width=engine.module.lm.config.get_text_config().hidden_size,
+            allow_shared=probe_layouts(engine.module, config.model.dtype, engine.device),
+            device=engine.device,
+        )
+        publisher = None
+        if rank == 0:
+            publisher = Publisher(object_store, verify=spec.verify_weights, deadline_s=spec.step_deadline_s)
+            engine.before_update = publisher.settle
+        reinforcer = None if config.update is None else _reinforcer(config, config.update, engine, pack)
+        return cls(config, rank, engine, pack, reinforcer, publisher)
+
+    @property
+    def publisher(self) -> Publisher:
+        """Rank 0's publisher."""
+        if self._publisher is None:
+            raise RuntimeError("only rank 0 publishes")
+        return self._publisher
+
+    def step(
+        self,
+        scored: Sequence[ScoredGroup],
+        groups: Sequence[Group],
+        version: int,
+        objective: Objective,
+        learning_rate: float | None,
+    ) -> StepReport:
+        """One PPO step over this rank's groups; its metrics are those of all ranks.
+
+        Args:
+            scored: the groups' verdicts, in the same order.
+            version: the learner's version before the step.
+            learning_rate: replaces the schedule's, unless None.
+        """
+        if self._reinforcer is None:
+            raise RuntimeError("a supervised job takes no reinforcement steps")
+        mask_truncated = self._reinforcer.spec.mask_truncated
+        pairs, dropped = usable(groups, scored, mask_truncated=mask_truncated)
+        batch = rank_batch(
+            [group for group, _ in pairs],
+            [columns for _, columns in pairs],
+            version=version,
+            mask_truncated=mask_truncated,
+        )
+        self._engine.rate = learning_rate
+        metrics, advantages = self._reinforcer.step(batch, objective, self._steps_taken)
+        self._steps_taken += 1
+        lags, counts = np.unique(batch.lag_T, return_counts=True)
+        return StepReport(
+            metrics=metrics,
+            lag_histogram=dict(zip(lags.tolist(), counts.tolist(), strict=True)),
+            advantages=advantages,
+            dropped=dropped,
+        )
+
+    def sft_step(self, rows: Sequence[SFTRow]) -> StepReport:
+        """One supervised step over this rank's rows; its metrics are those of all ranks."""
+        metrics = supervised_step(self._engine, self._pack, sft_pieces(rows), self._steps_taken)
+        self._steps_taken += 1
+        return StepReport(metrics=metrics)
+
+    @torch.no_grad()
+    def score(self, group: Group) -> NDArray[np.float32]:
+        """Log-probs of a group's tokens under the current weights, float32 [T]. All ranks take the same group."""
+        tokens = len(group.tokens_T)
+        whole = Piece(
+            group.prompt_p,
+            group.tokens_T,
+            group.lengths_n,
+            np.arange(tokens),
+            group.observation_S,
+            group.observation_at_S,
+        )
+        logprob_T = torch.empty(tokens)
+        for micro in self._pack([whole]):
+            logprob_T[micro.index_T.cpu()] = self._engine(micro)[0].float().cpu()
+        scored: NDArray[np.float32] = logprob_T.numpy()
+        return scored
+
+    def publish(self, version: int) -> None:
+        """Gather the trained weights bucket by bucket; rank 0 stores them in the background.
+
+        Returns when the next step may begin.
+        """
+        if self._publisher is not None:
+            self._publisher.begin(version)
+        for bucket in buckets(published(self._lm), self._bucket_bytes):
+            views = gathered_views(bucket)
+            if self._publisher is not None:
+                if self._config.model.lora is None:
+                    views = in_checkpoint_form(self._lm, views)
+                self._publisher.add(views, resident=resident(bucket))
+        if self._publisher is not None:
+            self._publisher.end()
+
+    def save(self, folder: Path, extra: Mapping[str, Any]) -> str:
+        """Write this rank's part of a checkpoint into ``folder``, which nothing reads yet.
+
+        Returns:
+            The first reason why a file could not be written, or "".
+        """
+        problems = [
+            save_engine(engine, name, folder, self._bucket_bytes, rank=self._rank, ranks=self._config.learner.ranks)
+            for name, engine in self._engines.items()
+        ]
+        if self._rank == 0:
+            run = {"steps_taken": self._steps_taken, "extra": dict(extra)}
+            try:
+                (folder / RUN_FILE).write_text(json.dumps(run))
+            except OSError as error:
+                problems.append(f"{RUN_FILE}: {error}")
+        return next(filter(None, problems), "")
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Resume from a checkpoint saved by any number of ranks; returns the ``extra`` passed to `save`.
+
+        Raises:
+            JobError: the checkpoint belongs to another model.
+        """
+        if self._publisher is not None:
+            self._publisher.settle()
+        for name, engine in self._engines.items():
+            load_engine(engine, name, folder, rank=self._rank, ranks=self._config.learner.ranks)
+        run = json.loads((folder / RUN_FILE).read_text())
+        self._steps_taken = int(run["steps_taken"])
+        return dict(run["extra"])
+
+    def export(self, folder: Path) -> None:
+        """Take part in gathering the model; rank 0 writes it to ``folder`` in Hugging Face format."""
+        export(self._lm, self._config.model, folder, self._bucket_bytes, write=self._rank == 0)
+
+    @property
+    def _lm(self) -> "PreTrainedModel":
+        return self._engine.module.lm
+
+    @property
+    def _bucket_bytes(self) -> int:
+        return int(self._config.learner.bucket_mb * 2**20)
+
+
+def _policy(config: LearnerConfig, *, entropy_gradient: bool, checkpointed: bool) -> Policy:
+    lm = load_trained(config.model, config.seed, attention=config.learner.attention, checkpointed=checkpointed)
+    return Policy(lm, config.temperature, entropy_gradient=entropy_gradient)
+
+
+def _policy_engine(config: LearnerConfig) -> Engine:
+    entropy_gradient = config.update is not None and config.update.entropy_bonus > 0
+    checkpointed = config.learner.gradient_checkpointing
+    return Engine(
+        lambda: _policy(config, entropy_gradient=entropy_gradient, checkpointed=checkpointed), config.optimizer, config
+    )
+
+
+def _reinforcer(config: LearnerConfig, update: PolicyUpdate, engine: Engine, pack: Packer) -> Reinforcer:
+    """The reinforcement step with its reference policy and value model, if the job needs them."""
+    reference = None
+    if update.kl.wanted and config.model.lora is not None:
+        reference = StartingPolicy(engine)
+    elif update.kl.wanted:
+        reference = frozen(lambda: _policy(config, entropy_gradient=False, checkpointed=False), config)
+    critic = None if update.value_model is None else Critic(config, update.value_model)
+    return Reinforcer(update, engine, pack, reference=reference, critic=critic)

@@ -1,0 +1,90 @@
+"""The observed state of a run, as its driver reports it: at every change, and every few seconds as a heartbeat.
+
+A driver that stops reporting is taken for dead.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TypedDict, Unpack
+
+from services.store.outbox import Outbox
+from services.store.state import HEARTBEAT_SECONDS, Observed, RunState, WorkerView
+from volley.base import replaced
+
+
+class ObservedUpdate(TypedDict, total=False):
+    """Some fields of `services.store.state.Observed`, which documents them."""
+
+    state: RunState
+    problem: str
+    step: int
+    steps: int
+    version: int
+    checkpoint: int | None
+    checkpointed: float | None
+    life: int
+    revision: int
+    actors: int
+    actors_wanted: int
+    reward_workers: int
+    reward_workers_wanted: int
+    learner_ranks: int
+    groups: dict[str, int]
+    waiting: tuple[str, ...]
+    workers: tuple[WorkerView, ...]
+    sandbox: str
+    driver: str
+    started: float | None
+    updated: float
+    ended: float | None
+
+
+class Status:
+    """The run's `Observed`, and its reporting to Redis. Used from the driver's event loop only.
+
+    Attributes:
+        observed: the state reported last.
+        source: called at every report for the fields that change on their own: counts, workers, waits.
+    """
+
+    def __init__(self, outbox: Outbox, before: Observed) -> None:
+        self._outbox = outbox
+        self.source: Callable[[], ObservedUpdate] = ObservedUpdate
+        self.observed = Observed(
+            state="starting",
+            life=before.life + 1,
+            step=before.step,
+            checkpoint=before.checkpoint,
+            checkpointed=before.checkpointed,
+            driver=f"{socket.gethostname()}:{os.getpid()}",
+            started=before.started or time.time(),
+        )
+
+    def set(self, **changes: Unpack[ObservedUpdate]) -> None:
+        """Change fields of the observed state and report it now. ``changes`` take precedence over `source`."""
+        update: ObservedUpdate = {**self.source(), **changes, "updated": time.time()}
+        self.observed = replaced(self.observed, **update)
+        self._outbox.observed(self.observed)
+
+    def end(self, state: RunState, problem: str) -> None:
+        """Report the end of the run: no process is left and nothing is under way."""
+        self.source = ObservedUpdate
+        self.set(
+            state=state,
+            problem=problem,
+            ended=time.time(),
+            workers=(),
+            waiting=(),
+            groups={},
+            actors=0,
+            reward_workers=0,
+        )
+
+    async def report_forever(self) -> None:
+        """Report every `HEARTBEAT_SECONDS` until cancelled."""
+        while True:
+            self.set()
+            await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -1,0 +1,10 @@
+"""The loop of one run: prompts in, trained steps out.
+
+loop               admit, generate, score, train, broadcast      admission          which group may start next
+buffer             slots, and the bound on staleness             ledger             every group ends exactly once
+roles              what the loop needs of the other roles        records            what steps pass on to others
+turns              how one group is made, turn by turn           schedule           when to evaluate and to save
+pinned_evaluation  evaluation while training continues           watchdog           who waits for whom, and how long
+scoring_health     pauses a run whose scoring fails              dead_batches       ends a run that has no signal
+solve_rates        pass rates per prompt, for adaptive k         clipped_steps      warns if most steps are clipped
+"""

@@ -1,0 +1,108 @@
+"""Admission: which group may start next, and where the groups under way are.
+
+                    ┌─ interrupted groups of a resumed run, under their old ids, first
+may_admit ─> admit ─┤
+                    └─ then the next prompt, until all planned groups and refills are admitted
+
+admit ─> generate ─> score ─┬─> ready: the group waits in the buffer to be trained on
+                            └─> drop: fewer than two samples were scored; another group is admitted in its place
+"""
+
+from services.coordinator.buffer import SlotBuffer
+from services.coordinator.ledger import Ledger
+from services.coordinator.records import ReadyGroup, ResumePoint
+from services.coordinator.scoring_health import ScoringHealth
+from services.coordinator.turns import Stage
+from services.store.state import Desired
+from volley.job import RLJob
+from volley.records import Scores
+
+
+class Admission:
+    """Keeps track of groups from admission until they are ready or dropped. It never waits and performs no I/O.
+
+    Args:
+        ledger, buffer: shared with the coordinator, which takes batches from them.
+        resume: the groups that wait there are put back into the buffer.
+
+    Attributes:
+        refills: groups dropped before a batch took them; each is replaced by another group.
+    """
+
+    def __init__(self, job: RLJob, ledger: Ledger, buffer: SlotBuffer[ReadyGroup], resume: ResumePoint) -> None:
+        self._planned = job.steps * job.prompts_per_step
+        self._ledger, self._buffer = ledger, buffer
+        self._health = ScoringHealth(job.infra_errors)
+        self._stages: dict[int, Stage] = {}  # groups under way
+        self.refills = resume.refills
+        for ready in resume.ready:
+            buffer.admit(ready.meta.group_id, started_at=ready.meta.oldest_version, lag=ready.max_lag)
+            self.ready(ready)
+        # Admitted by an earlier process and lost with it.
+        self._interrupted = sorted(ledger.in_flight - {ready.meta.group_id for ready in resume.ready})
+
+    @property
+    def scoring_problem(self) -> str:
+        """Why scoring fails so often that groups are only admitted one at a time, to probe it; "" while it works."""
+        return self._health.problem
+
+    def pause_reason(self, desired: Desired) -> str:
+        """Why no further group is admitted for now, or "" if the run is not paused."""
+        if desired.paused:
+            return "paused by its user"
+        if desired.actors == 0:
+            return "no actors are desired"
+        return self.scoring_problem
+
+    def may_admit(self, desired: Desired, *, served: int, version: int) -> bool:
+        """Whether one more group may start.
+
+        Args:
+            served: the oldest version that actors serve.
+            version: the learner's.
+        """
+        if desired.paused or desired.actors == 0:
+            return False
+        if self._health.failing and (self._stages or not self._health.probe_due()):
+            return False
+        wanted = bool(self._interrupted) or self._ledger.admitted - self.refills < self._planned
+        return wanted and self._buffer.can_admit(started_at=served, version=version)
+
+    def admit(self, *, served: int) -> int:
+        """Give the next group a slot; return its id, which is also its position in the order of prompts."""
+        group_id = self._interrupted.pop(0) if self._interrupted else self._ledger.admit()
+        self._buffer.admit(group_id, started_at=served)
+        self._stages[group_id] = "generate"
+        if self._health.failing:
+            self._health.start_probe()
+        return group_id
+
+    def enter(self, group_id: int, stage: Stage) -> None:
+        """Note that a group under way has entered ``stage``."""
+        self._stages[group_id] = stage
+
+    def scored(self, group_id: int, scores: Scores) -> bool:
+        """Note that a group has left the last stage; return whether that paused admission or ended its pause.
+
+        Raises:
+            NoSignal: scoring has failed for too long.
+        """
+        del self._stages[group_id]
+        failing = self._health.failing
+        self._health.note(scores)
+        return self._health.failing != failing
+
+    def ready(self, ready: ReadyGroup) -> None:
+        """Let a scored group wait in the buffer to be trained on."""
+        self._buffer.put(ready.meta.group_id, ready, oldest_version=ready.meta.oldest_version)
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """End a group that cannot be trained on; another one is admitted in its place."""
+        self._buffer.drop(group_id)
+        self._ledger.drop(group_id, reason)
+        self.refills += 1
+
+    def stages(self) -> dict[str, int]:
+        """How many groups are being generated and scored."""
+        stages = list(self._stages.values())
+        return {"generating": stages.count("generate"), "scoring": stages.count("score")}

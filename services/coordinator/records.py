@@ -1,0 +1,135 @@
+"""What the coordinator records of groups and steps, and what it calls besides the roles."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actors.config import BroadcastReport
+from learner.records import ScoredGroup, StepReport
+from services.coordinator.ledger import Ledger
+from volley.objectives import SolveRate
+from volley.records import Group, GroupMeta, Prompt, Scores
+from volley.refs import Ref
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A group that is generated and scored: its metadata, and a reference to its arrays.
+
+    Attributes:
+        max_lag: the bound on lag under which it was admitted.
+        generated: when its generation began and ended, seconds since 1970.
+        scored: when its scores arrived.
+    """
+
+    group: Ref[Group]
+    meta: GroupMeta
+    prompt: Prompt
+    scores: Scores
+    max_lag: int
+    generated: tuple[float, float]
+    scored: float
+
+    def columns(self) -> ScoredGroup:
+        """The group as the learner takes it."""
+        return ScoredGroup(
+            group=self.group,
+            meta=self.meta,
+            rewards_n=self.scores.rewards_n,
+            valid_n=self.scores.valid_n,
+            answers_n=self.scores.answers_n,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The moments of a step, in seconds since 1970.
+
+    Attributes:
+        begun: the learner began to wait for a batch.
+        waited: it had its batch.
+        learned: it had taken its step.
+        gathered: the new weights were gathered; the learner is free for the next step.
+        published: the actors can fetch them.
+    """
+
+    begun: float
+    waited: float
+    learned: float
+    gathered: float
+    published: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """Everything known of a step once the actors serve its weights, which are ``nbytes`` long."""
+
+    step: int
+    batch: tuple[ReadyGroup, ...]
+    report: StepReport
+    broadcast: BroadcastReport
+    times: StepTimes
+    nbytes: int
+    ledger: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The state of a run between two steps.
+
+    Attributes:
+        step: steps done, which is also the version of actors and learner.
+        refills: groups dropped before a batch took them; each was replaced by another group.
+        dead_batches: batches without signal, counted back from this step.
+        ready: the groups in flight that only wait to be trained on. The others in flight are made again.
+        evaluated: whether the evaluation of this version, if one is due, was made.
+    """
+
+    step: int
+    ledger: Ledger
+    refills: int
+    dead_batches: int
+    solve_rates: dict[str, SolveRate]
+    ready: tuple[ReadyGroup, ...] = ()
+    evaluated: bool = False
+
+    @classmethod
+    def of(cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = ()) -> "ResumePoint":
+        """The resume point that `Coordinator` passed to `Hooks.checkpoint` as ``state``."""
+        rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
+        ledger, refills = Ledger.of(state["ledger"]), int(state["refills"])
+        dead_batches, evaluated = int(state["dead_batches"]), bool(state.get("evaluated", True))
+        return cls(step, ledger, refills, dead_batches, rates, tuple(ready), evaluated)
+
+    @classmethod
+    def start(cls) -> "ResumePoint":
+        """The state before the first step."""
+        return cls(0, Ledger(), 0, 0, {})
+
+
+class Recorder(Protocol):
+    """Receives every step and event, and writes files, streams and the display. ``details`` are JSON values."""
+
+    async def step(self, finished: FinishedStep) -> None: ...
+
+    async def event(self, kind: str, **details: object) -> None: ...
+
+    async def dropped(self, group_id: int, prompt_id: str, step: int, reason: str, detail: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the coordinator calls besides the roles.
+
+    Attributes:
+        evaluate: called with a version at the job's evaluation steps; the actors serve that version until it returns.
+        checkpoint: called between steps, at the job's checkpoint steps and at the end, with the number of steps done,
+            the JSON state for `ResumePoint.of`, and the groups that wait to be trained on.
+        check_served: called once, after the first update that all actors took, while learner and actors hold the same
+            version; raises `ServedWeightsDiffer` if they compute different log-probs.
+    """
+
+    recorder: Recorder
+    evaluate: Callable[[int], Awaitable[None]]
+    checkpoint: Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
+    check_served: Callable[[], Awaitable[None]]

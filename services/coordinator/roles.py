@@ -1,0 +1,64 @@
+"""What the coordinator needs of the three roles. The pools satisfy these protocols; tests use small fakes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from actors.config import BroadcastReport, GenerateRequest
+from learner.records import ScoredGroup, StepReport
+from volley.objectives import Objective
+from volley.records import Group, GroupMeta, Prompt, Scores, WeightUpdate
+from volley.refs import Ref
+
+
+class Actors(Protocol):
+    """`actors.pool.ActorPool`."""
+
+    @property
+    def version(self) -> int:
+        """The oldest version that any live actor serves."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> tuple[Ref[Group], GroupMeta]: ...
+
+    async def broadcast(self, update: WeightUpdate) -> BroadcastReport: ...
+
+
+class RewardWorkers(Protocol):
+    """`reward_servers.pool.RewardPool`."""
+
+    async def score(self, group: Ref[Group], prompt: Prompt) -> Scores: ...
+
+
+class Learner(Protocol):
+    """`learner.pool.LearnerPool`."""
+
+    async def step(
+        self,
+        batch: Sequence[ScoredGroup],
+        *,
+        version: int,
+        objective: Objective | None = None,
+        learning_rate: float | None = None,
+        max_lag: int | None = None,
+    ) -> StepReport: ...
+
+    async def begin_publish(self, version: int) -> None:
+        """Returns when the learner can take its next step."""
+        ...
+
+    async def published(self, version: int) -> WeightUpdate:
+        """Returns when the actors can fetch what `begin_publish` began."""
+        ...
+
+    async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The three roles of a run, started, with actors and learner at the same version."""
+
+    actors: Actors
+    rewards: RewardWorkers
+    learner: Learner

@@ -1,0 +1,119 @@
+"""Evaluation: n samples of every prompt, scored. `services.evaluation.estimates` computes the figures."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.config import GenerateRequest
+from services.coordinator.roles import Actors, RewardWorkers
+from services.coordinator.turns import Turns, make_group
+from services.data.tokens import EncodedPrompt
+from services.evaluation.estimates import Evaluation, Sampled, summarise
+from services.evaluation.fetch import fetched
+from services.tasks import first_error
+from volley.errors import HostError
+from volley.job import ActorsSpec, EvalSampling
+from volley.records import Group, Prompt, Scores
+
+OnScored = Callable[[int, Prompt, Group, Scores], None]
+
+
+def max_groups_in_flight(actors: ActorsSpec, n: int) -> int:
+    """How many groups keep every engine's batch full, with one more waiting per engine."""
+    return actors.count * (-(-actors.max_num_seqs // n) + 1)
+
+
+def evaluation_of(
+    prompts: Sequence[Prompt], sampled: Sequence[Sampled], ks: Sequence[int], *, version: int, seed: int
+) -> Evaluation:
+    """The evaluation of scored samples, one entry per prompt.
+
+    Raises:
+        HostError: a sample could not be scored; an evaluation without it would be misleading.
+    """
+    _check_scored([each.scores for each in sampled])
+    return summarise(prompts, sampled, ks, version=version, seed=seed)
+
+
+def _check_scored(scored: Sequence[Scores]) -> None:
+    unscored = [verdict.detail for scores in scored for verdict in scores.verdicts if verdict.reward is None]
+    if unscored:
+        prompts = sum(bool(np.isnan(scores.rewards_n).any()) for scores in scored)
+        raise HostError(
+            f"evaluation: samples of {prompts} prompts could not be scored: {unscored[0] or 'no reason given'}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Draws and scores n samples per prompt, under the weights that the actors serve.
+
+    Attributes:
+        max_in_flight: groups that are generated or scored at the same time.
+        seed: makes the samples reproducible if ``sampling.seeded``.
+        turns: what failed samples are shown; None if there is one turn.
+    """
+
+    actors: Actors
+    rewards: RewardWorkers
+    sampling: EvalSampling
+    max_in_flight: int
+    seed: int
+    turns: Turns | None = None
+
+    async def sample(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        *,
+        known: Mapping[str, Sampled] | None = None,
+        on_scored: OnScored | None = None,
+        on_group: Callable[[], None] | None = None,
+    ) -> list[Sampled]:
+        """The scored samples of every prompt, in the order of the prompts.
+
+        Args:
+            known: prompts that need not be sampled again, by id.
+            on_scored: called with the prompt's position, the prompt, its group and the scores, after scoring.
+            on_group: called once per prompt, for progress displays.
+        """
+        known = known or {}
+        free = asyncio.Semaphore(self.max_in_flight)
+
+        async def sampled(index: int, encoded: EncodedPrompt) -> Sampled:
+            found = known.get(encoded.prompt.id)
+            if found is None:
+                async with free:
+                    found = await self._sample_one(index, encoded, on_scored)
+            if on_group is not None:
+                on_group()
+            return found
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                pending = [tasks.create_task(sampled(index, encoded)) for index, encoded in enumerate(prompts)]
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
+        return [task.result() for task in pending]
+
+    async def _sample_one(self, index: int, encoded: EncodedPrompt, on_scored: OnScored | None) -> Sampled:
+        made = await make_group(
+            self._request(index, encoded), encoded.prompt, actors=self.actors, rewards=self.rewards, turns=self.turns
+        )
+        if on_scored is not None:
+            on_scored(index, encoded.prompt, await fetched(made.group), made.scores)
+        return Sampled(made.scores, made.meta.sample_tokens, made.meta.logprob_sum)
+
+    def _request(self, index: int, encoded: EncodedPrompt) -> GenerateRequest:
+        sampling = self.sampling
+        return GenerateRequest(
+            group_id=-1 - index,  # groups to train on are numbered from 0
+            prompt_id=encoded.prompt.id,
+            prompt_p=encoded.tokens_p,
+            n=sampling.n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=(self.seed * 1_000_003 + index) % 2**63 if sampling.seeded else None,
+        )

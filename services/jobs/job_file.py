@@ -1,0 +1,152 @@
+"""Job files: parses YAML to a checked job, with errors that say where the mistake is and what to write instead."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from volley.errors import JobError
+from volley.job import JOB, EvalJob, RFTJob, RLJob, SFTJob
+
+Job = RLJob | SFTJob | RFTJob | EvalJob
+_PATHS = ("path", "working_dir", "py_modules")
+_UNION_TAGS = frozenset({"rl", "sft", "rft", "eval"})
+
+
+class _DuplicateKey(yaml.YAMLError):
+    """A mapping has the same key twice."""
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Rejects duplicate keys, which YAML forbids; PyYAML itself silently uses the last one."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise _DuplicateKey(f"line {line}: key {name!r} is already in line {lines[name]}; remove one")
+            lines[name] = line
+        return node
+
+
+def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
+    """Read, check and resolve a job file.
+
+    Relative paths in it are relative to the file's folder. ``overrides`` maps dotted keys to values, such as
+    ``{"learner.ranks": 2}``.
+
+    Raises:
+        JobError: the file is missing, is not YAML, or does not describe a job.
+    """
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except OSError as error:
+        raise JobError(f"job file {path}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise JobError(f"job file {path} is nested too deeply") from error
+    except _DuplicateKey as error:
+        raise JobError(f"job file {path}, {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise JobError(f"job file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise JobError(f"job file {path} must be a mapping that starts with 'kind: rl', 'sft', 'rft' or 'eval'")
+    for key, value in (overrides or {}).items():
+        assign(tree, key.split("."), value)
+    try:
+        job = JOB.validate_python(_absolute(tree, path.parent))
+    except ValidationError as error:
+        raise JobError(explain(path, error)) from error
+    return job
+
+
+@contextmanager
+def quoting_header(path: Path, job: Job) -> Iterator[None]:
+    """If the block raises `JobError` and a file of ``job`` is missing, append the comment at the top of ``path``.
+
+    Example jobs say there how to create their files.
+    """
+    try:
+        yield
+    except JobError as error:
+        head = "".join(takewhile(lambda line: line.startswith("#"), path.read_text().splitlines(keepends=True)))
+        if head and not all(each.exists() for each in _paths(job.model_dump())):
+            raise JobError(f"{error}\n{path} begins:\n{head}".rstrip()) from error
+        raise
+
+
+def _paths(tree: object) -> Iterator[Path]:
+    if isinstance(tree, Path):
+        yield tree
+    elif isinstance(tree, dict):
+        yield from (path for value in tree.values() for path in _paths(value))
+    elif isinstance(tree, list | tuple):
+        yield from (path for value in tree for path in _paths(value))
+
+
+def importable_from(folder: Path) -> None:
+    """Let this process and those it starts import the modules in ``folder``, such as a job's own scorer."""
+    where = str(folder.resolve())
+    sys.path.insert(0, where)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (where, os.environ.get("PYTHONPATH"))))
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """Parse ``["learner.ranks=2"]`` to ``{"learner.ranks": 2}``; values are YAML."""
+    overrides: dict[str, Any] = {}
+    for pair in pairs:
+        key, found, value = pair.partition("=")
+        if not found or not key:
+            raise JobError(f"--set {pair!r}: write key=value, such as learner.ranks=2")
+        try:
+            overrides[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise JobError(f"--set {pair!r}: the value is not YAML") from error
+    return overrides
+
+
+def dump_job(job: Job) -> str:
+    """Return the resolved job as YAML with every default written out."""
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False)
+
+
+def explain(path: Path | str, error: ValidationError) -> str:
+    """Describe a validation error with one line per mistake."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        where = ".".join(str(part) for part in problem["loc"] if part not in _UNION_TAGS)
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "unknown key; `volley schema` lists the known ones"
+        elif problem["type"] == "missing":
+            message = "required, but missing"
+        elif problem["type"] != "value_error":
+            message = f"{message}, got {problem['input']!r:.60}"
+        lines.append(f"{path}: {where + ': ' if where else ''}{message}")
+    return "\n".join(lines)
+
+
+def assign(tree: dict[str, Any], keys: list[str], value: object) -> None:
+    """Set the value at a path of keys. Raises `JobError` if something on the path is not a mapping."""
+    for key in keys[:-1]:
+        child = tree.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise JobError(f"--set {'.'.join(keys)}: '{key}' holds a value, not a mapping")
+        tree = child
+    tree[keys[-1]] = value
+
+
+def _absolute(tree: object, base: Path, key: str = "") -> object:
+    """Return ``tree`` with every relative path under a key in `_PATHS` made absolute from ``base``; URIs stay."""
+    if isinstance(tree, dict):
+        return {name: _absolute(value, base, name) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_absolute(item, base, key) for item in tree]
+    return str((base / tree).resolve()) if key in _PATHS and isinstance(tree, str) and "://" not in tree else tree

@@ -1,0 +1,127 @@
+"""The resources that a job needs, and whether the host has them."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from volley.errors import HostError
+from volley.job import EvalJob, RFTJob, RLJob, SFTJob
+from volley.memory import available_memory
+
+GIB = 1 << 30
+# Measured resident memory of an idle process of each role, without the model.
+ACTOR_BYTES = int(1.6 * GIB)
+RANK_BYTES = int(0.9 * GIB)
+WORKER_BYTES = int(0.15 * GIB)
+RAY_BYTES = int(0.7 * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Resources that a job reserves from Ray, and the memory its processes need on one host.
+
+    Attributes:
+        processes: what each process reserves, by Ray's resource name; processes that reserve nothing are left out.
+        custom: the sum of each custom resource.
+    """
+
+    cpus: float
+    gpus: float
+    memory_bytes: int
+    object_store_bytes: int
+    processes: tuple[Mapping[str, float], ...] = ()
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+
+def needs_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> Needs:
+    """Return the most that ``job`` needs at any time; with its processes only if it has a single phase."""
+    first, *others = phases_of(job)
+    return _most(first, *others) if others else first
+
+
+def phases_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> tuple[Needs, ...]:
+    """Return the needs of each phase of ``job``; an rft job samples first and then trains, never both at once."""
+    match job:
+        case RLJob():
+            return (_needs(job, sampled=job, trained=job),)
+        case SFTJob():
+            return (_needs(job, trained=job),)
+        case RFTJob():
+            return (_needs(job, sampled=job), _needs(job, trained=job))
+        case EvalJob():
+            return (_needs(job, sampled=job),)
+
+
+def _needs(
+    job: RLJob | SFTJob | RFTJob | EvalJob,
+    *,
+    sampled: RLJob | RFTJob | EvalJob | None = None,
+    trained: RLJob | SFTJob | RFTJob | None = None,
+) -> Needs:
+    """Add up the actors and reward workers of ``sampled`` and the learner of ``trained``."""
+    weights = sum(file.stat().st_size for file in job.model.path.glob("*.safetensors"))
+    cpus = gpus = 0.0
+    memory, store = RAY_BYTES, 256 << 20
+    processes: list[Mapping[str, float]] = []
+    if sampled is not None:
+        actors, workers = sampled.actors, sampled.reward_workers
+        cpus += actors.count * actors.cpus + workers.count * workers.cpus
+        gpus += actors.count * actors.gpus
+        processes += [_reserved(actors.cpus, actors.gpus, actors.resources)] * actors.count
+        processes += [_reserved(workers.cpus, 0, workers.resources)] * workers.count
+        cache = 0 if actors.gpus else int(actors.kv_cache_gb * GIB)
+        memory += actors.count * (ACTOR_BYTES + weights + cache) + workers.count * WORKER_BYTES
+    if trained is not None:
+        spec = trained.learner
+        cpus += spec.ranks * spec.cpus_per_rank
+        gpus += spec.ranks * spec.gpus_per_rank
+        processes += [_reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)] * spec.ranks
+        full = trained.model.lora is None  # parameters, gradient, two moments, reference; with LoRA only the first
+        memory += spec.ranks * RANK_BYTES + (5 if full else 1) * weights
+        store += 2 * weights if full else 0  # the version in use and the one being sent
+    reserving = tuple(process for process in processes if process)
+    return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving))
+
+
+def _most(*phases: Needs) -> Needs:
+    """Return needs that suffice for each of the phases."""
+    names = sorted({name for phase in phases for name in phase.custom})
+    return Needs(
+        cpus=max(phase.cpus for phase in phases),
+        gpus=max(phase.gpus for phase in phases),
+        memory_bytes=max(phase.memory_bytes for phase in phases),
+        object_store_bytes=max(phase.object_store_bytes for phase in phases),
+        custom={name: max(phase.custom.get(name, 0.0) for phase in phases) for name in names},
+    )
+
+
+def _custom(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for process in processes for name in process} - {"CPU", "GPU"}
+    return {name: sum(process.get(name, 0.0) for process in processes) for name in sorted(names)}
+
+
+def _reserved(cpus: float, gpus: float, custom: Mapping[str, float]) -> dict[str, float]:
+    return {name: amount for name, amount in {"CPU": cpus, "GPU": gpus, **custom}.items() if amount}
+
+
+def check_host(needs: Needs, folder: Path) -> None:
+    """Raise `HostError` if memory, shared memory or disk space does not suffice for the run."""
+    available = available_memory()
+    if needs.memory_bytes > available:
+        raise HostError(
+            f"the run needs about {needs.memory_bytes / GIB:.1f} GiB of memory and {available / GIB:.1f} GiB are free: "
+            "lower actors.count, actors.kv_cache_gb or learner.ranks, or free memory"
+        )
+    try:
+        shared = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        raise HostError("there is no /dev/shm: mount a tmpfs there") from error
+    if needs.object_store_bytes > shared:
+        raise HostError(
+            f"the run needs {needs.object_store_bytes / GIB:.1f} GiB of shared memory and /dev/shm has "
+            f"{shared / GIB:.1f} GiB free: enlarge it (in a container: --shm-size=2g)"
+        )
+    disk = shutil.disk_usage(folder)
+    if disk.free < GIB:
+        raise HostError(f"{folder} has {disk.free / GIB:.1f} GiB of disk left: free at least 1 GiB")

@@ -1,0 +1,50 @@
+"""A full disk pauses a run and does not end it: writes are repeated until there is space."""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from volley.errors import DiskFull
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RETRY_SECONDS = 3.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskGuard:
+    """Repeats writes that fail because the disk is full.
+
+    Args:
+        report: awaited once when a wait for space begins, with the problem, and once when it ends, with "".
+
+    Attributes:
+        problem: why the run waits for space, or "".
+    """
+
+    def __init__(self, report: Callable[[str], Awaitable[None]]) -> None:
+        self.problem = ""
+        self._report = report
+
+    async def retry_while_full(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Call ``write`` until the disk is not full, and return its result. Other errors are raised."""
+        waited = False
+        while True:
+            try:
+                result = await write()
+            except (DiskFull, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in FULL:
+                    raise
+                if not waited:
+                    waited = True
+                    self.problem = f"the disk is full: {error}. Free some space and the run continues"
+                    await self._report(self.problem)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                if waited:
+                    self.problem = ""
+                    await self._report("")
+                return result

@@ -1,0 +1,86 @@
+"""Progress on the terminal: a live bar on a terminal, an occasional line when the output goes to a file."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+LINE_SECONDS = 15.0  # between lines when the output is not a terminal
+
+
+class Bar:
+    """One progress bar."""
+
+    def __init__(self, display: "Display", label: str, total: int) -> None:
+        self._display, self._label, self._total = display, label, total
+        self._done, self._begun, self._printed = 0, time.monotonic(), time.monotonic()
+        self._pending_line = ""
+        self._progress: Progress | None = None
+        if display.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("  {task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=display.console,
+                transient=True,
+            )
+            self._task = self._progress.add_task(label, total=total, note="")
+            self._progress.start()
+
+    def advance(self, note: str | None = None, by: int = 1) -> None:
+        """Count ``by`` more as done and show ``note`` beside the bar."""
+        self._done += by
+        if self._progress is not None:
+            self._progress.update(self._task, advance=by)
+            if note is not None:
+                self._progress.update(self._task, note=note)
+        elif note is not None:
+            self._pending_line = f"  {self._label} {self._done}/{self._total}  {note}"
+            if time.monotonic() - self._printed >= LINE_SECONDS:
+                self._print_pending_line()
+
+    def go_to(self, done: int) -> None:
+        """Set how many are done, for work that resumes where it was interrupted."""
+        self._done = done
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._print_pending_line()
+        if self._done == self._total:
+            self._display.say(f"  {self._label}: {self._total} in {time.monotonic() - self._begun:.0f} s")
+
+    def _print_pending_line(self) -> None:
+        if self._pending_line:
+            self._printed = time.monotonic()
+            self._display.say(self._pending_line)
+            self._pending_line = ""
+
+
+class Display:
+    """Prints what a run tells its user; with ``quiet``, nothing."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(quiet=quiet, highlight=False)
+        self._begun = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print one line, with the time since the start."""
+        elapsed = time.monotonic() - self._begun
+        self.console.print(f"[dim]{int(elapsed // 60):2d}:{elapsed % 60:04.1f}[/dim] {text}", soft_wrap=True)
+
+    @contextlib.contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Bar]:
+        """Show a bar during the block."""
+        bar = Bar(self, label, total)
+        try:
+            yield bar
+        finally:
+            bar.close()

@@ -1,0 +1,124 @@
+"""Pictures of runs, as PNG files; no display is needed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from services.store.folder import RunFolder
+
+INK, FAINT = "#1b1f24", "#d8dee4"
+PALETTE = ("#8c959f", "#d1495b", "#1f77b4", "#2a9d8f", "#edae49", "#6f4e9c")
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.grid": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "figure.facecolor": "white",
+    "legend.frameon": False,
+}
+
+
+def smooth(values: Sequence[float], window: int) -> np.ndarray:
+    """A centred moving mean, over fewer values at the ends."""
+    kernel = np.ones(max(1, min(window, len(values))))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def learning_curves(folder: RunFolder) -> Path:
+    """``plots/learning_curves.png`` of one run."""
+    return compare_runs({folder.run_id: folder}, folder.plots / "learning_curves.png")
+
+
+def compare_runs(runs: Mapping[str, RunFolder], path: Path, colours: Mapping[str, str] | None = None) -> Path:
+    """Training curves of several runs in one picture: mean reward, pass@n within groups, entropy and KL."""
+    rows = {name: folder.read("metrics") for name, folder in runs.items()}
+    n = max(int(key.removeprefix("pass_at_")) for row in rows.values() for key in row[0] if key.startswith("pass_at_"))
+    panels = (
+        ("reward_mean", "Mean reward", "pass@1 on training prompts"),
+        (f"pass_at_{n}", f"pass@{n}", f"share of training prompts solved by one of {n}"),
+        ("entropy", "Entropy", "nats per token"),
+        ("kl_k1", "KL to the start", "nats per token"),
+    )
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 6.2), dpi=150, layout="constrained")
+        for axes, (key, title, unit) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+            for index, (name, run) in enumerate(rows.items()):
+                colour = (colours or {}).get(name) or PALETTE[(index + 1) % len(PALETTE)]
+                _curve(axes, run, key, name, colour)
+            axes.set_title(title)
+            axes.set_ylabel(unit, fontsize=8.5)
+            axes.set_xlabel("step", fontsize=8.5)
+        if len(rows) > 1:
+            figure.axes[0].legend(loc="best")
+        figure.savefig(path)
+    return path
+
+
+def pass_at_k(
+    evaluations: Mapping[str, Mapping[str, Any]],
+    path: Path,
+    *,
+    title: str = "pass@k on held-out prompts",
+    colours: Mapping[str, str] | None = None,
+) -> Path:
+    """pass@k against k with 95% bands, one line per named evaluation row."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.6, 4.8), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        ends: list[tuple[float, str, str]] = []
+        for index, (name, row) in enumerate(evaluations.items()):
+            colour = (colours or {}).get(name) or PALETTE[index % len(PALETTE)]
+            ks, means, lows, highs = (
+                [estimate[key] for estimate in row["estimates"]] for key in ("k", "mean", "low", "high")
+            )
+            axes.fill_between(ks, lows, highs, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(ks, means, color=colour, linewidth=2.2, marker="o", markersize=4.5)
+            ends.append((means[-1], name, colour))
+        ks = sorted({estimate["k"] for row in evaluations.values() for estimate in row["estimates"]})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ks, [str(k) for k in ks])
+        axes.set_xlabel("k, tries per prompt")
+        axes.set_ylabel("share of prompts solved by one of k")
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_title(title)
+        _label_ends(axes, ends, ks[-1])
+        figure.savefig(path)
+    return path
+
+
+def _curve(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, name: str, colour: str) -> None:
+    points = [(row["step"], row[key]) for row in rows if key in row]
+    if not points:
+        return
+    steps, values = zip(*points, strict=True)
+    axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8)
+    axes.plot(steps, smooth(values, max(1, len(values) // 20)), color=colour, linewidth=2, label=name)
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], k: float) -> None:
+    """Write the names at the right end of the lines, moved apart where they would overlap."""
+    height = -np.inf
+    for value, name, colour in sorted(ends):
+        height = max(value, height + 0.05)
+        axes.annotate(
+            name, (k, height), xytext=(8, 0), textcoords="offset points", color=colour, va="center", fontweight="bold"
+        )

@@ -1,0 +1,75 @@
+"""Run a job of kind ``eval``: n samples of every prompt, and pass@k for each k."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Self
+
+from reward_servers.scorers import check_scorer
+from services.coordinator.turns import Turns, room_for, turns_of
+from services.data.prompts import read_prompts
+from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length, needed_length
+from services.evaluation.evaluate import evaluation_of
+from services.evaluation.sample_log import SampleLog
+from services.jobs.needs import needs_of
+from services.jobs.runtime_env import code_is_here
+from services.recording.recorder import RunRecorder
+from services.runs.context import Context, run_until_stopped
+from services.runs.sampling import sample_prompts
+from volley.job import EvalJob
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRun:
+    """An eval job that is ready to run.
+
+    Attributes:
+        length: tokens of the job's longest prompt with the longest sample after it.
+        turns: None if the job has one turn.
+    """
+
+    job: EvalJob
+    prompts: list[EncodedPrompt]
+    length: int
+    turns: Turns | None
+
+    @classmethod
+    def prepare(cls, job: EvalJob) -> Self:
+        """Read and check data, scorer and lengths; raises `JobError` for what cannot be used."""
+        prompts = read_prompts(job.data, job.model.path)[: job.prompts]
+        check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
+        tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
+        room = room_for(job.sampling.max_tokens, job.turns)
+        encoded = encode_prompts(tokenizer, prompts, **room, length=length)
+        return cls(job, encoded, needed_length(encoded, room["room"]), turns_of(job.turns, tokenizer))
+
+    async def run(self, context: Context) -> None:
+        """Evaluate the job's model, which is version 0.
+
+        Every sample goes to ``samples.jsonl``. Prompts that an interrupted driver sampled there are not sampled again;
+        if all of them were, no process is started. The folder holds one evaluation, however often it is resumed.
+        """
+        await run_until_stopped(context, self._evaluate(context))
+
+    async def _evaluate(self, context: Context) -> None:
+        job, folder = self.job, context.folder
+        log, prompts = SampleLog(folder), [each.prompt for each in self.prompts]
+        known = await asyncio.to_thread(log.recover, prompts, job.sampling.n)
+        sampled = await sample_prompts(
+            job,
+            self.prompts,
+            context,
+            model_length=self.length,
+            needs=needs_of(job),
+            log=log,
+            known=known,
+            turns=self.turns,
+        )
+        evaluation = evaluation_of(prompts, sampled, job.ks, version=0, seed=job.seed)
+        (folder.path / "evaluations.jsonl").unlink(
+            missing_ok=True
+        )  # an earlier driver's evaluation: the same, or incomplete
+        recorder = RunRecorder(folder, context.outbox, context.display, samples_kept=0, sinks=context.sinks)
+        await recorder.evaluation(evaluation)
+        from services.recording import plots  # imported here because matplotlib takes a second
+
+        plots.pass_at_k({job.name: evaluation.row()}, folder.plots / "pass_at_k.png")

@@ -1,0 +1,275 @@
+"""Run a job of kind ``rl``: start the three roles together, hand them to the coordinator, export the result."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+from ray.exceptions import ObjectLostError
+
+from actors.pool import ActorPool
+from learner.pool import LearnerPool
+from reward_servers.pool import RewardPool
+from reward_servers.scorers import check_scorer
+from services.control.heartbeat import ObservedUpdate
+from services.control.steering import Steering
+from services.coordinator.loop import Coordinator
+from services.coordinator.records import Hooks, ReadyGroup, ResumePoint
+from services.coordinator.roles import Roles
+from services.coordinator.turns import Turns, room_for, turns_of
+from services.data.prompts import read_prompts
+from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length, needed_length
+from services.evaluation.evaluate import Sampler, evaluation_of, max_groups_in_flight
+from services.evaluation.fetch import fetched
+from services.jobs.needs import needs_of
+from services.jobs.runtime_env import code_is_here
+from services.recording.recorder import RunRecorder
+from services.runs.checkpointed_groups import FILE as GROUPS_FILE
+from services.runs.checkpointed_groups import CheckpointedGroup, pack, unpack
+from services.runs.checkpoints import newest_checkpoint_or_none, save_checkpoint, steps_of
+from services.runs.context import Context, start_turn
+from services.runs.role_configs import actor_config, reward_config, rl_learner_config
+from services.runs.served_check import check_served
+from services.runs.weight_groups import WeightGroups
+from services.store.desired import check_desired
+from services.store.state import Desired
+from services.tasks import start_all, timed
+from volley.base import replaced
+from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
+from volley.job import RLJob
+from volley.restarts import Restarts
+
+LOST_WITH_A_NODE = (ObjectLostError, WeightsGone)  # arrays of groups, or weights: the newest checkpoint has them
+
+
+@dataclass(frozen=True, slots=True)
+class RLRun:
+    """An rl job that is ready to run.
+
+    Attributes:
+        prompts: to train on.
+        heldout: to evaluate on; empty if the job has no evaluation.
+        length: tokens of the job's longest prompt with the longest sample after it.
+        turns: None if the job has one turn.
+    """
+
+    job: RLJob
+    prompts: list[EncodedPrompt]
+    heldout: list[EncodedPrompt]
+    length: int
+    turns: Turns | None
+
+    @classmethod
+    def prepare(cls, job: RLJob) -> Self:
+        """Read and check data, scorer and lengths; raises `JobError` for what cannot be used."""
+        prompts = read_prompts(job.data, job.model.path)
+        heldout = read_prompts(job.evaluation.data, job.model.path) if job.evaluation else []
+        check_scorer(job.scorer, [*prompts, *heldout], code_is_here=code_is_here(job.runtime_env))
+        tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
+        room = room_for(job.sampling.max_tokens, job.turns)
+        encoded = encode_prompts(tokenizer, prompts, **room, length=length)
+        needed, encoded_heldout = needed_length(encoded, room["room"]), []
+        if job.evaluation:
+            room = room_for(job.evaluation.sampling.max_tokens, job.turns, "evaluation.sampling.max_tokens")
+            encoded_heldout = encode_prompts(tokenizer, heldout, **room, length=length)
+            needed = max(needed, needed_length(encoded_heldout, room["room"]))
+        return cls(job, encoded, encoded_heldout, needed, turns_of(job.turns, tokenizer))
+
+    async def run(self, context: Context) -> None:
+        """Train every step, or those after the context's checkpoint, then export. The roles are stopped in any case.
+
+        Raises:
+            RunStopped: the user stopped the run; there is a checkpoint.
+            CancelledError: a signal stopped it; there is a checkpoint if there was time for one.
+        """
+        job, folder, display = self.job, context.folder, context.display
+        desired = await context.desired()
+        check_desired(job, desired)
+        async with contextlib.AsyncExitStack() as stack:
+            pools = await self._start(with_desired_counts(job, desired), context, stack)
+            with display.bar(f"{job.name} steps", job.steps) as bar:
+                prompts = [encoded.prompt for encoded in self.prompts]
+                recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar, context.sinks, prompts)
+                session = RLSession(self, context, recorder, stack, pools, desired)
+                with context.stop_signal.grace_period(job.checkpoint.grace_s):
+                    finished = await session.run()
+            if not finished:
+                raise context.stop_exception()
+            await pools.learner.export(folder.model)
+        from services.recording import plots  # imported here because matplotlib takes a second
+
+        plots.learning_curves(folder)
+        display.say(f"  model: {folder.model}")
+
+    async def _start(self, sized: RLJob, context: Context, stack: contextlib.AsyncExitStack) -> "Pools":
+        """Start the roles of ``sized``, the job with the counts that are desired now. ``stack`` stops them."""
+        folder = context.folder
+        context.display.say(
+            f"{sized.name}: starting {sized.actors.count} actor(s), {sized.reward_workers.count} reward worker(s), "
+            f"{sized.learner.ranks} learner rank(s)"
+        )
+        seconds: dict[str, float] = {}
+        context.summary_fields["start_seconds"] = seconds
+        async with start_turn(context, needs_of(sized)):
+            actors, rewards, learner = await start_all(
+                stack,
+                timed(ActorPool.start(actor_config(sized, self.length, folder)), "actors", seconds),
+                timed(RewardPool.start(reward_config(sized, folder)), "reward_workers", seconds),
+                timed(LearnerPool.start(rl_learner_config(sized, folder)), "learner", seconds),
+            )
+        return Pools(actors, rewards, learner)
+
+
+def with_desired_counts(job: RLJob, desired: Desired) -> RLJob:
+    """The job with the counts of actors and reward workers that are desired now."""
+    if desired.actors is not None:
+        # Not validated: 0 actors pause generation, which can be desired of a run but not written in a job.
+        job = replaced(job, actors=job.actors.model_copy(update={"count": desired.actors}))
+    if desired.reward_workers is not None:
+        job = replaced(job, reward_workers=replaced(job.reward_workers, count=desired.reward_workers))
+    return job
+
+
+@dataclass(slots=True)
+class Pools:
+    """The started roles of a run. The learner is replaced when it dies."""
+
+    actors: ActorPool
+    rewards: RewardPool
+    learner: LearnerPool
+
+
+class RLSession:
+    """Runs the coordinator, and runs it again from the newest checkpoint, with the same actors, if the learner dies.
+
+    Args:
+        stack: stops every learner that the session starts.
+        pools: the started roles; ``pools.learner`` is the learner in use.
+        desired: the run's desired state now.
+    """
+
+    def __init__(
+        self,
+        run: RLRun,
+        context: Context,
+        recorder: RunRecorder,
+        stack: contextlib.AsyncExitStack,
+        pools: Pools,
+        desired: Desired,
+    ) -> None:
+        self._run, self._context, self._recorder = run, context, recorder
+        self._stack, self._pools = stack, pools
+        self._restarts = Restarts(run.job.learner.max_restarts)
+        self._steering = Steering(
+            run.job,
+            context.folder,
+            context.store,
+            recorder,
+            actors=pools.actors,
+            rewards=pools.rewards,
+            desired=desired,
+        )
+
+    async def run(self) -> bool:
+        """Run the coordinator as `Coordinator.run` does, again after each failure that a new learner can repair.
+
+        Raises:
+            Whatever `Coordinator.run` raises, if a new learner cannot repair it or the learner was replaced too often.
+        """
+        begin: Callable[[], Awaitable[ResumePoint]] = self._begin
+        async with self._steering.running():
+            while True:
+                try:
+                    return await self._coordinate(await begin())
+                except (WorkerDied, DeadlineExceeded, *LOST_WITH_A_NODE) as error:
+                    repairable = self._pools.learner.failure is not None or isinstance(error, LOST_WITH_A_NODE)
+                    if not repairable or not self._restarts.allow():
+                        raise
+                    begin = partial(self._restart_learner, error)
+
+    async def _begin(self) -> ResumePoint:
+        checkpoint = self._context.checkpoint
+        resume = await self._load(checkpoint) if checkpoint else ResumePoint.start()
+        await self._recorder.event("resumed" if checkpoint else "started", step=resume.step)
+        return resume
+
+    async def _coordinate(self, resume: ResumePoint) -> bool:
+        pools, status = self._pools, self._context.status
+        coordinator = Coordinator(
+            self._run.job,
+            self._run.prompts,
+            Roles(pools.actors, pools.rewards, pools.learner),
+            Hooks(self._recorder, self._evaluate, self._checkpoint, self._check_served),
+            desired=self._steering.desired,
+            resume=resume,
+            stop_requested=self._context.stop_signal.requested,
+            turns=self._run.turns,
+        )
+        self._recorder.start_clock(resume.step)
+        self._steering.steer(coordinator, pools.learner)
+        status.source = self._steering.view
+        try:
+            async with WeightGroups(self._run.job, pools.actors, pools.learner).maintained():
+                return await coordinator.run()
+        finally:
+            status.source = ObservedUpdate
+            last: ObservedUpdate = {**self._steering.view(), "state": "starting"}
+            status.set(**last)
+
+    async def _restart_learner(self, error: Exception) -> ResumePoint:
+        """Start another learner from the newest checkpoint, and give the actors its weights."""
+        begun = time.monotonic()
+        folder = self._context.folder
+        self._context.status.set(problem=f"the learner is being restarted: {error}")
+        await self._pools.learner.stop()
+        config = rl_learner_config(self._run.job, folder)
+        (self._pools.learner,) = await start_all(self._stack, LearnerPool.start(config))
+        checkpoint = newest_checkpoint_or_none(folder)
+        resume = await self._load(checkpoint) if checkpoint else await self._start_over()
+        seconds = time.monotonic() - begun
+        await self._recorder.event("learner_restarted", problem=str(error), step=resume.step, seconds=seconds)
+        return resume
+
+    async def _load(self, checkpoint: Path) -> ResumePoint:
+        """Bring the learner, the actors and the run folder to where they were when ``checkpoint`` was written."""
+        self._context.folder.rewind(steps_of(checkpoint))
+        state = await self._pools.learner.load(checkpoint)
+        step = int(state["step"])
+        await self._pools.actors.broadcast(await self._pools.learner.publish(step))
+        prompts = {encoded.prompt.id: encoded.prompt for encoded in self._run.prompts}
+        groups = await asyncio.to_thread(unpack, checkpoint / GROUPS_FILE, prompts)
+        return ResumePoint.of(step, state, [each.ready(ray.put(each.group)) for each in groups])
+
+    async def _start_over(self) -> ResumePoint:
+        """Without a checkpoint: start from the first step again, with the model's own weights."""
+        self._context.folder.rewind(0)
+        await self._pools.actors.broadcast(await self._pools.learner.publish(0))
+        return ResumePoint.start()
+
+    async def _check_served(self) -> None:
+        await check_served(self._pools.actors, self._pools.learner, self._run.job, self._run.prompts[0])
+
+    async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
+        groups = [CheckpointedGroup.of(each, await fetched(each.group)) for each in ready]
+        files = {GROUPS_FILE: await asyncio.to_thread(pack, groups)}
+        spec, folder, begun = self._run.job.checkpoint, self._context.folder, time.monotonic()
+        await self._recorder.disk.retry_while_full(
+            partial(save_checkpoint, self._pools.learner, folder, spec, step, state, files)
+        )
+        self._context.status.set(checkpoint=step, checkpointed=time.time())
+        await self._recorder.event("checkpoint", step=step, seconds=time.monotonic() - begun)
+
+    async def _evaluate(self, version: int) -> None:
+        run, plan = self._run, self._run.job.evaluation
+        if plan is None:
+            return
+        in_flight = max_groups_in_flight(run.job.actors, plan.sampling.n)
+        sampler = Sampler(self._pools.actors, self._pools.rewards, plan.sampling, in_flight, run.job.seed, run.turns)
+        sampled = await sampler.sample(run.heldout)
+        prompts = [encoded.prompt for encoded in run.heldout]
+        await self._recorder.evaluation(evaluation_of(prompts, sampled, plan.ks, version=version, seed=run.job.seed))

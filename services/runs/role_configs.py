@@ -1,0 +1,61 @@
+"""The configuration of each role, made from the job. Nothing else knows both the job's tree and the roles' configs."""
+
+from actors.config import ActorConfig
+from learner.config import LearnerConfig
+from reward_servers.pool import RewardConfig
+from services.store.folder import RunFolder
+from volley.job import EvalJob, RFTJob, RLJob, SFTJob
+
+
+def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) -> ActorConfig:
+    """The actors of ``job``; ``length`` is that of the longest prompt plus sample in tokens."""
+    return ActorConfig(
+        model=job.model,
+        actors=job.actors,
+        max_model_len=length,
+        seed=job.seed,
+        log_dir=folder.logs,
+        verify=isinstance(job, RLJob) and job.learner.verify_weights,
+    )
+
+
+def reward_config(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> RewardConfig:
+    """The reward workers of ``job``."""
+    return RewardConfig(job.scorer, job.reward_workers, folder.logs, prefix=f"{folder.run_id}-")
+
+
+def rl_learner_config(job: RLJob, folder: RunFolder) -> LearnerConfig:
+    """The learner of an rl job."""
+    return LearnerConfig(
+        model=job.model,
+        learner=job.learner,
+        optimizer=job.optimizer,
+        steps=job.steps,
+        seed=job.seed,
+        log_dir=folder.logs,
+        update=job.update,
+        objective=job.objective,
+        temperature=job.sampling.temperature,
+        max_lag=job.max_lag,
+        ks=powers_of_two(job.sampling.n),
+        prefix=f"{folder.run_id}-",
+    )
+
+
+def supervised_learner_config(job: SFTJob | RFTJob, steps: int, folder: RunFolder) -> LearnerConfig:
+    """The learner of an sft or rft job that trains for ``steps`` steps."""
+    return LearnerConfig(
+        model=job.model,
+        learner=job.learner,
+        optimizer=job.optimizer,
+        steps=steps,
+        seed=job.seed,
+        log_dir=folder.logs,
+        prefix=f"{folder.run_id}-",
+    )
+
+
+def powers_of_two(n: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and n itself: the k for which a group's pass@k is reported."""
+    powers = [1 << power for power in range(n.bit_length()) if 1 << power <= n]
+    return tuple(sorted({*powers, n}))

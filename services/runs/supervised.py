@@ -1,0 +1,84 @@
+"""The training part of an sft or rft job: start the learner, train on rows, export the model."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.pool import LearnerPool
+from learner.records import SFTRow
+from services.data.mixture import PromptOrder
+from services.jobs.needs import Needs
+from services.recording.display import Bar
+from services.runs.checkpoints import save_checkpoint, steps_of
+from services.runs.context import Context, start_turn
+from services.runs.role_configs import supervised_learner_config
+from services.tasks import start_all
+from volley.job import RFTJob, SFTJob
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to train on: ``steps`` batches of ``rows_per_step`` rows, taken in ``order``."""
+
+    rows: Sequence[SFTRow]
+    order: PromptOrder
+    steps: int
+    rows_per_step: int
+
+    def batch(self, step: int) -> list[SFTRow]:
+        """The rows of one step, which are numbered from 0."""
+        first = step * self.rows_per_step
+        return [self.rows[self.order[position]] for position in range(first, first + self.rows_per_step)]
+
+
+async def fine_tune(
+    job: SFTJob | RFTJob, plan: Plan, needs: Needs, context: Context, checkpoint: Path | None = None
+) -> None:
+    """Train every step of the plan, or those after ``checkpoint``, then export the model.
+
+    Args:
+        needs: what the learner reserves.
+
+    Raises:
+        RunStopped: the user stopped the run, while it waited for resources or at a checkpoint.
+        CancelledError: a signal stopped it at a checkpoint.
+    """
+    folder, display = context.folder, context.display
+    display.say(f"{job.name}: starting {job.learner.ranks} learner rank(s)")
+    async with contextlib.AsyncExitStack() as stack:
+        async with start_turn(context, needs):
+            config = supervised_learner_config(job, plan.steps, folder)
+            (learner,) = await start_all(stack, LearnerPool.start(config))
+        first = 0
+        if checkpoint is not None:
+            await learner.load(checkpoint)
+            first = steps_of(checkpoint)
+        context.status.set(state="running", step=first, steps=plan.steps)
+        stop_signal = context.stop_signal
+        with display.bar(f"{job.name} steps", plan.steps) as bar, stop_signal.grace_period(job.checkpoint.grace_s):
+            bar.go_to(first)
+            for step in range(first, plan.steps):
+                await _step(job, plan, step, learner, context, bar)
+                if stop_signal.requested.is_set() and step + 1 < plan.steps:
+                    raise context.stop_exception()
+        await learner.export(folder.model)
+    display.say(f"  model: {folder.model}")
+
+
+async def _step(job: SFTJob | RFTJob, plan: Plan, step: int, learner: LearnerPool, context: Context, bar: Bar) -> None:
+    """Train one step, record it, and write a checkpoint if one is due."""
+    begun = time.monotonic()
+    report = await learner.sft_step(plan.batch(step))
+    row = {"step": step, "time": time.time(), **report.metrics, "seconds_step": time.monotonic() - begun}
+    context.folder.append("metrics", [row])
+    context.outbox.step(row, {})
+    context.sinks.step(row)
+    done = step + 1
+    context.status.set(step=done)
+    bar.advance(f"loss {row['loss']:.3f}")
+    due = job.checkpoint.every is not None and done % job.checkpoint.every == 0
+    if due or done == plan.steps or context.stop_signal.requested.is_set():
+        await save_checkpoint(learner, context.folder, job.checkpoint, done, {})
+        context.status.set(checkpoint=done, checkpointed=time.time())

@@ -1,0 +1,182 @@
+"""The Ray cluster of a run: an existing one, or a local head that ends with this process."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from services.jobs.needs import Needs
+from volley.errors import HostError
+
+CONNECT_SECONDS = 5.0
+GRANT_SECONDS = 1.0  # free resources are granted within this time
+ROOM_TO_SCALE = 16  # CPUs of a local head beyond what the job reserves, for actors and workers added later
+
+
+def keep_to_loopback(environment: MutableMapping[str, str]) -> None:
+    """Make a Ray head started with ``environment`` listen only on the loopback interface.
+
+    Without this switch, Ray replaces 127.0.0.1 by an address that other machines can reach. Ray has it for systems
+    whose firewall asks about every port. Processes read it when they import Ray.
+    """
+    environment.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+@contextlib.contextmanager
+def ray_cluster(
+    needs: Needs, address: str | None = None, *, runtime_env: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """Connect to Ray while the block runs; yields the cluster's address.
+
+    Without ``address`` and ``RAY_ADDRESS``, a local head is started. Its CPU count only limits scheduling, so it is
+    raised to what the job reserves; if there are more processes than cores, they share the cores.
+
+    Args:
+        runtime_env: Ray's runtime environment for the processes of the run.
+
+    Raises:
+        HostError: no cluster answers at ``address``, or it is too small for the job and has no autoscaler.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # By default, Ray lowers the priority of its workers; a run would starve next to a busy editor.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # Workers use the driver's environment, whichever tool started the driver.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address:
+        _check_answers(address)
+    _connect(needs, address, dict(runtime_env) if runtime_env else None)
+    try:
+        gcs = str(ray.get_runtime_context().gcs_address)
+        if not (address and can_grow(node_types(gcs))):  # if it can grow, the run waits while nodes are added
+            _check_resources(needs, ray.cluster_resources(), address)
+        yield gcs
+    finally:
+        ray.shutdown()
+
+
+def _connect(needs: Needs, address: str | None, runtime_env: dict[str, Any] | None) -> None:
+    """Initialise Ray. Raises `HostError` if the cluster does not answer or the local head does not start."""
+    import ray
+
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        if address:
+            ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=runtime_env)
+        else:
+            with _new_sessions():
+                ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)) + ROOM_TO_SCALE,
+                    resources={name: amount + ROOM_TO_SCALE for name, amount in needs.custom.items()},
+                    object_store_memory=needs.object_store_bytes,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="error",
+                    runtime_env=runtime_env,
+                    _node_ip_address="127.0.0.1",
+                )
+    except Exception as error:
+        ray.shutdown()
+        where = f"at {address} does not answer" if address else "head did not start"
+        raise HostError(f"Ray {where}: {' '.join(str(error).split())[:300]}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray installs a handler that ends the process at once
+
+
+@contextlib.contextmanager
+def _new_sessions() -> Iterator[None]:
+    """Start Ray's processes in new sessions, so that signals to the driver's process group do not reach them.
+
+    `timeout` sends such signals, for example. The driver ends Ray in order after its checkpoint; Ray's processes die
+    with the driver in any case.
+    """
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = functools.partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+def node_types(gcs_address: str) -> set[str]:
+    """Return the autoscaler's node types of the cluster's nodes, from both generations of Ray's autoscaler."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    first = json.loads(_internal_kv_get(b"__autoscaling_status") or b"{}").get("autoscaler_report") or {}
+    second = get_cluster_status(gcs_address)
+    return {*first.get("active_nodes", ()), *(n.ray_node_type_name for n in (*second.active_nodes, *second.idle_nodes))}
+
+
+def can_grow(types: Collection[str]) -> bool:
+    """Return whether the cluster has an autoscaler; without one, the type of each node is just its id."""
+    return any(not re.fullmatch(r"(node_)?[0-9a-f]{56}", name) for name in types)
+
+
+def _check_answers(address: str) -> None:
+    """Raise `HostError` if nothing listens at ``[ray://]host:port``; Ray itself would try for minutes."""
+    host, found, port = address.removeprefix("ray://").rpartition(":")
+    if not found or not port.isdigit():
+        return  # "auto", or a name that Ray knows
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise HostError(f"Ray at {address} does not answer: {error}. Start it, or omit --ray") from error
+
+
+def _check_resources(needs: Needs, available: dict[str, float], address: str | None) -> None:
+    if lacking := _lacking(needs, available):
+        raise HostError(
+            f"the Ray cluster{f' at {address}' if address else ''} is too small: the job reserves {lacking}. Lower "
+            "actors.count, reward_workers.count or learner.ranks, or add nodes"
+        )
+
+
+class ClusterReservation:
+    """Reserves the resources of all of a run's processes at once while the run waits for its turn.
+
+    It is a placement group, so it is granted as a whole or not at all, and an autoscaler that sees it adds nodes.
+    """
+
+    def __init__(self, needs: Needs) -> None:
+        from ray.util.placement_group import placement_group
+
+        self._needs = needs
+        self._group = placement_group([dict(each) for each in needs.processes]) if needs.processes else None
+
+    def lacking(self) -> str:
+        """Return what the cluster does not have free, or "" once everything is reserved, until `leave`."""
+        import ray
+
+        if self._group is None or self._group.wait(GRANT_SECONDS):
+            return ""
+        lacking = _lacking(self._needs, ray.available_resources()) or "more on one node than any node has"
+        return f"waits for room on the cluster: the job reserves {lacking} free"
+
+    def leave(self) -> None:
+        """Release the reservation so that the processes themselves can use the resources."""
+        from ray.util.placement_group import remove_placement_group
+
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+
+def _lacking(needs: Needs, available: dict[str, float]) -> str:
+    return "; ".join(
+        f"{needed:g} {name}s, it has {available.get(name, 0):g}"
+        for name, needed in (("CPU", needs.cpus), ("GPU", needs.gpus), *needs.custom.items())
+        if needed > available.get(name, 0) + 1e-6
+    )

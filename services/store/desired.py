@@ -1,0 +1,130 @@
+"""The desired state of a live run: which changes are valid, and where they are stored.
+
+The desired state is stored in ``desired.json`` in the run folder, for the command line on the same machine, and in
+Redis, for the service. Each change increments the revision; the run's driver uses the copy with the higher revision and
+copies it to the other place.
+"""
+
+import contextlib
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.jobs.job_file import Job, explain
+from services.store.folder import RunFolder
+from services.store.redis import Store
+from services.store.state import Desired
+from volley.errors import HostError, JobError
+from volley.files import replace_text
+from volley.job import RFTJob, RLJob, SFTJob
+from volley.objectives import check_objective, resolve
+from volley.update import check_update
+
+FILE = "desired.json"
+FIELDS = frozenset(Desired.model_fields) - {"revision"}
+
+
+def change(desired: Desired, job: Job, changes: dict[str, Any]) -> Desired:
+    """Return ``desired`` with ``changes`` applied and its revision incremented.
+
+    Args:
+        changes: fields of `Desired`. Those of ``objective`` are merged, the others replaced; null reverts a field to
+            the job's value.
+
+    Raises:
+        JobError: a field is unknown, does not exist for this kind of job, or makes the objective undefined for its n.
+    """
+    if unknown := sorted(set(changes) - FIELDS):
+        choices = ", ".join(sorted(FIELDS))
+        raise JobError(f"{', '.join(unknown)}: cannot be changed on a live run; choose from {choices}")
+    _check_kind(job, changes)
+    if "objective" in changes:
+        changes = {**changes, "objective": _merged(desired.objective, changes["objective"])}
+    try:
+        changed = Desired.model_validate({**desired.model_dump(), **_with_defaults(changes)})
+    except ValidationError as error:
+        raise JobError(explain("change", error)) from error
+    check_desired(job, changed)
+    return changed.model_copy(update={"revision": desired.revision + 1})
+
+
+def check_desired(job: Job, desired: Desired) -> None:
+    """Raise `JobError` if the objective would be undefined at some step of the job."""
+    if isinstance(job, RLJob):
+        _check_objective(job, desired.objective)
+
+
+def read_desired(folder: RunFolder) -> Desired:
+    """Read the desired state in the run folder. Raises `JobError` if the file is invalid."""
+    file = folder.path / FILE
+    if not file.exists():
+        return Desired()
+    try:
+        return Desired.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise JobError(explain(file, error)) from error
+
+
+def write_desired(folder: RunFolder, desired: Desired) -> None:
+    """Replace the desired state in the run folder, atomically."""
+    replace_text(folder.path / FILE, desired.model_dump_json(indent=2) + "\n")
+
+
+async def newest_desired(folder: RunFolder, store: Store) -> Desired:
+    """Return the newer desired state of run folder and Redis, and copy it to the other. Redis may be away.
+
+    Raises:
+        JobError: the file in the run folder is invalid.
+    """
+    local = read_desired(folder)
+    try:
+        stored = await store.desired(folder.run_id)
+        if local.revision > stored.revision:
+            await store.put_desired(folder.run_id, local)
+    except HostError:
+        return local
+    if stored.revision > local.revision:
+        with contextlib.suppress(OSError):  # if the disk is full, the copy fails but the change must still apply
+            write_desired(folder, stored)
+        return stored
+    return local
+
+
+def change_in_folder(folder: RunFolder, job: Job, changes: dict[str, Any]) -> Desired:
+    """Apply `change` to the desired state in the run folder; a live run applies it within seconds."""
+    desired = change(read_desired(folder), job, changes)
+    write_desired(folder, desired)
+    return desired
+
+
+def _merged(before: dict[str, Any], added: dict[str, Any] | None) -> dict[str, Any]:
+    """Merge fields of the objective. A null field reverts to the job's value; null instead of a mapping reverts all."""
+    return {} if added is None else {key: value for key, value in {**before, **added}.items() if value is not None}
+
+
+def _check_kind(job: Job, changes: dict[str, Any]) -> None:
+    """Raise `JobError` for changes that do not apply to this kind of job."""
+    missing = {"objective", "learning_rate", "max_lag"} if not isinstance(job, RLJob) else set()
+    if isinstance(job, SFTJob | RFTJob):
+        missing |= {"actors", "reward_workers", "paused"}
+    if wrong := sorted(key for key in missing & changes.keys() if changes[key] not in (None, {}, False)):
+        raise JobError(f"{', '.join(wrong)}: does not apply to a job of kind {job.kind}")
+
+
+def _with_defaults(changes: dict[str, Any]) -> dict[str, Any]:
+    """Replace null by the default for fields that are not nullable."""
+    defaults = {"paused": False, "stopped": False, "objective": {}}
+    return {key: defaults.get(key) if value is None else value for key, value in changes.items()}
+
+
+def _check_objective(job: RLJob, fields: dict[str, Any]) -> None:
+    """Raise `JobError` unless the objective is valid at the start and at every stage of the schedule."""
+    try:
+        for step in (0, *(stage.at for stage in job.schedule.stages)):
+            objective = resolve(job.objective, job.schedule, step, fields)
+            check_objective(objective, job.sampling.n)
+            check_update(job.update, objective)
+    except ValidationError as error:
+        raise JobError(explain("objective", error)) from error
+    except ValueError as error:
+        raise JobError(f"objective: {error}") from error

@@ -1,0 +1,245 @@
+"""Small typed state in Redis, as JSON. Keys, with ``R`` a run's id:
+
+volley:runs               sorted set of run ids by creation time
+volley:run:R              JSON `RunRecord`
+volley:run:R:desired      JSON `Desired`
+volley:run:R:observed     JSON `Observed`
+volley:run:R:ledger       hash of counts
+volley:run:R:flushed      number of the driver's last write that arrived (see `services.store.outbox`)
+volley:run:R:<stream>     one of `STREAMS`, entries with one field ``json``
+volley:lease:NAME         owner of a lease, expires
+volley:idempotency:K      JSON {"body": digest, "run": R}, expires after a week
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, WatchError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from services.store.state import Desired, Observed, RunRecord
+from volley.errors import HostError, JobError
+
+RETRIES = 8  # with backoff of at most 5 s, enough for an outage of about 20 s
+# Entries kept per stream. A resumed run writes some steps again; the later row of a step replaces the earlier.
+STREAMS = {"metrics": 200_000, "events": 200_000, "samples": 20_000, "evaluations": 10_000, "timeline": 500}
+IDEMPOTENCY_SECONDS = 7 * 86400
+EVERY_KEY = ("", ":desired", ":observed", ":ledger", ":flushed", *(f":{stream}" for stream in STREAMS))
+
+# Compare and change atomically, because an expired lease may already belong to somebody else.
+RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
+RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+Client = Any  # redis-py types replies as bytes even when they are decoded, and calls as perhaps not awaitable
+Entry = tuple[str, dict[str, Any]]  # a stream entry's id and its object
+
+
+def run_key(run_id: str, part: str = "") -> str:
+    """Return the Redis key of a run's record, or of a ``part`` of the run."""
+    return f"volley:run:{run_id}:{part}" if part else f"volley:run:{run_id}"
+
+
+def connect(url: str, *, retries: int = RETRIES) -> Client:
+    """Return a client that retries while Redis is away."""
+    return redis.asyncio.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=10,
+        socket_connect_timeout=5,
+        retry=Retry(ExponentialBackoff(cap=5, base=0.1), retries),
+        retry_on_error=[RedisConnectionError, RedisTimeoutError],
+    )
+
+
+async def answer(call: Awaitable[Any]) -> Any:
+    """Await a call to Redis; raise a cancellation that the client swallows (because of Python 3.11's ``wait_for``)."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    result = await call
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
+
+
+class Store:
+    """The state of all runs. Every call is retried while Redis is away and then raises `HostError`."""
+
+    def __init__(self, url: str, *, retries: int = RETRIES) -> None:
+        self._redis = connect(url, retries=retries)
+        self._retries = retries
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._redis.aclose()
+
+    async def ping(self) -> None:
+        await self._do(self._redis.ping())
+
+    async def create(
+        self, record: RunRecord, desired: Desired | None = None, *, key: str | None = None, body: str = ""
+    ) -> str:
+        """Create a run and return its id, or the id of the run that the same idempotency ``key`` created before.
+
+        Args:
+            body: digest of the request.
+
+        Raises:
+            JobError: the key was used with another body.
+        """
+        if key is not None:
+            entry = json.dumps({"body": body, "run": record.id})
+            name = f"volley:idempotency:{key}"
+            if not await self._do(self._redis.set(name, entry, nx=True, ex=IDEMPOTENCY_SECONDS)):
+                earlier = json.loads(await self._do(self._redis.get(name)))
+                _check_body(key, earlier["body"], body)
+                if await self.record(earlier["run"]) is not None:
+                    return str(earlier["run"])
+                record = record.model_copy(update={"id": earlier["run"]})  # its creator died before writing the record
+        pipe = self._redis.pipeline()
+        pipe.zadd("volley:runs", {record.id: record.created})
+        pipe.set(run_key(record.id), record.model_dump_json())
+        pipe.set(run_key(record.id, "desired"), (desired or Desired()).model_dump_json(), nx=True)
+        await self._do(pipe.execute())
+        return record.id
+
+    async def run_of_key(self, key: str, body: str) -> str | None:
+        """Return the run that idempotency ``key`` created, or None.
+
+        Raises:
+            JobError: the key was used with another body.
+        """
+        text = await self._do(self._redis.get(f"volley:idempotency:{key}"))
+        if text is None:
+            return None
+        earlier = json.loads(text)
+        _check_body(key, earlier["body"], body)
+        return str(earlier["run"]) if await self.record(earlier["run"]) is not None else None
+
+    async def run_ids(self) -> list[str]:
+        """Return the ids of all runs, newest first."""
+        return list(await self._do(self._redis.zrevrange("volley:runs", 0, -1)))
+
+    async def record(self, run_id: str) -> RunRecord | None:
+        text = await self._do(self._redis.get(run_key(run_id)))
+        return None if text is None else RunRecord.model_validate_json(text)
+
+    async def desired(self, run_id: str) -> Desired:
+        text = await self._do(self._redis.get(run_key(run_id, "desired")))
+        return Desired() if text is None else Desired.model_validate_json(text)
+
+    async def observed(self, run_id: str) -> Observed:
+        text = await self._do(self._redis.get(run_key(run_id, "observed")))
+        return Observed() if text is None else Observed.model_validate_json(text)
+
+    async def read_runs(self, run_ids: Sequence[str]) -> list[tuple[RunRecord, Desired, Observed]]:
+        """Return record, desired and observed state of each run that exists, in one round trip."""
+        keys = [run_key(each, part) for each in run_ids for part in ("", "desired", "observed")]
+        texts = await self._do(self._redis.mget(keys)) if keys else []
+        return [
+            (
+                RunRecord.model_validate_json(record),
+                Desired.model_validate_json(desired) if desired else Desired(),
+                Observed.model_validate_json(observed) if observed else Observed(),
+            )
+            for record, desired, observed in zip(texts[::3], texts[1::3], texts[2::3], strict=True)
+            if record
+        ]
+
+    async def change_desired(self, run_id: str, change: Callable[[Desired], Desired]) -> Desired:
+        """Replace the desired state by ``change`` of it and increment the revision; concurrent changes are not lost."""
+        key = run_key(run_id, "desired")
+        async with self._redis.pipeline() as pipe:
+            while True:
+                try:
+                    await pipe.watch(key)
+                    text = await pipe.get(key)
+                    current = Desired.model_validate_json(text) if text else Desired()
+                    changed = change(current).model_copy(update={"revision": current.revision + 1})
+                    pipe.multi()
+                    pipe.set(key, changed.model_dump_json())
+                    await pipe.execute()
+                except WatchError:
+                    continue
+                except (RedisError, OSError) as error:
+                    raise self._away(error) from error
+                return changed
+
+    async def put_desired(self, run_id: str, desired: Desired) -> None:
+        """Replace the desired state including its revision."""
+        await self._do(self._redis.set(run_key(run_id, "desired"), desired.model_dump_json()))
+
+    async def put_observed(self, run_id: str, observed: Observed) -> None:
+        await self._do(self._redis.set(run_key(run_id, "observed"), observed.model_dump_json()))
+
+    async def delete(self, run_id: str) -> None:
+        """Delete the run from Redis; its folder stays."""
+        pipe = self._redis.pipeline()
+        pipe.zrem("volley:runs", run_id)
+        pipe.delete(*(f"volley:run:{run_id}{part}" for part in EVERY_KEY))
+        await self._do(pipe.execute())
+
+    async def lease(self, name: str, owner: str, seconds: float) -> bool:
+        """Take or renew the lease ``name`` for ``seconds``; return False if somebody else has it."""
+        key, milliseconds = f"volley:lease:{name}", int(seconds * 1000)
+        if await self._do(self._redis.set(key, owner, nx=True, px=milliseconds)):
+            return True
+        return bool(await self._do(self._redis.eval(RENEW, 1, key, owner, milliseconds)))
+
+    async def release(self, name: str, owner: str) -> None:
+        """Release the lease if ``owner`` has it."""
+        await self._do(self._redis.eval(RELEASE, 1, f"volley:lease:{name}", owner))
+
+    async def entries(
+        self, run_id: str, stream: str, *, after: str | None = None, count: int | None = None
+    ) -> list[Entry]:
+        """Return the entries of one of `STREAMS` after the id ``after``, oldest first."""
+        found = await self._do(
+            self._redis.xrange(run_key(run_id, stream), min=f"({after}" if after else "-", count=count)
+        )
+        return [(name, json.loads(fields["json"])) for name, fields in found]
+
+    async def newest(self, run_id: str, stream: str, count: int) -> list[Entry]:
+        """Return the ``count`` newest entries of a stream, oldest first."""
+        found = await self._do(self._redis.xrevrange(run_key(run_id, stream), count=count))
+        return [(name, json.loads(fields["json"])) for name, fields in reversed(found)]
+
+    async def follow(
+        self, run_id: str, after: Mapping[str, str], *, seconds: float, count: int = 1000
+    ) -> dict[str, list[Entry]]:
+        """Wait up to ``seconds`` for new entries; ``after`` has the last known entry id of each stream."""
+        positions = {run_key(run_id, stream): name for stream, name in after.items()}
+        found = await self._do(self._redis.xread(positions, count=count, block=max(1, int(seconds * 1000))))
+        return {
+            key.rpartition(":")[2]: [(name, json.loads(fields["json"])) for name, fields in entries]
+            for key, entries in found or ()
+        }
+
+    async def ledger(self, run_id: str) -> dict[str, int]:
+        """Return the ledger's counts."""
+        counts = await self._do(self._redis.hgetall(run_key(run_id, "ledger")))
+        return {key: int(value) for key, value in counts.items()}
+
+    async def _do(self, call: Awaitable[Any]) -> Any:
+        try:
+            return await answer(call)
+        except (RedisError, OSError) as error:
+            raise self._away(error) from error
+
+    def _away(self, error: Exception) -> HostError:
+        return HostError(f"Redis does not answer after {self._retries} retries: {error}")
+
+
+def _check_body(key: str, earlier: str, body: str) -> None:
+    if earlier != body:
+        raise JobError(f"idempotency key {key!r} was used for another request: choose a new key")

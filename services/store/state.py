@@ -1,0 +1,86 @@
+"""The state of a run: stored as JSON in Redis and returned by the REST API.
+
+RunRecord   what was submitted: written once, when the run is created
+Desired     what users want: written by the command line and the API, read by the run's driver
+Observed    what is: written every few seconds by the run's driver, and by the supervisor when no driver is left
+"""
+
+import time
+from typing import Any, Literal
+
+from pydantic import Field
+
+from volley.base import Spec
+
+RunState = Literal["queued", "pending", "starting", "running", "paused", "stopping", "stopped", "done", "failed"]
+ENDED: frozenset[str] = frozenset({"stopped", "done", "failed"})
+HEARTBEAT_SECONDS = 2.0  # between reports of a live driver
+LOST_SECONDS = 30.0  # a driver that is silent for this long is dead or disconnected
+
+
+class RunRecord(Spec):
+    """A run as it was submitted."""
+
+    id: str
+    name: str
+    kind: str
+    job: dict[str, Any] = Field(description="the resolved job")
+    created: float = Field(description="seconds since 1970")
+    folder: str = Field(description="run folder, on the driver's file system")
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Desired(Spec):
+    """Changes to a live run. Null or empty fields have the job's values."""
+
+    revision: int = Field(0, ge=0, description="number of changes; a higher one is newer")
+    actors: int | None = Field(None, ge=0, le=10_000, description="actors; 0 pauses generation")
+    reward_workers: int | None = Field(None, ge=1, le=10_000)
+    paused: bool = Field(False, description="start no new groups; those in flight are finished and trained on")
+    stopped: bool = Field(False, description="write a checkpoint and end; a resumed run continues from it")
+    objective: dict[str, Any] = Field(default_factory=dict, description="fields that override the objective's")
+    learning_rate: float | None = Field(None, gt=0, description="overrides the schedule's learning rate")
+    max_lag: int | None = Field(None, ge=0, le=10_000, description="applies to groups admitted from now on")
+
+
+class WorkerView(Spec):
+    """One process of a run; see `volley.records.WorkerInfo`."""
+
+    name: str
+    role: Literal["actor", "reward_worker", "learner_rank"]
+    state: Literal["starting", "serving", "draining"]
+    pid: int = 0
+    version: int | None = Field(None, description="version of the weights that an actor serves")
+    busy: int = Field(0, description="samples in flight on an actor, groups on a reward worker")
+
+
+class Observed(Spec):
+    """The state of a run as its driver reports it. Times are in seconds since 1970."""
+
+    state: RunState = "queued"
+    problem: str = Field("", description="why it is pending, paused or failed")
+    step: int = Field(0, description="steps done")
+    steps: int = 0
+    version: int = 0
+    checkpoint: int | None = Field(None, description="step of the newest checkpoint")
+    checkpointed: float | None = Field(None, description="when the newest checkpoint was written")
+    life: int = Field(0, description="number of the run's driver: 1 is the first, each restart adds one")
+    revision: int = Field(0, description="revision of the desired state that is in effect")
+    actors: int = Field(0, description="actors that serve")
+    actors_wanted: int = 0
+    reward_workers: int = 0
+    reward_workers_wanted: int = 0
+    learner_ranks: int = 0
+    groups: dict[str, int] = Field(default_factory=dict, description="generating, scoring, ready, held, slots")
+    waiting: tuple[str, ...] = Field((), description="what the run waits for and how long, from the watchdog")
+    workers: tuple[WorkerView, ...] = ()
+    sandbox: str = Field("", description="the reward workers' isolation")
+    driver: str = Field("", description="host and process id of the driver")
+    started: float | None = None
+    updated: float = 0.0
+    ended: float | None = None
+
+    def lost(self, now: float | None = None) -> bool:
+        """Return whether the run has not ended but its driver has been silent for too long."""
+        silent = (time.time() if now is None else now) - self.updated
+        return self.state not in ENDED and self.state != "queued" and silent > LOST_SECONDS

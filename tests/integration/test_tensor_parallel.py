@@ -1,0 +1,112 @@
+"""An engine of two workers, each with half of every matrix: on CPU, with GPUs that exist only in Ray's books."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import ray
+import torch
+from safetensors.torch import load, save
+
+from actors.config import ActorConfig, GenerateRequest
+from actors.pool import ActorPool
+from tests.integration.oracle import Oracle, State
+from tests.integration.processes import descendants, wait_until_gone
+from tests.models import character_tokenizer, tiny_llama
+from volley.checksum import weights_checksum
+from volley.job import ActorsSpec, ModelSpec
+from volley.records import Group, WeightBucket, WeightUpdate
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+TWO_WAY = {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.05, "enforce_eager": True}
+
+
+@pytest.fixture(scope="module")
+def pretended_gpus() -> Iterator[None]:
+    """A Ray head that believes it has two GPUs. vLLM cannot bind two workers on one NUMA node, so it binds none."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        yield from ray_head()
+
+
+def ray_head() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=4,
+        num_gpus=2,
+        object_store_memory=256 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        _node_ip_address="127.0.0.1",
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One key-value head for two workers, so that both hold it, and a head tied to the embedding."""
+    return tiny_llama(tmp_path_factory.mktemp("model"), num_key_value_heads=1, tie_word_embeddings=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(pretended_gpus: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ActorPool]:
+    spec = ActorsSpec.model_validate(
+        {"count": 1, "cpus": 0.1, "gpus": 2, "max_num_seqs": 32, "group_deadline_s": 60, "engine": TWO_WAY}
+    )
+    started = await ActorPool.start(ActorConfig(ModelSpec(path=model), spec, 256, 0, tmp_path_factory.mktemp("logs")))
+    pids = {pid for info in started.infos for pid in (info.pid, *info.engine_pids, *descendants(info.pid))}
+    yield started
+    await started.stop()
+    wait_until_gone(pids)
+
+
+def request(**changes: int) -> GenerateRequest:
+    prompt_p = np.array(character_tokenizer()("12+34=")["input_ids"], dtype=np.int32)
+    return GenerateRequest(1, "p", prompt_p, changes.get("n", 8), 1.0, 1.0, changes.get("max_tokens", 24))
+
+
+def published(version: int, weights: State) -> WeightUpdate:
+    file = np.frombuffer(save(weights), dtype=np.uint8)
+    return WeightUpdate(version, (WeightBucket(ray.put((file,)), file.nbytes),), weights_checksum([file]), 0.0)
+
+
+async def generated(pool: ActorPool, made: GenerateRequest) -> Group:
+    return await (await pool.generate(made))[0]
+
+
+async def served(pool: ActorPool) -> State:
+    (file,) = (await pool.served_weights()).values()
+    weights: State = load(file.tobytes())
+    return weights
+
+
+async def test_both_workers_serve_the_models_own_weights(pool: ActorPool, model: Path) -> None:
+    assert [info.model_processes for info in pool.infos] == [2]
+    oracle = Oracle(model)
+    group = await generated(pool, request())
+    np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
+    assert_same(await served(pool), oracle.weights[0])
+
+
+async def test_an_update_in_the_middle_of_samples_reaches_both_workers(pool: ActorPool, model: Path) -> None:
+    oracle = Oracle(model)
+    oracle.weights[1] = oracle.other_weights(seed=1)
+    generating = asyncio.create_task(generated(pool, request(n=16, max_tokens=200)))
+    await asyncio.sleep(0.3)
+    await pool.broadcast(published(1, oracle.weights[1]))
+    group = await generating
+    assert set(group.versions_T.tolist()) == {0, 1}, "the update came while samples were being drawn"
+    np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
+    assert_same(await served(pool), oracle.weights[1])
+
+
+def assert_same(found: State, expected: State) -> None:
+    tied = {"lm_head.weight"}
+    assert found.keys() - tied == expected.keys() - tied
+    for name in expected.keys() - tied:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0, msg=name)

@@ -1,0 +1,68 @@
+"""Replace files and folders atomically: a reader sees the old content or the new, even after a crash.
+
+New content is written beside the target, synced to disk and renamed over it. What a crash leaves behind is a hidden
+``.<name>.partial``, which the next writer removes.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+def partial_path(path: Path) -> Path:
+    """Return where the next content of ``path`` is written: in the same folder, under a hidden name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a file that replaces ``path`` when the block ends; if the block raises, ``path`` stays as it is.
+
+    Args:
+        mode: permissions of the new file, reduced by the umask.
+    """
+    partial = partial_path(path)
+    partial.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replace the content of ``path`` by ``text``; see `replacing`."""
+    with replacing(path, mode=mode) as file:
+        file.write(text.encode())
+
+
+def empty_folder(path: Path) -> None:
+    """Make ``path`` an empty folder, removing what is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Sync everything in ``partial`` to disk and rename it to ``folder``, which is removed first if it exists."""
+    for file in (path for path in partial.rglob("*") if path.is_file()):
+        sync(file)
+    sync(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the entries of a folder, from the page cache to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

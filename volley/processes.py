@@ -1,0 +1,63 @@
+"""Helpers for processes: where their output goes, whether they are alive, and when the kernel ends them. Linux only."""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from signal import SIGKILL, Signals
+from typing import TextIO
+
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here because `die_with_parent` may run between fork and exec
+_PR_SET_PDEATHSIG = 1
+_BYTES_PER_LINE = 1024
+
+
+def redirect_output(log: Path) -> None:
+    """Append this process's output to ``log``, including that of native libraries and of child processes."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def take_stdout() -> TextIO:
+    """Return standard output, line-buffered, for replies; whatever is printed from now on goes to standard error."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return replies
+
+
+def last_lines(log: Path, count: int = 20) -> str:
+    """Return the last ``count`` lines of ``log``, or "" if it cannot be read (it may be on another node).
+
+    Only the last ``count`` KiB are read, so very long lines are cut.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _BYTES_PER_LINE * count))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-count:])
+
+
+def die_with_parent(signal: Signals = SIGKILL) -> None:
+    """Have the kernel send ``signal`` to this process when its parent dies, even if this process is stopped.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether process ``pid`` runs on this machine. A zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
