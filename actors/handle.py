@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.actor import Actor, log_path
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from volley.errors import DeadlineExceeded, WorkerDied
-from volley.processes import last_lines
+from volley.processes import death_cause, last_lines
 from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
 from volley.refs import Ref
 from volley.weight_group import WeightGroupTerms
@@ -131,5 +131,4 @@ class ActorHandle:
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:
-            cause = " ".join(str(error).split())
-            raise WorkerDied(self.name, cause, last_lines(self._log)) from None
+            raise WorkerDied(self.name, death_cause(str(error)), last_lines(self._log)) from None

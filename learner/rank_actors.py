@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from learner.config import LearnerConfig
 from learner.rank import Rank, RankProcess
 from volley.errors import DeadlineExceeded, HostError, VolleyError, WorkerDied
-from volley.processes import is_alive, last_lines
+from volley.processes import death_cause, is_alive, last_lines
 from volley.update import LearnerSpec
 
 _T = TypeVar("_T")
@@ -119,7 +119,7 @@ class RankActors:
             errors = {index: error for index, task in enumerate(tasks) if task.done() and (error := task.exception())}
             for index, error in errors.items():
                 if isinstance(error, RayActorError):
-                    return self._died(index, " ".join(str(error).split())[:200])
+                    return self._died(index, death_cause(str(error)))
             for error in errors.values():
                 if isinstance(error, RayTaskError) and isinstance(error.cause, VolleyError):
                     return error.cause

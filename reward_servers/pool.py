@@ -27,7 +27,7 @@ from reward_servers.scorers.base import infra_error
 from reward_servers.worker import RewardWorker
 from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
 from volley.job import RewardWorkersSpec
-from volley.processes import last_lines
+from volley.processes import death_cause, last_lines
 from volley.records import Group, Prompt, Scores, WorkerInfo
 from volley.refs import Ref
 from volley.restarts import Restarts
@@ -335,7 +335,7 @@ class RewardPool:
             raise self._died(worker, death) from death
 
     def _died(self, worker: "_Worker", death: RayActorError) -> WorkerDied:
-        cause = next((line for line in str(death).splitlines() if line.strip()), type(death).__name__)
+        cause = death_cause(str(death)) or type(death).__name__
         return WorkerDied(worker.name, cause, last_lines(self._config.log_dir / f"{worker.name}.log"))
 
 

@@ -61,3 +61,10 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def death_cause(notice: str, most: int = 400) -> str:
+    """Why an actor's process ended, in a line. ``notice`` is Ray's, which first repeats the actor's identifiers."""
+    line = " ".join(notice.split())
+    _, found, cause = line.rpartition("The actor is dead because ")
+    return (cause if found else line)[:most]

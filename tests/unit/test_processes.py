@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from volley.processes import is_alive, last_lines
+from volley.processes import death_cause, is_alive, last_lines
 
 REDIRECTS = """
 import subprocess, sys
@@ -81,3 +81,18 @@ def test_a_zombie_does_not_count_as_alive() -> None:
         assert Path(f"/proc/{process.pid}").exists()
         assert not is_alive(process.pid)
     assert not is_alive(process.pid)
+
+
+def test_the_cause_of_a_death_is_told_without_rays_identifiers() -> None:
+    notice = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: Rank\n\tactor_id: a9f4\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\nWorker exit detail: "
+        "Worker exits unexpectedly.\n"
+    )
+    assert death_cause(notice) == (
+        "its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits unexpectedly."
+    )
+    assert death_cause("The actor is temporarily unavailable:\n  RpcError") == (
+        "The actor is temporarily unavailable: RpcError"
+    )
+    assert death_cause("x" * 900, most=30) == "x" * 30
