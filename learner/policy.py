@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # of a log-prob, for different orders of summation
+LEAST_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of a log-prob, for different orders of summation
+ROUNDINGS = 4  # of the largest logit: what they may add to a log-prob
+PROBE_PROMPT, PROBE_LENGTH, PROBE_RANKS = 4, 3, (0, 1, 8)
 
 
 class Policy(nn.Module):
@@ -150,21 +152,42 @@ def probe_layouts(policy: Policy, dtype: str, device: torch.device) -> bool:
     Raises:
         JobError: they differ, so this type of model changes its logits in a way that the policy does not reproduce.
     """
-    tolerance = TOLERANCE[dtype]
-    vocabulary = policy.lm.get_input_embeddings().num_embeddings
-    token = (1 + np.arange(9, dtype=np.int32) * 7) % vocabulary
-    group = Piece(token[:4], token[4:], np.array([2, 3], np.int32), np.arange(5))
+    group = _probe(policy, device)
     flat_T = _logprobs(policy, [group], device, shared=False)
-    own_T = torch.cat([_own_logprobs(policy, piece, device) for piece in group.split(1)])
+    own = [_own_logprobs(policy, piece, device) for piece in group.split(1)]
+    own_T = torch.cat([logprob_T for logprob_T, _ in own])
+    rounding = ROUNDINGS * torch.finfo(getattr(torch, dtype)).eps * max(largest for _, largest in own)
+    tolerance = max(LEAST_TOLERANCE[dtype], rounding)
     if not torch.allclose(flat_T, own_T, atol=tolerance, rtol=0):
         raise JobError(
             f"models of type {policy.lm.config.model_type} are not supported: log-probs from the last hidden state "
-            f"differ from those of the model's logits by {float((flat_T - own_T).abs().max()):.3g}"
+            f"differ from those of the model's logits by {float((flat_T - own_T).abs().max()):.3g}, where rounding "
+            f"explains {tolerance:.2g}"
         )
     if not _takes_masks(policy.lm.config):
         return False
     shared_T = _logprobs(policy, [group], device, shared=True)
     return torch.allclose(shared_T, own_T, atol=tolerance, rtol=0)
+
+
+def _probe(policy: Policy, device: torch.device) -> Piece:
+    """A short prompt and three samples that the model itself would draw.
+
+    They begin with its most likely token and two less likely ones and go on greedily. Of tokens that it would never
+    draw, log-probs are near -30, where bfloat16 rounds a logit by more than many a real difference.
+    """
+    vocabulary = policy.lm.get_input_embeddings().num_embeddings
+    prompt_p = (1 + np.arange(PROBE_PROMPT, dtype=np.int32) * 7) % vocabulary
+    ranks = [min(rank, vocabulary - 1) for rank in PROBE_RANKS]
+    row_1L = torch.from_numpy(prompt_p.astype(np.int64)).to(device)[None]
+    first_V = policy.lm(input_ids=row_1L, use_cache=False).logits[0, -1]
+    first_n = first_V.argsort(descending=True)[torch.tensor(ranks, device=device)]
+    rows_nL = torch.cat([row_1L.expand(len(ranks), -1), first_n[:, None]], dim=1)
+    for _ in range(PROBE_LENGTH - 1):
+        next_n = policy.lm(input_ids=rows_nL, use_cache=False).logits[:, -1].argmax(-1)
+        rows_nL = torch.cat([rows_nL, next_n[:, None]], dim=1)
+    tokens_T = rows_nL[:, PROBE_PROMPT:].flatten().cpu().numpy().astype(np.int32)
+    return Piece(prompt_p, tokens_T, np.full(len(ranks), PROBE_LENGTH, np.int32), np.arange(len(tokens_T)))
 
 
 def _takes_masks(config: "PretrainedConfig") -> bool:
@@ -184,11 +207,11 @@ def _logprobs(policy: Policy, groups: list[Piece], device: torch.device, *, shar
     return out_T
 
 
-def _own_logprobs(policy: Policy, piece: Piece, device: torch.device) -> Tensor:
-    """Log-probs of one sample's tokens from the model's own logits, [T]."""
+def _own_logprobs(policy: Policy, piece: Piece, device: torch.device) -> tuple[Tensor, float]:
+    """Log-probs of one sample's tokens from the model's own logits, [T], and the largest of those logits."""
     row = torch.from_numpy(np.concatenate([piece.prompt_p, piece.tokens_T]).astype(np.int64)).to(device)
     logit_LV: Tensor = policy.lm(input_ids=row[None], use_cache=False).logits[0]
     wide = torch.promote_types(logit_LV.dtype, torch.float32)
-    logprob_LV = (logit_LV.to(wide) / policy.scorer.temperature).log_softmax(-1)
-    chosen_T = logprob_LV[:-1].gather(-1, row[1:, None])[:, 0]
-    return chosen_T[len(piece.prompt_p) - 1 :]
+    logit_LV = logit_LV.to(wide) / policy.scorer.temperature
+    chosen_T = logit_LV.log_softmax(-1)[:-1].gather(-1, row[1:, None])[:, 0]
+    return chosen_T[len(piece.prompt_p) - 1 :], float(logit_LV.abs().max())

@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "image": {"pullSecrets": ["registry"], "device": "cpu"},
         "storage": {"storageClass": "shared"},
         "actors": {"gpus": 0, "nodeSelector": {"pool": "actors"}},
+        "gpu": {"environment": {"NCCL_IB_HCA": "mlx5"}, "devices": {"rdma/hca": "1"}},
     },
     "least": {
         "api": {"replicas": 1, "existingTokenSecret": "token"},
@@ -280,3 +281,36 @@ def test_job_files_fit_the_groups_of_the_chart(path: Path) -> None:
     assert set(job.actors.resources) == {ROLES["actors"]}
     assert set(job.reward_workers.resources) == {ROLES["rewards"]}
     assert set(job.learner.resources_per_rank) == {ROLES["learner"]}
+
+
+def test_only_pods_with_gpus_get_nccls_environment_and_the_network_cards() -> None:
+    settings = {"environment": {"NCCL_SOCKET_IFNAME": "eth0"}, "devices": {"rdma/hca": "2"}, "lockMemory": True}
+    pods = pod_templates(render(gpu=settings, actors={"gpus": 0}))
+    for role, template in pods.items():
+        for container in template["spec"]["containers"]:
+            names = {each["name"]: each.get("value") for each in container.get("env", [])}
+            has_gpus = role == "learner"
+            assert (names.get("NCCL_SOCKET_IFNAME") == "eth0") == has_gpus, role
+            assert (container["resources"]["limits"].get("rdma/hca") == "2") == has_gpus, role
+            assert (container["securityContext"]["capabilities"].get("add") == ["IPC_LOCK"]) == has_gpus, role
+
+
+def test_without_such_settings_no_pod_may_lock_memory() -> None:
+    for role, template in pod_templates(render()).items():
+        for container in template["spec"]["containers"]:
+            assert "add" not in container["securityContext"]["capabilities"], role
+    learner = pod_templates(render())["learner"]["spec"]["containers"][0]
+    assert {"name": "NCCL_DEBUG", "value": "WARN"} in learner["env"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "named"),
+    [
+        ({"environment": {"nccl-debug": "x"}}, "nccl-debug"),
+        ({"devices": {"rdma": "1"}}, "rdma"),
+        ({"lock": True}, "lock"),
+    ],
+)
+def test_wrong_gpu_settings_are_refused(gpu: Manifest, named: str) -> None:
+    with pytest.raises(HelmError, match=named):
+        render(gpu=gpu)

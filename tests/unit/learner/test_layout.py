@@ -123,7 +123,19 @@ def test_a_sliding_window_forbids_shared_rows() -> None:
     assert not probe_layouts(Policy(tiny_lm("mistral", sliding_window=4), 1.0), "float32", torch.device("cpu"))
 
 
-def test_a_model_that_scales_its_logits_is_rejected() -> None:
-    policy = Policy(tiny_lm("granite", logits_scaling=3.0), 1.0)
-    with pytest.raises(JobError, match="type granite"):
-        probe_layouts(policy, "float32", torch.device("cpu"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sharpness", [1.0, 8.0, 40.0])
+def test_the_probe_knows_rounding_from_another_function(dtype: str, sharpness: float) -> None:
+    """Peaked models have large logits, which bfloat16 rounds coarsely; a model that scales its logits is another one."""
+
+    def probed(kind: str, **settings: Any) -> bool:
+        lm = tiny_lm(kind, hidden_size=128, num_hidden_layers=4, **settings).to(getattr(torch, dtype))
+        with torch.no_grad():
+            for weight in lm.parameters():
+                weight.add_(0.02 * torch.randn_like(weight))
+            lm.base_model.norm.weight.mul_(sharpness)
+        return probe_layouts(Policy(lm, 1.0), dtype, torch.device("cpu"))
+
+    assert probed("qwen2")
+    with pytest.raises(JobError, match=r"type granite are not supported: .* where rounding explains"):
+        probed("granite", logits_scaling=3.0)
