@@ -65,6 +65,13 @@ class RankBatch:
         keep_Gn = self.per_group(self.keep_N)
         return np.repeat(keep_Gn.sum(axis=-1), keep_Gn.shape[-1])
 
+    @property
+    def fresh_T(self) -> NDArray[np.bool_]:
+        """Tokens of samples of which no token is older than the version being trained, bool [T]."""
+        stale_N = np.bincount(self.sample_T, self.lag_T > 0, self.samples)
+        fresh_T: NDArray[np.bool_] = (stale_N == 0)[self.sample_T]
+        return fresh_T
+
     def per_group(self, values_N: NDArray[Scalar]) -> NDArray[Scalar]:
         """[N] as [G, n]; all groups of a job have the same n."""
         return values_N.reshape(len(self.groups), -1) if self.groups else values_N.reshape(0, 0)

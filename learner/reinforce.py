@@ -39,7 +39,8 @@ class StepTensors:
         reference_T: float32, the starting policy's log-probs, NaN at tokens for which they are not needed; None if no
             token needs them.
         mu_T: float32, the generator's log-probs.
-        fresh_T: bool, tokens sampled under the version being trained.
+        fresh_T: bool, tokens of samples drawn wholly under the version being trained: a sample that went on after an
+            update attends to keys and values of older weights.
         sample_T: int64, the sample of each token.
         measured_T: bool, tokens over which the metrics are taken.
         advantage_N: float64.
@@ -133,7 +134,7 @@ class Reinforcer:
             prox_T=prox_T,
             reference_T=reference_T,
             mu_T=torch.from_numpy(batch.mu_T).to(device),
-            fresh_T=torch.from_numpy(batch.lag_T == 0).to(device),
+            fresh_T=torch.from_numpy(batch.fresh_T).to(device),
             sample_T=torch.from_numpy(batch.sample_T).to(device),
             measured_T=(torch.arange(batch.tokens) < self._measured(batch)[1]).to(device),
             advantage_N=torch.from_numpy(advantage_Gn.reshape(-1)).to(device),
