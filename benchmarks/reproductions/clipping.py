@@ -45,10 +45,17 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
     """Plot pass@k and curves; print how long the gradients were, how many were cut, and how far the policy went."""
     lines = []
     for method, of_method in made.items():
-        norms, cut, divergence = (curve(of_method, each) for each in ("grad_norm", "clipped_share", "kl_k3"))
-        spread = norms.std() / norms.mean()
-        lines.append([method, float(norms.mean()), float(spread), f"{cut.mean():.0%}", float(divergence[:, -1].mean())])
-    print_table(["", "gradient norm, mean", "its spread / mean", "steps clipped", "divergence at the end"], lines)
+        norms, cut, divergence = (curve(of_method, each, 1) for each in ("grad_norm", "clipped_share", "kl_k1"))
+        lines.append(
+            [
+                method,
+                float(norms.mean()),
+                float(norms.std() / norms.mean()),
+                f"{cut.mean():.0%}",
+                float(divergence[:, -20:].mean()),
+            ]
+        )
+    print_table(["", "gradient norm, mean", "its spread / mean", "steps clipped", "divergence, last 20"], lines)
     with_curves(name, wanted, rows, made)
 
 
