@@ -112,7 +112,10 @@ def _row(name: str, field: FieldInfo) -> str:
         words = words.removesuffix(" or null")  # the default shows it
     value = ", ".join([words, *bounds])
     about = (field.description or "").replace("|", "\\|")
-    return f"| `{name}` | {value} | {_default(field)} | {about} |"
+    cells = [f"`{name}`", value, _default(field), about]
+    while not cells[-1]:
+        cells.pop()  # Markdown fills up a row
+    return f"| {' | '.join(cells)} |"
 
 
 def _words(annotation: object) -> str:
