@@ -80,7 +80,7 @@ def _section(model: type[BaseModel], listed: Sequence[type[BaseModel]]) -> str:
         names = ", ".join(f"`{name}`" for name in rows if name in shared)
         about += f" It also has {names} of {_link(relative)}."
         rows = {name: row for name, row in rows.items() if name not in shared}
-    table = ["", "| key | value | default | |", "|---|---|---|---|", *rows.values()] if rows else []
+    table = ["", "| key | type (default) | |", "|---|---|---|", *rows.values()] if rows else []
     return "\n".join([f"## {_title(model)}", "", about, *table, ""])
 
 
@@ -110,12 +110,9 @@ def _row(name: str, field: FieldInfo) -> str:
     words = _words(field.annotation)
     if not field.is_required() and field.default is None:
         words = words.removesuffix(" or null")  # the default shows it
-    value = ", ".join([words, *bounds])
+    value = ", ".join([words, *bounds]) + _default(field)
     about = (field.description or "").replace("|", "\\|")
-    cells = [f"`{name}`", value, _default(field), about]
-    while not cells[-1]:
-        cells.pop()  # Markdown fills up a row
-    return f"| {' | '.join(cells)} |"
+    return f"| `{name}` | {value} |" + (f" {about} |" if about else "")  # Markdown fills up a row
 
 
 def _words(annotation: object) -> str:
@@ -145,20 +142,21 @@ def _any_of(choices: list[str]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    """What follows the type: the default in brackets, or that there is none."""
     if field.is_required():
-        return "*required*"
+        return ", *required*"
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel):
         chosen = {"kind"} & type(default).model_fields.keys() | default.model_fields_set
         given = [f"{name}: {getattr(default, name)}" for name in sorted(chosen)]
-        return f"`{{{', '.join(given)}}}`" if given else ""
+        return f" (`{{{', '.join(given)}}}`)" if given else ""
     if default is None:
-        return "null"
+        return " (null)"
     if isinstance(default, bool):
-        return f"`{str(default).lower()}`"
+        return f" (`{str(default).lower()}`)"
     if isinstance(default, tuple | list):
-        return f"`[{', '.join(map(str, default))}]`"
-    return f"`{default}`" if default not in ({}, "") else "empty"
+        return f" (`[{', '.join(map(str, default))}]`)"
+    return f" (`{default}`)" if default not in ({}, "") else " (empty)"
 
 
 def _link(model: type[BaseModel]) -> str:

@@ -176,8 +176,8 @@ def test_the_configuration_page_has_every_key_of_every_section() -> None:
     assert len(sections) == len(models)
     for model, text in zip(models, sections.values(), strict=True):
         assert [name for name in model.model_fields if name != "kind" and f"`{name}`" not in text] == []
-    assert "| `optimizer` | [Optimizer](#optimizer) | `{lr: 1e-05}` |" in sections["kind: sft (job)"]
-    assert "| `clip_norm` | number or null, > 0 | `1.0` |" in sections["Optimizer"]
+    assert "| `optimizer` | [Optimizer](#optimizer) (`{lr: 1e-05}`) |" in sections["kind: sft (job)"]
+    assert "| `clip_norm` | number or null, > 0 (`1.0`) |" in sections["Optimizer"]
     assert "`lr`" in sections["Optimizer"].partition(" of [PolicyOptimizer]")[0]
 
 
