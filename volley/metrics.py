@@ -93,11 +93,11 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "kl_k3": Metric("nats/token", "Mean `ref/pi - 1 - log(ref/pi)`; ref is the starting policy.", REFERENCE),
         "logprob_mismatch_mean": Metric(
             "nats/token",
-            "Mean distance between the generator's and the learner's log-prob of tokens sampled with the trained "
-            "version.",
-            "steps with such tokens",
+            "Mean distance between the generator's and the learner's log-prob, over samples drawn wholly with the "
+            "trained version: those that went on across an update attend to keys and values of older weights.",
+            "steps with such samples",
         ),
-        "logprob_mismatch_max": Metric("nats/token", "Largest such distance.", "steps with such tokens"),
+        "logprob_mismatch_max": Metric("nats/token", "Largest such distance.", "steps with such samples"),
         "lag_histogram": Metric("tokens", "Trained tokens by lag, the learner's version minus the token's."),
     },
     "Value model": {
@@ -177,13 +177,18 @@ def page() -> str:
         "# Metrics",
         "",
         "Each row of `metrics.jsonl` and of `/v1/runs/{id}/metrics` is one step, each row of `evaluations.jsonl` one",
-        "evaluation. `python -m volley.metrics` generates this page, and a test compares it with what a run emits.",
+        "evaluation; † marks what supervised steps have too. `python -m volley.metrics` generates this page, which a",
+        "test compares with what a run emits.",
     ]
     for title, section in (*_METRICS.items(), ("Evaluations", EVALUATION)):
-        lines += ["", f"## {title}", "", "| name | unit | definition |", "|---|---|---|"]
+        shared = set.intersection(*(set(metric.when.split("; ")) for metric in section.values())) - {""}
+        lines += ["", f"## {title}", "", *(f"Only for {each}.\n" for each in sorted(shared))]
+        lines += ["| name | unit | definition |", "|---|---|---|"]
         for name, metric in section.items():
-            when = f" *({metric.when})*" if metric.when else ""
-            lines.append(f"| `{name}` | {metric.unit or 'table'} | {metric.definition}{when} |")
+            supervised = " †" if metric.when == SUPERVISED else ""
+            own = [each for each in metric.when.split("; ") if each not in shared | {"", SUPERVISED}]
+            when = f" *({'; '.join(own)})*" if own else ""
+            lines.append(f"| `{name}`{supervised} | {metric.unit or 'table'} | {metric.definition}{when} |")
     return "\n".join(lines) + "\n"
 
 

@@ -2,45 +2,43 @@
 
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from volley import job as jobs
 from volley.base import Spec
 
 HEAD = """# Configuration
 
-All keys of a job file. Unknown keys are rejected; relative paths start from the job file's folder. `volley schema`
-prints the same as JSON Schema, and `volley check job.yaml` reports what is wrong with a file and what to write instead.
-`python -m volley.reference` generates this page.
+All keys of a job file. Unknown keys are rejected; relative paths start from the job file's folder. A key without a
+default here has the defaults of the section it links to. `volley schema` prints the same as JSON Schema, and
+`volley check job.yaml` reports what is wrong with a file and what to write instead. `python -m volley.reference`
+generates this page.
 """
 PLAIN: dict[object, str] = {
     str: "string",
     int: "integer",
     float: "number",
-    bool: "true or false",
+    bool: "boolean",
     Path: "path",
     type(None): "null",
 }
-WORTH_A_REFERENCE = 3  # inherited keys; fewer are listed again
+WORTH_A_REFERENCE = 2  # keys shared with an earlier section; fewer are listed again
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def page() -> str:
     """The whole page."""
     sections = [HEAD]
-    listed: dict[type[BaseModel], type[BaseModel]] = {}
+    listed: list[type[BaseModel]] = []
     for model in _models():
         sections.append(_section(model, listed))
-        for base in model.__mro__:
-            if issubclass(base, BaseModel) and base not in (BaseModel, Spec) and not base.__name__.startswith("_"):
-                listed.setdefault(base, model)
+        listed.append(model)
     return "\n".join(sections)
 
 
@@ -65,21 +63,35 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models_in(part)
 
 
-def _section(model: type[BaseModel], listed: Mapping[type[BaseModel], type[BaseModel]]) -> str:
-    """A heading, the docstring's first paragraph, and a table of keys.
+def _section(model: type[BaseModel], listed: Sequence[type[BaseModel]]) -> str:
+    """A heading, the docstring's first paragraph, and a table of the keys that no earlier section of its family has.
 
     Args:
-        listed: base classes whose keys an earlier section lists, and the model of that section, to refer to.
+        listed: the models of the earlier sections.
     """
     about = " ".join((model.__doc__ or "").split("\n\n")[0].split())
-    base = next((each for each in listed if each in model.__mro__[1:]), None)
-    rows = {name: _row(name, field) for name, field in model.model_fields.items()}
-    if base is not None and len(base.model_fields) >= WORTH_A_REFERENCE:
-        inherited = [name for name, field in base.model_fields.items() if rows[name] == _row(name, field)]
-        about += f" It also has {', '.join(f'`{name}`' for name in inherited)} of {_link(listed[base])}."
-        rows = {name: row for name, row in rows.items() if name not in inherited}
-    table = ["| key | value | default | |", "|---|---|---|---|", *rows.values()] if rows else ["No keys."]
-    return "\n".join([f"## {_title(model)}", "", about, "", *table, ""])
+    rows, relative = _rows(model), model
+    shared: dict[str, str] = {}
+    for other in listed:
+        same = rows.items() & _rows(other).items() if _family(model) & _family(other) else set()
+        if len(same) > max(len(shared), WORTH_A_REFERENCE - 1):
+            shared, relative = dict(same), other
+    if shared:
+        names = ", ".join(f"`{name}`" for name in rows if name in shared)
+        about += f" It also has {names} of {_link(relative)}."
+        rows = {name: row for name, row in rows.items() if name not in shared}
+    table = ["", "| key | type (default) | |", "|---|---|---|", *rows.values()] if rows else []
+    return "\n".join([f"## {_title(model)}", "", about, *table, ""])
+
+
+def _rows(model: type[BaseModel]) -> dict[str, str]:
+    """Each key's line of a table, without the ``kind`` that the title gives."""
+    return {name: _row(name, field) for name, field in model.model_fields.items() if name != "kind"}
+
+
+def _family(model: type[BaseModel]) -> set[type]:
+    """The model and the classes it extends; only relatives refer to each other."""
+    return {each for each in model.__mro__ if issubclass(each, Spec) and each is not Spec}
 
 
 def _title(model: type[BaseModel]) -> str:
@@ -95,9 +107,12 @@ def _row(name: str, field: FieldInfo) -> str:
     bounds = [
         f"{sign} {getattr(each, key)}" for each in field.metadata for key, sign in BOUNDS.items() if hasattr(each, key)
     ]
-    value = ", ".join([_words(field.annotation), *bounds])
+    words = _words(field.annotation)
+    if not field.is_required() and field.default is None:
+        words = words.removesuffix(" or null")  # the default shows it
+    value = ", ".join([words, *bounds]) + _default(field)
     about = (field.description or "").replace("|", "\\|")
-    return f"| `{name}` | {value} | {_default(field)} | {about} |"
+    return f"| `{name}` | {value} |" + (f" {about} |" if about else "")  # Markdown fills up a row
 
 
 def _words(annotation: object) -> str:
@@ -107,13 +122,13 @@ def _words(annotation: object) -> str:
     if origin is Annotated:
         return _words(parts[0])
     if origin is Literal:
-        return " \\| ".join(f"`{part}`" for part in parts)
+        return _any_of([f"`{part}`" for part in parts])
     if origin in (Union, types.UnionType):
-        return " \\| ".join(_words(part) for part in parts)
+        return _any_of([_words(part) for part in parts])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return _link(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return " \\| ".join(f"`{each.value}`" for each in annotation)
+        return _any_of([f"`{each.value}`" for each in annotation])
     if origin in (list, tuple, frozenset, set):
         return f"list of {_words(parts[0])}"
     if origin is dict:
@@ -121,23 +136,32 @@ def _words(annotation: object) -> str:
     return "mapping" if annotation is dict else "any"
 
 
+def _any_of(choices: list[str]) -> str:
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def _default(field: FieldInfo) -> str:
+    """What follows the type: the default in brackets, or that there is none."""
     if field.is_required():
-        return "*required*"
+        return ", *required*"
     default = field.get_default(call_default_factory=True, validated_data={})
-    if default is PydanticUndefined or isinstance(default, BaseModel):
-        return "as below"
+    if isinstance(default, BaseModel):
+        chosen = {"kind"} & type(default).model_fields.keys() | default.model_fields_set
+        given = [f"{name}: {getattr(default, name)}" for name in sorted(chosen)]
+        return f" (`{{{', '.join(given)}}}`)" if given else ""
     if default is None:
-        return "null"
+        return " (null)"
     if isinstance(default, bool):
-        return f"`{str(default).lower()}`"
+        return f" (`{str(default).lower()}`)"
     if isinstance(default, tuple | list):
-        return f"`[{', '.join(map(str, default))}]`"
-    return f"`{default}`" if default not in ({}, "") else "empty"
+        return f" (`[{', '.join(map(str, default))}]`)"
+    return f" (`{default}`)" if default not in ({}, "") else " (empty)"
 
 
 def _link(model: type[BaseModel]) -> str:
-    return f"[{_title(model)}](#{_anchor(_title(model))})"
+    title = _title(model)
+    return f"[{title.removeprefix('kind: ').partition(' ')[0]}](#{_anchor(title)})"
 
 
 def _anchor(title: str) -> str:

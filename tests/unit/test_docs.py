@@ -170,6 +170,17 @@ def test_generated_pages_are_up_to_date() -> None:
     assert (ROOT / "docs/configuration.md").read_text() == made, "python -m volley.reference > docs/configuration.md"
 
 
+def test_the_configuration_page_has_every_key_of_every_section() -> None:
+    sections = dict(re.findall(r"^## (.+)\n\n(.*(?:\n(?!## ).*)*)", reference.page(), re.M))
+    models = list(reference._models())
+    assert len(sections) == len(models)
+    for model, text in zip(models, sections.values(), strict=True):
+        assert [name for name in model.model_fields if name != "kind" and f"`{name}`" not in text] == []
+    assert "| `optimizer` | [Optimizer](#optimizer) (`{lr: 1e-05}`) |" in sections["kind: sft (job)"]
+    assert "| `clip_norm` | number or null, > 0 (`1.0`) |" in sections["Optimizer"]
+    assert "`lr`" in sections["Optimizer"].partition(" of [PolicyOptimizer]")[0]
+
+
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"NO_MKDOCS_2_WARNING": "1"})
