@@ -267,7 +267,7 @@ def main() -> None:
     split = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="+", type=Path, metavar="MODULE")
-    parser.add_argument("--every", type=int, default=1, help="try one fault in so many")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try one fault in N")
     parser.add_argument("--json", type=Path, help="remember outcomes in this file")
     options, tests = parser.parse_args(given[:split]), given[split + 1 :]
     if not tests:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -32,14 +33,10 @@ def run(setting: Setting) -> Iterator[Row]:
     closed = time.perf_counter() - begun
     if names or problem:
         raise RuntimeError(f"a group without receivers confirmed {sorted(names)}: {problem}")
-    again = WeightGroup(WeightGroupTerms(**{**_fields(terms), "name": "next"}), SENDER)
+    again = WeightGroup(replace(terms, name="next"), SENDER)
     again.close()
     yield Row(
         "weight group",
         f"{'NCCL' if setting.cuda else 'gloo'}, one member: connect, 16 buckets, confirm, end, connect anew",
         f"connected in {connected:.2f} s, sent in {sent:.3f} s, ended in {closed:.3f} s",
     )
-
-
-def _fields(terms: WeightGroupTerms) -> dict[str, object]:
-    return {name: getattr(terms, name) for name in WeightGroupTerms.__slots__}
