@@ -105,6 +105,12 @@ class _Planter(ast.NodeTransformer):
         node.body = body
         return node
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        decorators, node.decorator_list = node.decorator_list, []  # whether a dataclass is frozen is no behaviour
+        self.generic_visit(node)
+        node.decorator_list = decorators
+        return node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         node.returns, kept = None, node.args  # annotations are no code
         for argument in (*kept.args, *kept.kwonlyargs):

@@ -242,9 +242,11 @@ async def test_a_killed_actor_is_named_immediately_and_its_engine_ends_with_it(p
     await asyncio.sleep(0.1)
     killed = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        await asyncio.gather(*groups)
+    assert time.monotonic() - killed < 10
     results = await asyncio.gather(*groups, return_exceptions=True)
     deaths = [result for result in results if isinstance(result, WorkerDied)]
     assert {death.worker for death in deaths} == {"actor-1"}
-    assert time.monotonic() - killed < 10
     assert deaths[0].log_tail
     wait_until_gone(pids)

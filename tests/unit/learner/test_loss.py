@@ -142,6 +142,58 @@ def test_a_ratio_beyond_float32_stays_finite() -> None:
     assert torch.isfinite(theta_T.grad).all()
 
 
+def test_log_ratios_are_capped_at_20() -> None:
+    """e^20 is far beyond any clip range, and its square is still finite in float32."""
+    inputs = LossInputs(
+        theta_T=torch.tensor([25.0, 19.0]),
+        prox_T=torch.zeros(2),
+        mu_T=torch.zeros(2),
+        advantage_T=torch.ones(2, dtype=torch.float64),
+        weight_T=torch.ones(2),
+        sample_T=torch.tensor([0, 1]),
+        samples=2,
+        group_size_T=torch.ones(2),
+        entropy_T=torch.zeros(2),
+        reference_T=None,
+    )
+    ratio_T = policy_loss(inputs, PolicyUpdate()).ratio_T
+    torch.testing.assert_close(ratio_T, torch.tensor([math.exp(20), math.exp(19)]))
+    far_T = kl_estimate(torch.tensor([-25.0, -19.0]), torch.zeros(2), "k3")
+    torch.testing.assert_close(far_T, torch.tensor([math.expm1(20) - 20, math.expm1(19) - 19]))
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_a_weight_at_the_cap_is_kept(kind: str) -> None:
+    """On-policy all weights are 1, so a cap of 1 that masked equality would drop every token."""
+    one_T = torch.ones(2)
+    given = LossInputs(one_T, one_T, one_T, one_T.double(), one_T, torch.tensor([0, 1]), 2, one_T, one_T, None)
+    spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": kind, "cap": 1.0, "mask": True}})
+    parts = policy_loss(given, spec)
+    assert parts.correction_T.tolist() == [1.0, 1.0]
+    assert not parts.truncated_T.any()
+
+
+def test_what_is_reported_keeps_no_graph(problem: Problem) -> None:
+    """Metrics of a step are added up over its micro-batches: with a gradient they would keep every pass in memory."""
+    theta_T = torch.tensor(problem.mu_T, requires_grad=True)
+    inputs = LossInputs(
+        theta_T=theta_T,
+        prox_T=2 * theta_T,  # even if its caller forgets to detach it
+        mu_T=torch.tensor(problem.mu_T),
+        advantage_T=torch.ones(len(theta_T), dtype=torch.float64),
+        weight_T=torch.ones(len(theta_T)),
+        sample_T=torch.tensor(problem.sample_T),
+        samples=len(LENGTHS),
+        group_size_T=torch.ones(len(theta_T)),
+        entropy_T=torch.zeros(len(theta_T)),
+        reference_T=None,
+    )
+    parts = policy_loss(inputs, PolicyUpdate())
+    assert parts.loss.requires_grad
+    for reported_T in (parts.ratio_T, parts.clipped_T, parts.correction_T, parts.truncated_T):
+        assert not reported_T.requires_grad
+
+
 def test_a_dropped_sample_has_no_part_in_the_loss_whatever_its_terms_are() -> None:
     """Its reference may be unknown and its entropy infinite: weight 0 is not multiplied by them."""
     theta_T = torch.tensor([-1.0, -2.0], requires_grad=True)
