@@ -126,7 +126,7 @@ def test_a_sliding_window_forbids_shared_rows() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sharpness", [1.0, 8.0, 40.0])
 def test_the_probe_knows_rounding_from_another_function(dtype: str, sharpness: float) -> None:
-    """Peaked models have large logits, which bfloat16 rounds coarsely; a model that scales its logits is another one."""
+    """Peaked models have large logits, which bfloat16 rounds coarsely; a model that scales them is another function."""
 
     def probed(kind: str, **settings: Any) -> bool:
         lm = tiny_lm(kind, hidden_size=128, num_hidden_layers=4, **settings).to(getattr(torch, dtype))
