@@ -1,7 +1,9 @@
-"""Run a coroutine in the foreground and end it in an orderly way on Ctrl-C or SIGTERM."""
+"""Run a coroutine in the foreground and end it in order on Ctrl-C, SIGTERM, or when its terminal closes."""
 
 import asyncio
 import contextlib
+import errno
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,7 +13,7 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """What SIGINT and SIGTERM do: cancel the work, or during a grace period first ask it to stop.
+    """What SIGINT, SIGTERM and SIGHUP do: cancel the work, or during a grace period first ask it to stop.
 
     Attributes:
         requested: set when the work should stop at its next checkpoint, by the first signal of a grace period or by
@@ -69,26 +71,32 @@ class StopSignal:
 def run_in_foreground(main: Coroutine[Any, Any, T], stop_signal: StopSignal | None = None) -> T:
     """Run ``main`` on an event loop of its own and return its result.
 
-    SIGINT and SIGTERM do what ``stop_signal`` says, which ends in cancelling the coroutine, so that all of its blocks
-    are left and no process stays behind. Signals are ignored during that clean-up, which is bounded.
+    SIGINT, SIGTERM and SIGHUP, unless `nohup` has it ignored, do what ``stop_signal`` says, which ends in cancelling
+    the coroutine, so that all of its blocks are left and no process stays behind. Signals are ignored during that
+    clean-up, which is bounded.
 
     Raises:
         KeyboardInterrupt: a signal cancelled the coroutine.
     """
     stop_signal = stop_signal or StopSignal()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
 
     async def guarded() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         signalled = False
 
-        def on_signal() -> None:
+        def on_signal(number: signal.Signals) -> None:
             nonlocal signalled
             signalled = True
+            if number is signal.SIGHUP:
+                leave_terminal()
             if task is not None and (message := stop_signal.handle(task.cancel)):
                 sys.stderr.write(f"volley: {message}\n")
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
+        for number in numbers:
+            loop.add_signal_handler(number, on_signal, number)
         try:
             return await main
         except asyncio.CancelledError:
@@ -96,7 +104,25 @@ def run_in_foreground(main: Coroutine[Any, Any, T], stop_signal: StopSignal | No
                 raise KeyboardInterrupt from None
             raise
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     return asyncio.run(guarded())
+
+
+def leave_terminal() -> None:
+    """Discard what this process still prints to its terminal: once that is closed, printing raises."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        if _is_terminal(descriptor):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _is_terminal(descriptor: int) -> bool:
+    """Whether it is a terminal, open or closed: `os.isatty` is false for a closed one."""
+    try:
+        os.ttyname(descriptor)
+    except OSError as error:
+        return error.errno == errno.EIO
+    return True

@@ -151,9 +151,12 @@ class Broadcast(Spec):
 class CheckpointSpec(Spec):
     """When to write checkpoints."""
 
-    every: int | None = Field(None, ge=1, description="steps between checkpoints; null: only at the end")
+    every: int | None = Field(25, ge=1, description="steps between checkpoints; null: only at the end")
     grace_s: float = Field(
-        30, ge=0, le=900, description="how long Ctrl-C, SIGTERM and `volley down` wait for a checkpoint; 0 disables it"
+        30,
+        ge=0,
+        le=900,
+        description="how long Ctrl-C, SIGTERM, SIGHUP and `volley down` wait for a checkpoint; 0 disables it",
     )
     keep: int = Field(2, ge=1, description="number of latest checkpoints to keep")
     keep_every: int | None = Field(None, ge=1, description="also keep checkpoints at multiples of this step count")

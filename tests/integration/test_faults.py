@@ -1,10 +1,15 @@
 """``volley run`` as a user starts it, with killed workers, Ctrl-C, or a Redis that rejects it; no process is left."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,19 +40,25 @@ RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # Ray's own helpers 
 class Running:
     """A ``volley run`` in the background."""
 
-    def __init__(self, job: Path, out: Path, *arguments: str) -> None:
+    def __init__(self, job: Path, out: Path, *arguments: str, in_terminal: bool = False) -> None:
         self.out = out
+        self.terminal, inner = pty.openpty() if in_terminal else (-1, subprocess.DEVNULL)
         environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the job uses a scorer in this repository
         out.mkdir(exist_ok=True)
         self.errors = out / "stderr.txt"
         with self.errors.open("w") as errors:  # a file, because processes left by a killed run would keep a pipe open
             self.process = subprocess.Popen(
                 [VOLLEY, "run", str(job), "--out", str(out), *arguments],
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stdin=inner,
+                stdout=inner,
+                stderr=inner if in_terminal else errors,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if in_terminal else None,
             )
+        if in_terminal:
+            os.close(inner)
+            threading.Thread(target=read_all, args=(self.terminal,), daemon=True).start()
         self.seen: set[int] = set()
 
     def wait_for_steps(self, more: int = 3, seconds: float = 180) -> None:
@@ -92,6 +103,13 @@ class Running:
     def summary(self) -> dict[str, object]:
         (file,) = self.out.glob("*/summary.json")
         return dict(json.loads(file.read_text()))
+
+
+def read_all(terminal: int) -> None:
+    """Read what is printed, as a terminal does, until it is closed."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 4096):
+            pass
 
 
 def descendants(root: int) -> set[int]:
@@ -160,16 +178,17 @@ def test_a_killed_actor_is_replaced_and_after_ctrl_c_no_process_is_left(job: Pat
     assert checkpoint.name == f"step-{run.steps()}", "no step has to be repeated"
 
 
-def test_a_signal_to_the_whole_process_group_ends_the_run_in_order(job: Path, tmp_path: Path) -> None:
-    """`timeout` and process supervisors send signals this way."""
-    run = Running(job, tmp_path)
+def test_a_closed_terminal_ends_the_run_in_order_and_it_can_be_resumed(job: Path, tmp_path: Path) -> None:
+    """The kernel sends SIGHUP to the whole process group, and whatever is printed afterwards fails."""
+    run = Running(job, tmp_path, in_terminal=True)
     run.wait_for_steps()
-    os.killpg(run.process.pid, signal.SIGTERM)
-    code, errors = run.end()
+    os.close(run.terminal)
+    code, _ = run.end()
     assert code == 130
-    assert errors.strip() == "volley: stopping at a checkpoint, within 30 s; a second signal ends it at once"
     assert run.summary()["state"] == "stopped"
     assert run.leftovers() == []
+    (checkpoint,) = tmp_path.glob("*/checkpoints/step-*")
+    assert checkpoint.name == f"step-{run.steps()}", "no step has to be repeated"
 
 
 def test_no_process_is_left_after_the_driver_is_killed(job: Path, tmp_path: Path) -> None:

@@ -371,14 +371,14 @@ async def test_objective_and_learning_rate_change_while_the_run_is_live() -> Non
 
 
 async def test_a_paused_run_admits_nothing_and_continues_when_it_is_unpaused() -> None:
-    brief = {"group_deadline_s": 0.03, "start_deadline_s": 0.02}
+    brief = {"group_deadline_s": 0.15, "start_deadline_s": 0.1}
     spec = job(actors=brief, reward_workers=brief)
     made, learner, _, _ = coordinator(spec, FakeActors(random.Random(0)))
     run = asyncio.create_task(made.run())
     await _until(lambda: made.version >= 5)
     for desired in (Desired(paused=True), Desired(actors=0)):
         await made.apply(desired)
-        await asyncio.sleep(0.2)  # longer than every bound: a pause is not a hang
+        await asyncio.sleep(0.7)  # longer than every bound: a pause is not a hang
         admitted, version = made.ledger.admitted, made.version
         assert made.pause_reason
         await asyncio.sleep(0.1)

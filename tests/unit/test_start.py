@@ -62,7 +62,7 @@ async def test_a_cancelled_start_stops_the_roles_that_had_started() -> None:
     assert stopped == ["a"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_every_block_and_later_signals_are_ignored(number: signal.Signals) -> None:
     ended: list[str] = []
 
@@ -139,6 +139,21 @@ def test_work_in_a_grace_period_can_be_asked_to_stop() -> None:
         assert stop_signal.request()
     assert stop_signal.requested.is_set()
     assert not stop_signal.signalled
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+
+        async def main() -> str:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.05)
+            return "whole"
+
+        assert run_in_foreground(main()) == "whole"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_without_a_signal_the_result_is_returned() -> None:
