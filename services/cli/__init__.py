@@ -40,5 +40,30 @@ def main() -> None:
     try:
         app()
     except VolleyError as error:
-        typer.secho(f"volley: {error}", fg=typer.colors.RED, err=True)
+        _print_error(error)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
+    except ModuleNotFoundError as error:
+        if (advice := missing_extra(error)) is None:
+            raise
+        _print_error(advice)
+        raise SystemExit(1) from None
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install if the missing module comes with an extra of Volley's; None if it does not."""
+    import importlib.metadata
+    import re
+
+    package = (error.name or "").partition(".")[0]
+    try:
+        requirements = importlib.metadata.requires("volley-rl") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return None
+    optional = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in requirements if "extra ==" in each}
+    if package not in optional:
+        return None
+    return f"this command needs {package}, which is not installed: pip install 'volley-rl[cpu]', or [cuda] with GPUs"
+
+
+def _print_error(message: object) -> None:
+    typer.secho(f"volley: {message}", fg=typer.colors.RED, err=True)

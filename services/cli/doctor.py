@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from services.jobs.needs import GIB
-from services.stack.redis import server_binary
+from services.stack.redis_binary import server_binary
 from volley.errors import JobError
 from volley.memory import available_memory
 from volley.plugins import TYPES, installed, load
@@ -59,7 +60,7 @@ def report(findings: list[Finding]) -> None:
         mark = (
             "[red]missing[/red]" if finding.blocks else "[yellow]note[/yellow]" if finding.fix else "[green]ok[/green]"
         )
-        table.add_row(mark, finding.what, finding.state, finding.fix)
+        table.add_row(mark, *map(escape, (finding.what, finding.state, finding.fix)))
     Console().print(table)
 
 
@@ -72,7 +73,7 @@ def _python() -> Finding:
 def _package(name: str) -> Finding:
     distributions = importlib.metadata.packages_distributions().get(name, [])
     if not distributions:
-        return Finding(name, "not installed", "make setup, or: pip install 'volley-rl[cpu]'", blocks=True)
+        return Finding(name, "not installed", "pip install 'volley-rl[cpu]', or in a clone: make setup", blocks=True)
     return Finding(name, f"{importlib.metadata.version(distributions[0])} ({distributions[0]})")
 
 

