@@ -66,7 +66,7 @@ class RankBatch:
         return np.repeat(keep_Gn.sum(axis=-1), keep_Gn.shape[-1])
 
     @property
-    def fresh_T(self) -> NDArray[np.bool_]:
+    def fresh_T(self) -> NDArray[np.bool_]:  # noqa: N802 - a shape suffix
         """Tokens of samples of which no token is older than the version being trained, bool [T]."""
         stale_N = np.bincount(self.sample_T, self.lag_T > 0, self.samples)
         fresh_T: NDArray[np.bool_] = (stale_N == 0)[self.sample_T]

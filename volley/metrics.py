@@ -98,6 +98,12 @@ _METRICS: dict[str, dict[str, Metric]] = {
             "steps with such samples",
         ),
         "logprob_mismatch_max": Metric("nats/token", "Largest such distance.", "steps with such samples"),
+        "served_mismatch_max": Metric(
+            "nats/token",
+            "Largest distance between any actor's and the learner's log-prob of a few tokens drawn for this check, both "
+            "under the same weights.",
+            "the steps after the first update and after every checkpoint",
+        ),
         "lag_histogram": Metric("tokens", "Trained tokens by lag, the learner's version minus the token's."),
     },
     "Value model": {

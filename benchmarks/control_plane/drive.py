@@ -146,7 +146,7 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
             job,
             _prompts(),
             Roles(actors, rewards, learner),
-            Hooks(recorder, _never, _no_checkpoint, _nothing),
+            Hooks(recorder, _never, _no_checkpoint, _agreed),
         )
         steering = Steering(job, folder, store, recorder, actors=actors, rewards=rewards, desired=Desired())
         steering.steer(coordinator, learner)
@@ -248,8 +248,9 @@ async def _no_checkpoint(_step: int, _state: dict[str, Any], _ready: list[ReadyG
     """Do nothing: checkpoints cost the learner time, not the coordinator."""
 
 
-async def _nothing() -> None:
-    """Do nothing: simulated actors serve names of weights."""
+async def _agreed() -> float:
+    """Stands in for the check of what the actors serve."""
+    return 0.0
 
 
 def _calls(server: "redis.Redis") -> Counter[str]:

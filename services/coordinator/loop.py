@@ -110,6 +110,7 @@ class Coordinator:
         self._solve_rates = SolveRates(job, resume.solve_rates)
         self._saved_at = self.version if self.version else None
         self._served_checked = False
+        self._served_mismatch: float | None = None  # of a check that no step has reported yet
 
     async def run(self) -> bool:
         """Train every step of the job.
@@ -244,7 +245,8 @@ class Coordinator:
                     await sending
             sending = tasks.create_task(self._send(step, batch, report, times), name=f"broadcast {self.version}")
             if not self._served_checked and self.pinned.version is None:  # an evaluation would hold the update up
-                await self._check_served(sending)
+                await sending
+                await self._check_served()
             self._dead_batches.note(report.metrics["live_group_fraction"])
             if warning := self._clipped_steps.note(report.metrics["clipped_share"], report.metrics["grad_norm"]):
                 await self.hooks.recorder.event("trouble", problem=warning)
@@ -253,19 +255,21 @@ class Coordinator:
                 self.pinned.begin(tasks, self.version)
             if saves_at(self.job, self.version):
                 await sending  # a checkpoint never runs ahead of the rows of its steps
+                if self.pinned.version is None:
+                    await self._check_served()
                 await self._save()
         if sending is not None:
-            await self._check_served(sending)
+            await sending
+            if not self._served_checked:
+                await self._check_served()
         if self._saved_at != self.version:
             await self._save()
 
-    async def _check_served(self, sending: asyncio.Task[None]) -> None:
-        """Wait for the broadcast; then check, the first time, that the actors serve what the learner trained."""
-        await sending
-        if not self._served_checked:
-            with self.waits.record("learner", lambda: f"the actors' log-probs under version {self.version}"):
-                await self.hooks.check_served()
-            self._served_checked = True
+    async def _check_served(self) -> None:
+        """Check that the actors serve what the learner trained; the next step reports how well they agree."""
+        with self.waits.record("learner", lambda: f"the actors' log-probs under version {self.version}"):
+            self._served_mismatch = await self.hooks.check_served()
+        self._served_checked = True
 
     async def _learn(self, step: int, batch: Sequence[ReadyGroup]) -> StepReport:
         objective = resolve(self.job.objective, self.job.schedule, step, self.desired.objective)
@@ -278,7 +282,10 @@ class Coordinator:
             max_lag=max(ready.max_lag for ready in batch),
         )
         self._account(batch, report)
-        return report
+        checked, self._served_mismatch = self._served_mismatch, None
+        return (
+            report if checked is None else replace(report, metrics={**report.metrics, "served_mismatch_max": checked})
+        )
 
     async def _save(self) -> None:
         with self.waits.record("learner", lambda: f"the evaluation of version {self.pinned.version}"):

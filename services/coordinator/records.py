@@ -125,11 +125,12 @@ class Hooks:
         evaluate: called with a version at the job's evaluation steps; the actors serve that version until it returns.
         checkpoint: called between steps, at the job's checkpoint steps and at the end, with the number of steps done,
             the JSON state for `ResumePoint.of`, and the groups that wait to be trained on.
-        check_served: called once, after the first update that all actors took, while learner and actors hold the same
-            version; raises `ServedWeightsDiffer` if they compute different log-probs.
+        check_served: called after the first update that all actors took and before every checkpoint, while learner and
+            actors hold the same version; returns the largest difference of a log-prob, in nats, and raises
+            `ServedWeightsDiffer` if it is more than rounding.
     """
 
     recorder: Recorder
     evaluate: Callable[[int], Awaitable[None]]
     checkpoint: Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
-    check_served: Callable[[], Awaitable[None]]
+    check_served: Callable[[], Awaitable[float]]

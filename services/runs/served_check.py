@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from ray.exceptions import ObjectLostError
 
 from actors.config import GenerateRequest
 from services.data.tokens import EncodedPrompt
@@ -33,10 +34,13 @@ class Scoring(Protocol):
     async def score(self, group: Ref[Group]) -> NDArray[np.float32]: ...
 
 
-async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: EncodedPrompt) -> None:
+async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: EncodedPrompt) -> float:
     """Let every actor generate a few tokens after ``prompt``, and compare its log-probs with the learner's.
 
     Actors and learner must hold the same version, and keep it meanwhile.
+
+    Returns:
+        The largest difference of a log-prob, in nats.
 
     Raises:
         ServedWeightsDiffer: an actor's log-probs are not the learner's.
@@ -51,11 +55,18 @@ async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: Enc
         max_tokens=min(PROBE_TOKENS, job.sampling.max_tokens),
         seed=0,  # so that the run's own samples stay what they would have been
     )
+    largest = 0.0
     for actor, ref in (await actors.probe(request)).items():
-        group: Group = await fetched(ref)
-        difference = float(np.abs(group.logprobs_T - await learner.score(ref)).mean())
+        try:
+            group: Group = await fetched(ref)
+        except ObjectLostError:  # the actor's node has just died
+            continue
+        difference_T = np.abs(group.logprobs_T - await learner.score(ref))
+        difference = float(difference_T.mean())
         if not difference <= TOLERANCE[job.model.dtype]:  # NaN is a difference too
             raise ServedWeightsDiffer(_explain(actor, difference, job.model))
+        largest = max(largest, float(difference_T.max()))
+    return largest
 
 
 def _explain(actor: str, difference: float, model: ModelSpec) -> str:

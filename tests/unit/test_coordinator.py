@@ -171,9 +171,10 @@ def coordinator(
         recorded.checkpoints.append((step, json.loads(json.dumps(state))))
         recorded.ready = ready
 
-    async def check_served() -> None:
+    async def check_served() -> float:
         assert actors.version == made.version, "actors and learner hold the same version"
         recorded.served_checks.append(made.version)
+        return 1e-6 * made.version
 
     prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
     made = Coordinator(
@@ -197,17 +198,30 @@ def coordinator(
         ({"steps": 1, "evaluation": {"data": {"path": "h"}}}, 0.3, 1),
     ],
 )
-async def test_what_the_actors_serve_is_checked_once(changes: dict[str, Any], seconds: float, earliest: int) -> None:
-    made, _, recorded, _ = coordinator(job(**changes), FakeActors(random.Random(0)), evaluation_seconds=seconds)
+async def test_what_the_actors_serve_is_checked_after_the_first_update(
+    changes: dict[str, Any], seconds: float, earliest: int
+) -> None:
+    spec = job(**changes, checkpoint={"every": None})
+    made, _, recorded, _ = coordinator(spec, FakeActors(random.Random(0)), evaluation_seconds=seconds)
     assert await made.run()
     (checked,) = recorded.served_checks
     assert earliest <= checked <= earliest + 2
 
 
+async def test_served_weights_are_checked_at_every_checkpoint_and_the_next_step_reports_it() -> None:
+    made, _, recorded, _ = coordinator(job(checkpoint={"every": 10}), FakeActors(random.Random(0)))
+    await made.run()
+    assert recorded.served_checks[1:] == [10, 20]
+    reported = {f.step: f.report.metrics.get("served_mismatch_max") for f in recorded.steps}
+    assert {step: value for step, value in reported.items() if value} == {
+        version: pytest.approx(1e-6 * version) for version in recorded.served_checks
+    }
+
+
 async def test_a_run_whose_actors_serve_something_else_ends() -> None:
     made, learner, _, _ = coordinator(job(), FakeActors(random.Random(0)))
 
-    async def differ() -> None:
+    async def differ() -> float:
         raise ServedWeightsDiffer("actor-0 serves something else")
 
     made.hooks = replace(made.hooks, check_served=differ)

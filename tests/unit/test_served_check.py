@@ -73,7 +73,7 @@ async def test_a_small_difference_passes_and_a_large_one_names_actor_and_model(
 ) -> None:
     job = RLJob.model_validate({**tree, "model": {**tree["model"], "dtype": dtype}})
     fine, wrong = 0.9 * TOLERANCE[dtype], -1.1 * TOLERANCE[dtype]
-    await check_served(Actors(a=fine, b=-fine), Learner(), job, PROMPT)
+    assert await check_served(Actors(a=fine / 2, b=-fine), Learner(), job, PROMPT) == pytest.approx(fine, rel=1e-4)
     with pytest.raises(ServedWeightsDiffer, match=rf"^b does not serve .* {dtype} allows .* of type some_moe "):
         await check_served(Actors(a=fine, b=wrong), Learner(), job, PROMPT)
 

@@ -53,7 +53,8 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
         for meta in (replace(group.meta(), turns=9) for group in groups_of())
     )
     batch = batch_of(groups_of(), PolicyUpdate())
-    report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
+    checked = {"served_mismatch_max": 1e-6}  # which the coordinator adds
+    report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics, **checked}, {0: 3})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
     times = StepTimes(0.0, 1.0, 2.0, 2.5, 3.0)
     finished = FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts())
