@@ -100,7 +100,7 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "logprob_mismatch_max": Metric("nats/token", "Largest such distance.", "steps with such samples"),
         "served_mismatch_max": Metric(
             "nats/token",
-            "Largest distance between any actor's and the learner's log-prob of a few tokens drawn for this check, both "
+            "Largest distance between an actor's and the learner's log-prob of a few tokens drawn for this check, "
             "under the same weights.",
             "the steps after the first update and after every checkpoint",
         ),
