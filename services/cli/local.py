@@ -105,6 +105,7 @@ def resume_hint(job: "Job", folder: "RunFolder") -> str:
 
 def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     """Check a job file and the files and code it names, without starting anything."""
+    from services.data.chat import plain_text_notice
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
     from services.runs.run import prepare_alone
 
@@ -112,6 +113,8 @@ def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     importable_from(job_file.parent)
     with quoting_header(job_file, job):
         prepare_alone(job)
+    if notice := plain_text_notice(job.data, job.model.path):
+        typer.echo(f"note: {notice}", err=True)
     parts = "tokenizer" if job.kind == "sft" else "tokenizer and scorer"
     typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, {parts} are valid")
 

@@ -47,6 +47,9 @@ def eval_(
     n: Annotated[int, typer.Option("-n", min=1, help="samples per prompt")] = 64,
     ks: Annotated[str, typer.Option("--k", help="values of k to estimate pass@k for")] = "1,2,4,8,16,32,64",
     prompts: Annotated[int | None, typer.Option(min=1, help="use only the first N prompts", metavar="N")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="render the prompts of --data with the model's chat template")
+    ] = False,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="longest sample, in tokens [default: the run's, or 1024]")
     ] = None,
@@ -67,11 +70,14 @@ def eval_(
     from services.runs.run import prepare, run_alone
     from services.signals import run_in_foreground
     from services.store.folder import RunFolder
+    from volley.errors import JobError
 
+    if chat and data is None:
+        raise JobError("--chat is about the prompts of --data: pass --data, or --set data.chat={}")
     is_model = any((Path(model) / file).exists() for file in ("config.json", "adapter_config.json"))
     folder = None if is_model else _folder(model, server)
     given = {
-        "data": None if data is None else {"path": str(data.absolute())},
+        "data": None if data is None else {"path": str(data.absolute()), **({"chat": {}} if chat else {})},
         "scorer": _scorer(scorer),
         "sampling": {"n": n, **({} if max_tokens is None else {"max_tokens": max_tokens})},
         "ks": _ks(ks, n),
@@ -169,10 +175,12 @@ def _hush() -> None:
 def _folder(run: str, server: str | None) -> "RunFolder":
     """Return the run's folder, which must be visible on this machine."""
     from services.store.folder import RunFolder
-    from volley.errors import HostError
+    from volley.errors import HostError, JobError
 
     here = local_folder(run)
     if here is not None:
+        if not (here.path / "job.yaml").exists():
+            raise JobError(f"{run} is no model (it has no config.json) and no run folder (it has no job.yaml)")
         return here
     with remote(server) as api:
         path = Path(api.run(run)["record"]["folder"])

@@ -1,5 +1,6 @@
 """What ``volley data check`` reports about a data set: counts, lengths, tags, duplicate prompts, bad rows by line."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_BAD = 50
 SHOWN_VALUES = 12
+SHOWN_TEXT = 240  # characters
 CHUNK = 1000  # texts per call of the tokenizer
 
 
@@ -81,7 +83,10 @@ def lines(findings: Findings, tokenizer: "PreTrainedTokenizerBase | None") -> li
 
 
 def _prompt_lines(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
-    output = [f"  characters  {_spread([len(prompt.text) for prompt in prompts])}"]
+    output = [
+        f"  first       {shortened(prompts[0].text)}",
+        f"  characters  {_spread([len(prompt.text) for prompt in prompts])}",
+    ]
     if tokenizer is not None:
         output.append(f"  tokens      {_spread(token_lengths(tokenizer, prompts))}")
     duplicates = len(prompts) - len({prompt.text for prompt in prompts})
@@ -89,6 +94,13 @@ def _prompt_lines(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase
         output.append(f"  {duplicates} prompts are identical to an earlier one")
     output.append(f"  fields      {', '.join(sorted({name for prompt in prompts for name in prompt.reference}))}")
     return output + _tags(prompts)
+
+
+def shortened(text: str) -> str:
+    """A prompt as the model gets it, quoted, in a line; of a long one, beginning and end."""
+    if len(text) > SHOWN_TEXT:
+        text = f"{text[: SHOWN_TEXT // 2]} [...] {text[-SHOWN_TEXT // 2 :]}"
+    return json.dumps(text, ensure_ascii=False)
 
 
 def token_lengths(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt]) -> list[int]:

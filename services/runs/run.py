@@ -9,6 +9,7 @@ from pathlib import Path
 
 from reward_servers.scorers import import_functions, names_plugin
 from services.control.heartbeat import Status
+from services.data.chat import plain_text_notice
 from services.data.tokens import import_tokenizers_alone
 from services.jobs.adapters import check_adapters
 from services.jobs.job_file import Job
@@ -150,6 +151,8 @@ async def run_on(
         stop_signal = stop_signal or StopSignal()
         context = Context(folder, store, outbox, display, status, sinks, checkpoint, stop_signal)
         folder.write_summary(_summary(run.job, folder, "running"))
+        if notice := plain_text_notice(run.job.data, run.job.model.path):
+            display.say(f"note: {notice}")
         ended_by: BaseException | None = None
         try:
             async with heartbeats(status), sinks:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from reward_servers.scorers.countdown import Countdown
 from services.cli import app
+from services.data.chat import plain_text_notice
 from services.data.check import examine, lines, load_spec
 from services.data.prompts import read_prompts
 from services.data.report import DropReport
@@ -128,6 +129,33 @@ def test_a_chat_prompt_is_tokenized_by_the_models_own_template(path: Path, tmp_p
     assert tokenizer(prompt.text).input_ids == wanted
     with pytest.raises(JobError, match="needs the model's tokenizer"):
         read_prompts(spec)
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_chat_model_that_gets_plain_text_is_noticed(path: Path, tmp_path: Path, where: str) -> None:
+    model, plain = tmp_path / "model", DataSpec.model_validate({"path": path, "prompt_field": "q"})
+    assert not plain_text_notice(plain, model), "whatever is wrong with it, loading it says so"
+    tiny_llama(model)
+    assert not plain_text_notice(plain, model), "it is no chat model"
+    if where == "chat_template.jinja":
+        (model / where).write_text(CHAT)
+    else:
+        settings = json.loads((model / where).read_text())
+        (model / where).write_text(json.dumps({**settings, "chat_template": CHAT}))
+    assert "data: {chat: {}}" in plain_text_notice(plain, model)
+    assert not plain_text_notice(DataSpec.model_validate({"path": path, "prompt_field": "q", "chat": {}}), model)
+    mixed = {"sources": [{"name": "a", "weight": 1, "path": path, "prompt_field": "q", "chat": {}}]}
+    assert not plain_text_notice(DataSpec.model_validate(mixed), model)
+
+
+def test_check_prints_the_first_prompt_as_the_model_gets_it(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"prompt": 'say "x"\n'}) + "\n")
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "x.jsonl")])
+    assert r'first       "say \"x\"\n"' in result.output
+    long = "a" * 500 + "b" * 500
+    (tmp_path / "y.jsonl").write_text(json.dumps({"prompt": long}) + "\n")
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "y.jsonl")])
+    assert f'"{"a" * 120} [...] {"b" * 120}"' in result.output
 
 
 def test_a_mixture_prefixes_prompt_ids_and_names_an_empty_source(path: Path, tmp_path: Path) -> None:
