@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
+from services.jobs.suggestions import MAPPINGS, OBJECTIVES, known_key
 from volley.errors import JobError
 from volley.job import JOB, EvalJob, RFTJob, RLJob, SFTJob
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Job = RLJob | SFTJob | RFTJob | EvalJob
 _PATHS = ("path", "working_dir", "py_modules")
@@ -122,15 +126,32 @@ def explain(path: Path | str, error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"] if part not in _UNION_TAGS)
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            message = "unknown key; `volley schema` lists the known ones"
-        elif problem["type"] == "missing":
-            message = "required, but missing"
-        elif problem["type"] != "value_error":
-            message = f"{message}, got {problem['input']!r:.60}"
-        lines.append(f"{path}: {where + ': ' if where else ''}{message}")
+        kind = str(problem["loc"][0]) if problem["loc"] else ""
+        lines.append(f"{path}: {where + ': ' if where else ''}{_mistake(kind, where, problem)}")
     return "\n".join(lines)
+
+
+def _mistake(kind: str, where: str, problem: "ErrorDetails") -> str:
+    """What is wrong at the key ``where`` of a job of this kind, and if known, what to write instead."""
+    last, given = where.rpartition(".")[2], problem["input"]
+    match problem["type"]:
+        case "extra_forbidden":
+            meant = known_key(kind, where)
+            return (
+                f"unknown key; did you mean {meant}?" if meant else "unknown key; `volley schema` lists the known ones"
+            )
+        case "missing":
+            return "required, but missing"
+        case "model_type" | "model_attributes_type" if last in MAPPINGS:
+            return f"must be a mapping, not {given!r:.60}: write {MAPPINGS[last]}"
+        case "union_tag_invalid" if not where:
+            return f"kind: {given.get('kind')!r:.60} is no kind of job: write rl, sft, rft or eval"
+        case "value_error":
+            named = given.get("kind") if isinstance(given, dict) else None
+            if last == "objective" and named in OBJECTIVES:
+                return f"{named!r} is called otherwise here: write objective: {OBJECTIVES[named]}"
+            return problem["msg"].removeprefix("Value error, ")
+    return f"{problem['msg']}, got {given!r:.60}"
 
 
 def assign(tree: dict[str, Any], keys: list[str], value: object) -> None:

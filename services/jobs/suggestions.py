@@ -1,0 +1,92 @@
+"""What to write instead of a mistaken key or value of a job file."""
+
+import difflib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from volley.job import JOB
+
+# Other trainers' words for a key, by the name people try.
+OTHER_WORDS = {
+    "learning_rate": "optimizer.lr",
+    "max_grad_norm": "optimizer.clip_norm",
+    "batch_size": "prompts_per_step",
+    "train_batch_size": "prompts_per_step",
+    "num_generations": "sampling.n",
+    "group_size": "sampling.n",
+    "n_samples": "sampling.n",
+    "max_new_tokens": "sampling.max_tokens",
+    "max_completion_length": "sampling.max_tokens",
+    "max_steps": "steps",
+    "epochs": "steps",
+    "beta": "update.kl.coefficient",
+    "kl_coef": "update.kl.coefficient",
+    "epsilon": "update.clip_low",
+    "staleness": "max_lag",
+    "max_staleness": "max_lag",
+    "reward": "scorer",
+    "reward_fn": "scorer",
+    "dataset": "data",
+}
+# Values people write where a mapping belongs, by the last part of the key.
+MAPPINGS = {
+    "model": "model: {path: models/NAME}, a folder in Hugging Face format; `hf download OWNER/NAME` makes one",
+    "data": "data: {path: prompts.jsonl}",
+    "chat": "chat: {}",
+    "scorer": "scorer: {kind: math}",
+    "objective": "objective: {kind: max_at_k, k: 8}",
+    "sampling": "sampling: {n: 16}",
+    "optimizer": "optimizer: {lr: 1.0e-6}",
+    "kl": "kl: {coefficient: 0.01}",
+    "evaluation": "evaluation: {data: {path: heldout.jsonl}}",
+    "checkpoint": "checkpoint: {every: 25}",
+}
+# Names of objectives elsewhere.
+OBJECTIVES = {
+    "pass_at_k": "{kind: max_at_k, k: 8}: with rewards 0 and 1, max@k is pass@k",
+    "best_of_k": "{kind: max_at_k, k: 8}",
+    "grpo": "{kind: mean, normalize: std}",
+    "dr_grpo": "{kind: mean}",
+    "rloo": "{kind: mean}",
+    "reinforce": "{kind: mean}",
+    "ppo": "{kind: mean}, with update.value_model for PPO's critic",
+    "majority": "{kind: maj_at_k, k: 8}",
+}
+
+
+def known_key(kind: str, key: str) -> str:
+    """The key of a job of this kind that ``key``, with dots, was probably meant to be; "" if none is near."""
+    parent, _, last = key.rpartition(".")
+    keys = known_keys(kind)
+    elsewhere = OTHER_WORDS.get(last, "")
+    if elsewhere in keys:
+        return elsewhere
+    beside = [each.rpartition(".")[2] for each in keys if each.rpartition(".")[0] == parent]
+    if near := difflib.get_close_matches(last, beside, n=1, cutoff=0.7):
+        return f"{parent}.{near[0]}" if parent else near[0]
+    misplaced = sorted((each for each in keys if each.rpartition(".")[2] == last), key=lambda each: each.count("."))
+    if misplaced:
+        return misplaced[0]
+    names = {each.rpartition(".")[2]: each for each in sorted(keys, key=lambda each: -each.count("."))}
+    distant = difflib.get_close_matches(last, names, n=1, cutoff=0.8)
+    return names[distant[0]] if distant else ""
+
+
+@cache
+def known_keys(kind: str) -> frozenset[str]:
+    """Every key of a job of this kind, with dots."""
+    schema = JOB.json_schema()
+    definitions: dict[str, Any] = schema["$defs"]
+    root = schema["discriminator"]["mapping"].get(kind)
+    return frozenset(_keys({"$ref": root}, definitions, ())) if root else frozenset()
+
+
+def _keys(node: dict[str, Any], definitions: dict[str, Any], above: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+    if (name := node.get("$ref", "").rpartition("/")[2]) and name not in above:
+        yield from _keys(definitions[name], definitions, (*above, name), prefix)
+    for choice in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
+        yield from _keys(choice, definitions, above, prefix)
+    for key, child in node.get("properties", {}).items():
+        yield f"{prefix}{key}"
+        yield from _keys(child, definitions, above, f"{prefix}{key}.")
