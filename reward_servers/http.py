@@ -15,8 +15,9 @@ import asyncio
 import hmac
 import json
 import socket
+import sys
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +54,7 @@ def serve(
     min_tier: MinTier = "auto",
     packages: tuple[str, ...] = (),
 ) -> None:
-    """Serve until interrupted.
+    """Print the address, and serve until interrupted.
 
     Raises:
         HostError: the host does not reach ``min_tier`` or lacks one of ``packages``, ``port`` is in use, or
@@ -63,6 +64,9 @@ def serve(
     interpreter(packages)
     with _listener(host, port) as listener:
         hosts = LOOPBACK_HOSTS | {host} if is_loopback(host) else None
+        name = f"[{host}]" if ":" in host else host
+        sys.stdout.write(f"listening on http://{name}:{listener.getsockname()[1]}; scores at POST /v1/score\n")
+        sys.stdout.flush()
         _serve_on(listener, Slots(slots, SandboxSpec(min_tier=min_tier, packages=packages)), token, hosts)
 
 
@@ -79,10 +83,11 @@ def _serve_on(listener: socket.socket, slots: Slots, token: str | None, hosts: f
         access_log=False,
     )
     server = DrainingServer(config, slots, ending)
-    with suppress(KeyboardInterrupt):
+    try:
         server.run([listener])
-    if server.failure is not None:
-        raise HostError(str(server.failure)) from server.failure
+    finally:
+        if server.failure is not None:
+            raise HostError(str(server.failure)) from server.failure
 
 
 class Drain:

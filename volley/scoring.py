@@ -73,7 +73,7 @@ class CodeScorer(Spec):
     """Runs the sample's program on the row's ``tests``. docs/scorers.md shows the three kinds of tests."""
 
     kind: Literal["code"] = "code"
-    values: RewardValues = RewardValues(passed=1.0, failed=-1.0)
+    values: RewardValues = RewardValues()
     mode: Literal["all", "fraction"] = Field(
         "all", description="reward: all: one of values, stopping at the first failure; fraction: share of tests passed"
     )

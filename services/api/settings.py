@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from reward_servers.http_gate import is_loopback
 from volley.base import Spec
+from volley.ports import DEFAULT_PORT
 
 EVERYTHING = "*"
 
@@ -20,7 +21,7 @@ class ApiSettings(Spec):
 
     redis_url: str
     host: str = "127.0.0.1"
-    port: int = Field(8265, ge=0, le=65535)
+    port: int = Field(DEFAULT_PORT, ge=0, le=65535)
     runs: Path = Field(Path("runs"), description="folder in which run folders are created, as seen by the drivers")
     ray_address: str | None = Field(None, description="http://host:port of Ray's job server")
     admin_token: SecretStr | None = Field(None, description="a token with every scope, for creating the others")

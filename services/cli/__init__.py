@@ -1,6 +1,7 @@
 """The command ``volley``. Commands import heavy modules themselves, so that ``volley --help`` is quick."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -18,6 +19,24 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        typer.echo(f"volley {importlib.metadata.version('volley-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Reinforcement learning for language models that get k tries."""
+
 
 _commands: tuple[dict[str, Callable[..., None]], ...] = (
     {"run": local.run, "check": local.check, "doctor": local.doctor, "schema": local.schema},

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from services.cli.options import Json, Redis, StackDir, print_json
+from volley.ports import DEFAULT_PORT
 
 
 def up(
@@ -14,7 +15,7 @@ def up(
     host: Annotated[
         str, typer.Option(help="address to listen on; other than on loopback, every request needs a token")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port of API and dashboard; 0 picks a free one")] = 8265,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 picks a free one")] = DEFAULT_PORT,
     redis: Redis = None,
     ray: Annotated[
         str | None, typer.Option(help="URL of a Ray cluster's job server to use instead of a local head", metavar="URL")

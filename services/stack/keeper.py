@@ -35,11 +35,10 @@ from services.supervisor.ray_jobs import RayJobLauncher
 from volley.base import Spec
 from volley.errors import HostError, VolleyError
 from volley.files import replace_text
+from volley.ports import DEFAULT_PORT
 from volley.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
-
-DEFAULT_PORT = 8265
 
 
 class UpSettings(Spec):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -463,3 +464,21 @@ def test_tests_that_cannot_be_run_are_a_client_error(server: str, tests: list[di
     answer = post(server, json.dumps({"items": [item]}))
     assert answer.status_code == 422
     assert "test" in answer.json()["error"]
+
+
+def test_the_command_prints_its_address_and_ctrl_c_exits_with_130() -> None:
+    command = [str(Path(sys.executable).parent / "volley"), "reward-server", "--port", "0", "--slots", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+); scores at POST /v1/score\n", line)
+        assert found is not None, line
+        for _ in range(100):
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{found[1]}/healthz").status_code == 200:
+                    break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors

@@ -133,3 +133,7 @@ def test_chat_is_about_the_data_given(tmp_path: Path) -> None:
     done = volley("eval", str(tmp_path), "--chat")
     assert done.returncode == 1
     assert "--chat is about the prompts of --data: pass --data" in done.stderr
+
+
+def test_the_version_is_printed() -> None:
+    assert re.fullmatch(r"volley \d+\.\d+\.\d+\n", volley("--version").stdout)
