@@ -2,12 +2,12 @@
 
     python -m benchmarks.chaos.run [--minutes 30] [--steps N] [--seed 0] [--every 5 20] [--folder demo/chaos]
 
-It starts its own service (`volley up`) and a second Ray node for the actors, and submits a job whose reward is
-sandboxed code. Every few seconds it picks a component (sometimes two) and sends one of its processes SIGKILL or
-SIGSTOP, or SIGTERM if the process handles it; a node loses all its processes at once. After ``--minutes`` it stops the
-run; with ``--steps`` it then waits until all steps are done. Finally it checks that every step was trained once, that
-the ledger is exact and that no process is left, and prints the faults survived by kind, with the time until the run
-trained again.
+It starts its own service (`volley up`) and a second Ray node for the actors, and submits a job whose samples are
+programs, nearly all of which attack their sandbox. Every few seconds it picks a component (sometimes two) and sends one
+of its processes SIGKILL or SIGSTOP, or SIGTERM if the process handles it; a node loses all its processes at once. After
+``--minutes`` it stops the run; with ``--steps`` it then waits until all steps are done. Finally it checks that every
+step was trained once, that the ledger is exact, that no attack was paid and no process is left, and prints the faults
+survived by kind, with the time until the run trained again.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.versus_trl.workloads import WORKLOADS, write_inputs
+from benchmarks.chaos.samples import LIMITS, TOKENS, escaped, verdicts, write_inputs
 from services.stack.keeper import free_port
 
 VOLLEY = str(Path(sys.executable).with_name("volley"))
@@ -65,12 +65,12 @@ def job_of(folder: Path, steps: int) -> dict[str, Any]:
         "name": "chaos",
         "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "prompts.jsonl")},
-        "scorer": {"kind": "code", "extract": "raw"},
+        "scorer": {"kind": "code", "extract": "raw", "sandbox": {"limits": LIMITS}},
         "objective": {"kind": "max_at_k", "k": 2},
         "steps": steps,
         "prompts_per_step": PROMPTS,
         "max_lag": 2,
-        "sampling": {"n": 4, "max_tokens": 8},
+        "sampling": {"n": 4, "max_tokens": TOKENS},
         "optimizer": {"lr": 1e-6},
         "actors": {
             "count": 2,
@@ -84,6 +84,7 @@ def job_of(folder: Path, steps: int) -> dict[str, Any]:
         "reward_workers": {"count": 2, "max_replacements": 10_000, "group_deadline_s": 20},
         "learner": {"ranks": 2, "cpus_per_rank": 0.5, "step_deadline_s": 30, "max_restarts": 10_000},
         "checkpoint": {"every": 10},
+        "samples_kept": 4 * PROMPTS,
         "max_dead_batches": 10**6,
     }
 
@@ -205,7 +206,7 @@ def main() -> None:
     signal.signal(TERM, lambda *_: sys.exit("stopped by SIGTERM"))  # the `finally` below then stops the service
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    write_inputs(WORKLOADS["code"], folder / "inputs", layers=2, width=128)
+    write_inputs(folder / "inputs")
     service = Service(folder / f"service-{int(time.time())}")
     try:
         service.join()
@@ -319,10 +320,14 @@ def check(folder: Path, steps: int, left: list[str]) -> None:
         *([] if len(trained) == steps * PROMPTS else [f"{len(trained)} groups were trained on"]),
         *([f"groups {sorted(lost)} were lost"] if lost else []),
         *([f"processes left: {left}"] if left else []),
+        *(f"an attack passed: {text!r}" for text in escaped(folder / "samples.jsonl")),
     ]
     print("events: " + ", ".join(f"{count} {kind}" for kind, count in sorted(ends.items())))
     print(f"steps {len(metrics)}, groups trained on {len(trained)}, dropped {sum(dropped.values())} {dict(dropped)}")
-    print("every planned step done once, the ledger exact, no process left" if not problems else "; ".join(problems))
+    for (kind, status), count in sorted(verdicts(folder / "samples.jsonl").items()):
+        print(f"logged samples, {kind}: {count} {status}")
+    good = "every planned step done once, the ledger exact, no process left, no attack paid"
+    print("; ".join(problems) or good)
     sys.exit(bool(problems))
 
 

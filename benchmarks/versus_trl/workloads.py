@@ -57,7 +57,7 @@ def write_inputs(workload: Workload, folder: Path, *, layers: int = 4, width: in
     """Write an untrained model of about 3M parameters and its prompts to ``folder``, unless they exist."""
     if (folder / "prompts.jsonl").exists():
         return
-    _write_model(workload, folder / "model", layers, width)
+    write_model(workload, folder / "model", layers, width)
     rows = []
     for number in range(64):
         text = "".join(workload.tokens[(number * 7 + i) % len(workload.tokens)] for i in range(6))
@@ -65,7 +65,8 @@ def write_inputs(workload: Workload, folder: Path, *, layers: int = 4, width: in
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _write_model(workload: Workload, folder: Path, layers: int, width: int) -> None:
+def write_model(workload: Workload, folder: Path, layers: int, width: int) -> None:
+    """Write an untrained model whose tokenizer has one token per line, and ``workload``'s."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
