@@ -14,8 +14,8 @@ from tests.integration.sandbox.attacks import ATTACKS, EXPECTED, STDIN
 from tests.integration.sandbox.evasions import EVASIONS
 
 HONEST = ("print(sum(map(int, input().split())))\n", "print(7)\n", "x = 1\n", "pass\n")
-_REFUSED = [each for each in ATTACKS if "passed" not in each.accepted]
-HOSTILE = tuple(dict.fromkeys(f"{each.source.rstrip()}\n" for each in (*_REFUSED, *EVASIONS)))
+_SOURCES = (*(each.source for each in ATTACKS if "passed" not in each.accepted), *(each.source for each in EVASIONS))
+HOSTILE = tuple(dict.fromkeys(f"{source.rstrip()}\n" for source in _SOURCES))
 TOKENS = 3  # programs in a sample at most
 LIMITS = {"cpu_s": 1.0, "wall_limit_s": 2.0}  # programs that never end are common here
 
