@@ -36,8 +36,8 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stepz": 3}, "stepz: unknown key; `volley schema` lists the known ones"),
-        ({"learner": {"rank": 2}}, "learner.rank: unknown key"),
+        ({"stepz": 3}, "stepz: unknown key; did you mean steps?"),
+        ({"learner": {"rank": 2}}, "learner.rank: unknown key; did you mean learner.ranks?"),
         ({"objective": {"kind": "max_at_k", "k": 17}}, "k"),
         ({"sampling": {"n": 4}}, "k"),
         ({"learner": {"ranks": 64}}, "a group is never split over ranks"),
