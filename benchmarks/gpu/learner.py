@@ -62,7 +62,7 @@ def supervised(section: str, options: argparse.Namespace, scratch: Path) -> tupl
             if done.returncode:
                 problem = f"exit status {done.returncode}: {last_line(log)}"
         except subprocess.TimeoutExpired:
-            problem = f"no end within {options.limit:.0f} s"
+            problem = f"no end within {options.limit:g} s"
     lines = [line.removeprefix(MARK) for line in log.read_text().splitlines() if line.startswith(MARK)]
     return [Row(**json.loads(line)) for line in lines], problem
 

@@ -17,7 +17,7 @@ from benchmarks.reproductions.study import Study, with_curves
 from benchmarks.reproductions.tasks import RISING
 
 PROMPTS = 32
-RATES = (6e-5, 1.5e-4, 3e-4)
+RATES = (6e-5, 1.5e-4)
 CLIPS = {"unclipped": None, "clip 1.0": 1.0}
 
 
