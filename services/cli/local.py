@@ -50,10 +50,12 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     from services.runs.checkpoints import newest_checkpoint, steps_of
     from services.runs.run import prepare_alone
     from services.store.desired import change_in_folder, read_desired
-    from services.store.folder import RunFolder
+    from services.store.folder import RunFolder, RunHasEnded
     from volley.job import RLJob
 
     folder, job = RunFolder.open(run_folder)
+    if folder.state == "done":
+        raise RunHasEnded(f"{run_folder} is done: to go on, start a job from its model, {folder.model}")
     importable_from(Path.cwd())
     if (where := folder.import_from()) is not None:
         importable_from(where)

@@ -69,7 +69,12 @@ def resume(
 
 def stop(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:
     """Make a run write a checkpoint and end; `volley resume` continues from there."""
-    if local_folder(run) is not None:
+    if (folder := local_folder(run)) is not None:
+        from services.store.folder import RunHasEnded
+        from services.store.state import ENDED
+
+        if folder.state in ENDED:
+            raise RunHasEnded(f"{run} is {folder.state}: there is nothing to stop")
         _change(run, {"stopped": True}, server, as_json)
         return
     with remote(server) as api:

@@ -27,8 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from services.jobs.job_file import Job, dump_job, load_job
-from volley.errors import HostError
+from volley.errors import HostError, JobError
 from volley.files import replace_text
+
+
+class RunHasEnded(JobError):
+    """What was asked makes no sense for a run that has ended."""
+
+    exit_code = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,11 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """How the run stands, or ended."""
         return dict(json.loads((self.path / "summary.json").read_text()))
+
+    @property
+    def state(self) -> str:
+        """The run's state according to its summary; "" before it has one."""
+        return str(self.summary()["state"]) if (self.path / "summary.json").exists() else ""
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

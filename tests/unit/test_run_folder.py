@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from services.cli import app
 from services.evaluation.evaluate import max_groups_in_flight
 from services.recording import plots
 from services.runs.checkpoints import newest_checkpoint
 from services.store.desired import change_in_folder, read_desired
-from services.store.folder import RunFolder
+from services.store.folder import RunFolder, RunHasEnded
 from tests.unit.test_host import job
 from volley.errors import HostError, JobError
 from volley.job import JOB, ActorsSpec
@@ -135,3 +137,16 @@ def test_a_folder_in_use_is_rejected(folder: RunFolder) -> None:
         pass
     with folder.in_use():
         pass
+
+
+def test_a_run_that_has_ended_is_neither_resumed_nor_stopped(folder: RunFolder) -> None:
+    assert folder.state == ""
+    for state in ("done", "stopped", "failed"):
+        folder.write_summary({"state": state, "problem": ""})
+        with pytest.raises(RunHasEnded, match=rf"is {state}: there is nothing to stop"):
+            CliRunner().invoke(app, ["stop", str(folder.path)], catch_exceptions=False)
+    assert not read_desired(folder).stopped
+    folder.write_summary({"state": "done", "problem": ""})
+    with pytest.raises(RunHasEnded, match=r"is done: to go on, start a job from its model, .*/model"):
+        CliRunner().invoke(app, ["resume", str(folder.path)], catch_exceptions=False)
+    assert RunHasEnded.exit_code == 4
