@@ -174,8 +174,7 @@ def test_a_killed_actor_is_replaced_and_after_ctrl_c_no_process_is_left(job: Pat
     assert errors.strip() == "volley: stopping at a checkpoint, within 30 s; a second signal ends it at once"
     assert run.summary()["state"] == "stopped"
     assert run.leftovers() == []
-    (checkpoint,) = tmp_path.glob("*/checkpoints/step-*")
-    assert checkpoint.name == f"step-{run.steps()}", "no step has to be repeated"
+    assert list(tmp_path.glob(f"*/checkpoints/step-{run.steps()}")), "no step has to be repeated"
 
 
 def test_a_closed_terminal_ends_the_run_in_order_and_it_can_be_resumed(job: Path, tmp_path: Path) -> None:
@@ -187,8 +186,7 @@ def test_a_closed_terminal_ends_the_run_in_order_and_it_can_be_resumed(job: Path
     assert code == 130
     assert run.summary()["state"] == "stopped"
     assert run.leftovers() == []
-    (checkpoint,) = tmp_path.glob("*/checkpoints/step-*")
-    assert checkpoint.name == f"step-{run.steps()}", "no step has to be repeated"
+    assert list(tmp_path.glob(f"*/checkpoints/step-{run.steps()}")), "no step has to be repeated"
 
 
 def test_no_process_is_left_after_the_driver_is_killed(job: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -468,7 +469,9 @@ def test_tests_that_cannot_be_run_are_a_client_error(server: str, tests: list[di
 
 def test_the_command_prints_its_address_and_ctrl_c_exits_with_130() -> None:
     command = [str(Path(sys.executable).parent / "volley"), "reward-server", "--port", "0", "--slots", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    attended = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background shell ignores Ctrl-C
+    with subprocess.Popen(command, preexec_fn=attended, **pipes) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+); scores at POST /v1/score\n", line)
