@@ -33,7 +33,7 @@ from volley.errors import VolleyError
 HERE = Path(__file__).parent
 COLOURS = {"start": "#8c959f", "mean": "#d1495b", "max@8": "#1f77b4"}
 FULL: dict[str, dict[str, Any]] = {"warm-up": {}, "mean": {}, "max-at-8": {}}
-# With the job files' learning rate, pass@k would be lower after so few steps than before them.
+# A larger rate than the job files', so that so few steps show something.
 FEW: dict[str, Any] = {"steps": 40, "evaluation.sampling.n": 64, "optimizer.lr": 1e-4}
 QUICK: dict[str, dict[str, Any]] = {"warm-up": {"steps": 250}, "mean": FEW, "max-at-8": FEW}
 
