@@ -141,7 +141,7 @@ async def test_a_killed_worker_takes_its_sandbox_with_it(tmp_path: Path) -> None
     scoring = asyncio.create_task(pool.score(programs, prompt))
     await asyncio.sleep(0.5)
     os.kill(worker.pid, signal.SIGKILL)
-    assert (await scoring).rewards_n.tolist() == [1.0, -1.0, -1.0]
+    assert (await scoring).rewards_n.tolist() == [1.0, 0.0, 0.0]
     _, alive = psutil.wait_procs(tree, timeout=5)
     assert not alive
     await pool.stop()

@@ -40,7 +40,7 @@ def test_stdin_tests(sandbox: Sandbox) -> None:
     assert [v.status.value for v in verdicts] == [
         "passed", "wrong_answer", "compile_error", "runtime_error", "timeout", "no_answer", "passed",
     ]  # fmt: skip
-    assert [v.reward for v in verdicts] == [1.0, -1.0, -1.0, -1.0, -1.0, -1.0, 1.0]
+    assert [v.reward for v in verdicts] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     assert verdicts[1].failing_test == 2
     assert "'0' instead of '4'" in verdicts[1].detail
     assert "ZeroDivisionError" in verdicts[3].stderr
@@ -59,7 +59,7 @@ def test_reward_values_and_tolerance(sandbox: Sandbox) -> None:
     tests = [{"stdin": "", "expected": "3.14159"}]
     exact = score(sandbox, tests, "print(3.1416)", values=RewardValues(passed=2, failed=0.5))
     near = score(sandbox, tests, "print(3.1416)", "print(3.2)", "print('nan')", tolerance=1e-4)
-    assert [v.reward for v in exact + near] == [0.5, 1.0, -1.0, -1.0]
+    assert [v.reward for v in exact + near] == [0.5, 1.0, 0.0, 0.0]
 
 
 def test_programs_are_extracted_from_code_fences(sandbox: Sandbox) -> None:
@@ -145,7 +145,7 @@ def test_whatever_a_program_returns_the_verdict_is_about_the_program(sandbox: Sa
     ]
     for test in tests:
         (verdict,) = score(sandbox, [test], f"def f():\n return {ODD_VALUES[value]}")
-        assert verdict.reward == -1.0, verdict
+        assert verdict.reward == 0.0, verdict
         assert verdict.status.value in ("wrong_answer", "runtime_error", "output_limit"), verdict
     assert sandbox.restarts == restarts
 
@@ -162,7 +162,7 @@ def test_assertions_are_judged(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("hack", HACKS)
 def test_hacks_of_in_process_graders_earn_nothing(sandbox: Sandbox, hack: str) -> None:
     (verdict,) = score(sandbox, [{"asserts": ASSERTS}], HACKS[hack])
-    assert verdict.reward == -1.0, verdict
+    assert verdict.reward == 0.0, verdict
 
 
 def test_check_function_of_a_candidate(sandbox: Sandbox) -> None:
@@ -176,7 +176,7 @@ def test_tests_that_cannot_be_split_are_marked_weak(sandbox: Sandbox) -> None:
     tests = [{"asserts": "for i in range(3):\n    assert f(i) == i * i\nassert f(2) != f(3)"}]
     right, wrong = score(sandbox, tests, "def f(x): return x * x", "def f(x): return 0")
     assert (right.status.value, right.weak_oracle) == ("passed", True)
-    assert wrong.reward == -1.0
+    assert wrong.reward == 0.0
 
 
 @pytest.mark.parametrize(
