@@ -1,5 +1,6 @@
 """Real processes, started once and shared where they can be, and the order in which the test files run."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -65,7 +66,8 @@ def ray_head() -> Iterator[str]:
         "include_dashboard": False,
         "include_log_monitor": False,
     }
-    cluster = Cluster(initialize_head=True, head_node_args=options)
+    with without_token():
+        cluster = Cluster(initialize_head=True, head_node_args=options)
     yield str(cluster.address)
     cluster.shutdown()
 
@@ -75,6 +77,22 @@ def ray_local(ray_head: str) -> Iterator[None]:
     """A connection to the shared head; all that a module started there ends with it."""
     import ray
 
-    ray.init(address=ray_head, log_to_driver=False, logging_level="error")
-    yield
-    ray.shutdown()
+    with without_token():
+        ray.init(address=ray_head, log_to_driver=False, logging_level="error")
+        yield
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def without_token() -> Iterator[None]:
+    """Ray without authentication: a local head that a test started in this process leaves it switched on.
+
+    Such a driver would turn the shared head away, which takes it for dead and ends all its actors.
+    """
+    from ray._private.authentication_test_utils import reset_auth_token_state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        reset_auth_token_state()
+        yield
+    reset_auth_token_state()
