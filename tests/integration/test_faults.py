@@ -30,7 +30,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
     write_inputs(folder)
     file = folder / "job.yaml"
-    file.write_text(yaml.safe_dump(rl_job(folder, steps=2000, max_lag=1, evaluation=None, optimizer={"lr": 1e-6})))
+    settings = {
+        "steps": 2000,
+        "max_lag": 1,
+        "evaluation": None,
+        "checkpoint": {"every": None},
+        "optimizer": {"lr": 1e-6},
+    }
+    file.write_text(yaml.safe_dump(rl_job(folder, **settings)))
     return file
 
 
