@@ -269,7 +269,7 @@ class Coordinator:
         """Check that the actors serve what the learner trained; the next step reports how well they agree."""
         with self.waits.record("learner", lambda: f"the actors' log-probs under version {self.version}"):
             self._served_mismatch = await self.hooks.check_served()
-        self._served_checked = True
+        self._served_checked |= self._served_mismatch is not None
 
     async def _learn(self, step: int, batch: Sequence[ReadyGroup]) -> StepReport:
         objective = resolve(self.job.objective, self.job.schedule, step, self.desired.objective)

@@ -126,11 +126,11 @@ class Hooks:
         checkpoint: called between steps, at the job's checkpoint steps and at the end, with the number of steps done,
             the JSON state for `ResumePoint.of`, and the groups that wait to be trained on.
         check_served: called after the first update that all actors took and before every checkpoint, while learner and
-            actors hold the same version; returns the largest difference of a log-prob, in nats, and raises
-            `ServedWeightsDiffer` if it is more than rounding.
+            actors hold the same version; returns the largest difference of a log-prob, in nats, or None if no
+            actor could be checked, and raises `ServedWeightsDiffer` if it is more than rounding.
     """
 
     recorder: Recorder
     evaluate: Callable[[int], Awaitable[None]]
     checkpoint: Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
-    check_served: Callable[[], Awaitable[float]]
+    check_served: Callable[[], Awaitable[float | None]]

@@ -251,7 +251,7 @@ class RLSession:
         await self._pools.actors.broadcast(await self._pools.learner.publish(0))
         return ResumePoint.start()
 
-    async def _check_served(self) -> float:
+    async def _check_served(self) -> float | None:
         return await check_served(self._pools.actors, self._pools.learner, self._run.job, self._run.prompts[0])
 
     async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:

@@ -34,13 +34,13 @@ class Scoring(Protocol):
     async def score(self, group: Ref[Group]) -> NDArray[np.float32]: ...
 
 
-async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: EncodedPrompt) -> float:
+async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: EncodedPrompt) -> float | None:
     """Let every actor generate a few tokens after ``prompt``, and compare its log-probs with the learner's.
 
     Actors and learner must hold the same version, and keep it meanwhile.
 
     Returns:
-        The largest difference of a log-prob, in nats.
+        The largest difference of a log-prob, in nats; None if no actor could be checked, as while none serves.
 
     Raises:
         ServedWeightsDiffer: an actor's log-probs are not the learner's.
@@ -55,7 +55,7 @@ async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: Enc
         max_tokens=min(PROBE_TOKENS, job.sampling.max_tokens),
         seed=0,  # so that the run's own samples stay what they would have been
     )
-    largest = 0.0
+    largest: float | None = None
     for actor, ref in (await actors.probe(request)).items():
         try:
             group: Group = await fetched(ref)
@@ -65,7 +65,7 @@ async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: Enc
         difference = float(difference_T.mean())
         if not difference <= TOLERANCE[job.model.dtype]:  # NaN is a difference too
             raise ServedWeightsDiffer(_explain(actor, difference, job.model))
-        largest = max(largest, float(difference_T.max()))
+        largest = max(largest or 0.0, float(difference_T.max()))
     return largest
 
 

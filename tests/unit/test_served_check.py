@@ -90,3 +90,7 @@ async def test_the_probe_is_small_and_sampled_as_the_job_samples(tree: dict[str,
     assert (request.n, request.max_tokens, request.temperature, request.top_p) == (4, 5, 0.7, 1.0)
     assert request.group_id < 0
     assert request.seed is not None, "the engine's own random numbers stay the run's"
+
+
+async def test_a_check_of_no_actor_is_no_check(tree: dict[str, Any]) -> None:
+    assert await check_served(Actors(), Learner(), RLJob.model_validate(tree), PROMPT) is None
