@@ -12,6 +12,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import hashlib
 import importlib.abc
 import importlib.util
 import json
@@ -20,7 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -251,16 +252,24 @@ def _judge(file: Path, tree: ast.Module, tests: tuple[str, ...]) -> None:
     os._exit(int(pytest.main([*tests, *quiet])))
 
 
-def survivors(file: Path, tests: Sequence[str], every: int, done: dict[str, str]) -> Iterator[Fault]:
-    """Yield the faults that the tests do not notice; ``done`` remembers each outcome by its place."""
+def survivors(file: Path, tests: Sequence[str], every: int, done: dict[str, str], keep: Path | None) -> Iterator[Fault]:
+    """Yield the faults that the tests do not notice.
+
+    Args:
+        done: outcomes by source and place, so that a changed source is tried anew.
+        keep: file for ``done``, written after each fault.
+    """
     tree = ast.parse(file.read_text())
+    source = f"{file}:{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
     places = range(0, count(tree), every)
     begun = time.perf_counter()
     for number, place in enumerate(places):
         changed, fault = planted(tree, place)
-        key = f"{file}:{place}"
+        key = f"{source}:{place}"
         if key not in done:
             done[key] = noticed(file, changed, tests)
+            if keep is not None:
+                keep.write_text(json.dumps(done, indent=1) + "\n")
         if not done[key]:
             print(f"{file}:{fault.line}: {fault.change}", flush=True)
             yield fault
@@ -287,11 +296,9 @@ def main() -> None:
     for file in options.modules:
         if problem := noticed(file, ast.parse(file.read_text()), tests):
             parser.error(f"the tests {problem} without any fault in {file}")
-        left = [asdict(fault) for fault in survivors(file, tests, options.every, done)]
-        tried = sum(key.startswith(f"{file}:") for key in done)
+        left = list(survivors(file, tests, options.every, done, options.json))
+        tried = len(range(0, count(ast.parse(file.read_text())), options.every))
         print(f"{file}: {tried} faults tried, {len(left)} survived")
-        if options.json is not None:
-            options.json.write_text(json.dumps(done, indent=1) + "\n")
 
 
 if __name__ == "__main__":
