@@ -42,8 +42,8 @@ def escaped(samples: Path) -> list[str]:
 
 
 def _judged(samples: Path) -> Iterator[tuple[str, str, str]]:
-    for line in samples.read_text().splitlines():
-        row = json.loads(line)
+    for logged in samples.read_text().splitlines():
+        row = json.loads(logged)
         text = row["sample"]
         honest = any(text.startswith(line) or f"\n{line}" in text for line in HONEST[:2])
         yield "with an honest line" if honest else "attacks only", row["status"], text

@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.setting import GIB, Row, Setting, batch_of, engine_of, groups_of
+from benchmarks.gpu.setting import GIB, WHOLE, Row, Setting, batch_of, engine_of, groups_of
 from learner.batch import Packer
 from learner.checkpoint import load_engine, save_engine
 from learner.engine import Engine
 from learner.reinforce import Reinforcer
 from learner.weights import gathered
 from volley.objectives import MaxAtK
-from volley.update import PolicyUpdate
 
-WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fraction": 1.0})
 BUCKET_BYTES = 64 << 20
 OFFLOADS: dict[str, dict[str, Any]] = {
     "all states on the device": {},

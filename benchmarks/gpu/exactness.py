@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.setting import Row, Setting, batch_of, engine_of, groups_of
+from benchmarks.gpu.setting import WHOLE, Row, Setting, batch_of, engine_of, groups_of
 from learner.batch import Packer, RankBatch
 from learner.layout import Piece, micro_batches
 from learner.logprobs import chosen_logprobs
@@ -17,7 +17,7 @@ from learner.reinforce import Reinforcer
 from learner.weights import gathered
 from tests.plain_engine import PlainEngine
 from volley.objectives import MaxAtK
-from volley.update import Optimizer, PolicyUpdate
+from volley.update import Optimizer
 
 STEPS = 3
 
@@ -92,20 +92,21 @@ def _layouts(setting: Setting) -> Iterator[Row]:
     prompt, lengths = (8, (4, 9)) if setting.small else (256, (100, 200))
     (group,), _ = groups_of(setting, 1, n=8, prompt=prompt, lengths=lengths)
     piece = Piece(group.prompt_p, group.tokens_T, group.lengths_n, np.arange(len(group.tokens_T)))
-    values = {}
-    for name, shared in (("flat", False), ("shared", True)):
-        values[name] = torch.empty(len(group.tokens_T), device=device)
-        for micro in micro_batches([piece], 1 << 20, width=1 << 20, allow_shared=shared):
-            with torch.no_grad():
-                values[name][micro.index_T.to(device)] = policy(micro.to(device))[0]
     wide = Policy(load_lm(setting.model(), "float32").to(setting.device), 1.0)
-    exact_T = torch.empty_like(values["flat"])
-    for micro in micro_batches([piece], 1 << 20, width=1 << 20, allow_shared=False):
-        with torch.no_grad():
-            exact_T[micro.index_T.to(device)] = wide(micro.to(device))[0]
+    exact_T = _logprobs(wide, piece, device, shared=False)
+    values = {name: _logprobs(policy, piece, device, shared=name == "shared") for name in ("flat", "shared")}
     for name, value_T in values.items():
         off_T = (value_T - exact_T).abs()
         yield _row(f"{name} rows in bfloat16 against float32", f"mean {off_T.mean():.1e}, largest {off_T.max():.1e}")
+
+
+@torch.no_grad()
+def _logprobs(policy: Policy, piece: Piece, device: torch.device, *, shared: bool) -> Tensor:
+    """The policy's log-probs of the piece's tokens, [T]."""
+    out_T = torch.empty(len(piece.tokens_T), device=device)
+    for micro in micro_batches([piece], 1 << 20, width=1 << 20, allow_shared=shared):
+        out_T[micro.index_T.to(device)] = policy(micro.to(device))[0]
+    return out_T
 
 
 class _Widened(PlainEngine):
@@ -166,6 +167,5 @@ def _steps(setting: Setting, dtype: str) -> Iterator[Row]:
 
 
 def _train(engine: Any, batch: RankBatch, width: int) -> float:
-    spec = PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fraction": 1.0})
-    worker = Reinforcer(spec, engine, Packer(512, width, allow_shared=False, device=engine.device))
+    worker = Reinforcer(WHOLE, engine, Packer(512, width, allow_shared=False, device=engine.device))
     return [worker.step(batch, MaxAtK(k=4), step)[0]["grad_norm"] for step in range(STEPS)][-1]

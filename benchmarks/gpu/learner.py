@@ -23,7 +23,9 @@ import torch
 
 from benchmarks.gpu.setting import SHAPES, Row, Setting
 from benchmarks.objectives.report import print_table
+from volley.processes import last_lines
 
+MARK = "ROW "  # begins the lines of a section's log that are rows
 SECTIONS = ("exactness", "group", "publishing", "checkpoints", "throughput")
 
 
@@ -60,14 +62,11 @@ def supervised(section: str, options: argparse.Namespace, scratch: Path) -> tupl
         try:
             done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=options.limit, check=False)
             if done.returncode:
-                problem = f"exit status {done.returncode}: {last_line(log)}"
+                problem = f"exit status {done.returncode}: {last_lines(log, 1)}"
         except subprocess.TimeoutExpired:
             problem = f"no end within {options.limit:g} s"
     lines = [line.removeprefix(MARK) for line in log.read_text().splitlines() if line.startswith(MARK)]
     return [Row(**json.loads(line)) for line in lines], problem
-
-
-MARK = "ROW "
 
 
 def run_section(options: argparse.Namespace) -> None:
@@ -78,11 +77,6 @@ def run_section(options: argparse.Namespace) -> None:
     rows: Iterator[Row] = run(setting)
     for row in rows:
         print(f"{MARK}{json.dumps(asdict(row))}", flush=True)
-
-
-def last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else f"see {log.name}"
 
 
 def setting_of(options: argparse.Namespace, scratch: Path) -> Setting:

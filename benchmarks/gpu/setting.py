@@ -21,6 +21,8 @@ from volley.records import Group
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 
 GIB = 1 << 30
+# All of a step's work: every sample is computed, and no reference policy is.
+WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fraction": 1.0})
 SHARPNESS = 8.0  # factor on the last norm: random logits become as peaked as those of a trained model
 # hidden size, feed-forward, layers, heads, key-value heads, vocabulary, tied embeddings
 SHAPES: dict[str, tuple[int, int, int, int, int, int, bool]] = {
@@ -84,7 +86,7 @@ class Setting:
             steps=1000,
             seed=0,
             log_dir=self.folder,
-            update=PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fraction": 1.0}),
+            update=WHOLE,
         )
 
     def join(self) -> None:

@@ -5,16 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.gpu.setting import SHAPES, Row, Setting, batch_of, engine_of, groups_of
+from benchmarks.gpu.setting import SHAPES, WHOLE, Row, Setting, batch_of, engine_of, groups_of
 from learner.batch import Packer, RankBatch
 from learner.engine import Engine
 from learner.policy import checkpoint_layers
 from learner.reinforce import Reinforcer
 from volley.lora import LoraSpec
 from volley.objectives import MaxAtK
-from volley.update import PolicyUpdate
-
-WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fraction": 1.0})
 
 
 @dataclass(frozen=True, slots=True)
