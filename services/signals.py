@@ -91,7 +91,7 @@ def run_in_foreground(main: Coroutine[Any, Any, T], stop_signal: StopSignal | No
             nonlocal signalled
             signalled = True
             if number is signal.SIGHUP:
-                leave_terminal()
+                _leave_terminal()
             if task is not None and (message := stop_signal.handle(task.cancel)):
                 sys.stderr.write(f"volley: {message}\n")
 
@@ -110,7 +110,7 @@ def run_in_foreground(main: Coroutine[Any, Any, T], stop_signal: StopSignal | No
     return asyncio.run(guarded())
 
 
-def leave_terminal() -> None:
+def _leave_terminal() -> None:
     """Discard what this process still prints to its terminal: once that is closed, printing raises."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

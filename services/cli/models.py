@@ -73,7 +73,7 @@ def eval_(
     from volley.errors import JobError
 
     if chat and data is None:
-        raise JobError("--chat is about the prompts of --data: pass --data, or --set data.chat={}")
+        raise JobError("--chat applies to the prompts of --data: pass --data, or --set data.chat={}")
     is_model = any((Path(model) / file).exists() for file in ("config.json", "adapter_config.json"))
     folder = None if is_model else _folder(model, server)
     given = {
@@ -180,7 +180,7 @@ def _folder(run: str, server: str | None) -> "RunFolder":
     here = local_folder(run)
     if here is not None:
         if not (here.path / "job.yaml").exists():
-            raise JobError(f"{run} is no model (it has no config.json) and no run folder (it has no job.yaml)")
+            raise JobError(f"{run} is neither a model folder (no config.json) nor a run folder (no job.yaml)")
         return here
     with remote(server) as api:
         path = Path(api.run(run)["record"]["folder"])

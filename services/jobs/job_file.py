@@ -145,11 +145,11 @@ def _mistake(kind: str, where: str, problem: "ErrorDetails") -> str:
         case "model_type" | "model_attributes_type" if last in MAPPINGS:
             return f"must be a mapping, not {given!r:.60}: write {MAPPINGS[last]}"
         case "union_tag_invalid" if not where:
-            return f"kind: {given.get('kind')!r:.60} is no kind of job: write rl, sft, rft or eval"
+            return f"kind: {given.get('kind')!r:.60} is not a kind of job: write rl, sft, rft or eval"
         case "value_error":
             named = given.get("kind") if isinstance(given, dict) else None
             if last == "objective" and named in OBJECTIVES:
-                return f"{named!r} is called otherwise here: write objective: {OBJECTIVES[named]}"
+                return f"{named!r} has another name here: write objective: {OBJECTIVES[named]}"
             return problem["msg"].removeprefix("Value error, ")
     return f"{problem['msg']}, got {given!r:.60}"
 

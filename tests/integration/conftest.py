@@ -85,9 +85,9 @@ def ray_local(ray_head: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_token() -> Iterator[None]:
-    """Ray without authentication: a local head that a test started in this process leaves it switched on.
+    """Ray without authentication, which a local head leaves switched on in the process that started it.
 
-    Such a driver would turn the shared head away, which takes it for dead and ends all its actors.
+    A driver with it turns the shared head's calls away; the head then takes the driver for dead and ends its actors.
     """
     from ray._private.authentication_test_utils import reset_auth_token_state
 

@@ -126,13 +126,13 @@ def test_a_row_that_the_scorer_cannot_use_is_reported(job: Path) -> None:
 def test_an_empty_folder_is_no_model_and_no_run(tmp_path: Path) -> None:
     done = volley("eval", str(tmp_path), "--data", "x.jsonl", "--scorer", "math")
     assert done.returncode == 1
-    assert done.stderr.endswith("is no model (it has no config.json) and no run folder (it has no job.yaml)\n")
+    assert done.stderr.endswith("is neither a model folder (no config.json) nor a run folder (no job.yaml)\n")
 
 
 def test_chat_is_about_the_data_given(tmp_path: Path) -> None:
     done = volley("eval", str(tmp_path), "--chat")
     assert done.returncode == 1
-    assert "--chat is about the prompts of --data: pass --data" in done.stderr
+    assert "--chat applies to the prompts of --data: pass --data" in done.stderr
 
 
 def test_the_version_is_printed() -> None:

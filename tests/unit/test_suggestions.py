@@ -46,14 +46,14 @@ def message(tmp_path: Path, **changes: Any) -> str:
         ({"objective": "pass_at_k"}, "objective: must be a mapping, not 'pass_at_k': write objective: {kind: max_at_k"),
         (
             {"objective": {"kind": "grpo"}},
-            "objective: 'grpo' is called otherwise here: write objective: {kind: mean, norm",
+            "objective: 'grpo' has another name here: write objective: {kind: mean, norm",
         ),
         (
             {"objective": {"kind": "pass_at_k", "k": 2}},
-            "objective: 'pass_at_k' is called otherwise here: write objective",
+            "objective: 'pass_at_k' has another name here: write objective",
         ),
         ({"objective": {"kind": "nonsense"}}, "objective: 'nonsense' is not known. Built in:"),
-        ({"kind": "grpo"}, "kind: 'grpo' is no kind of job: write rl, sft, rft or eval"),
+        ({"kind": "grpo"}, "kind: 'grpo' is not a kind of job: write rl, sft, rft or eval"),
         ({"sampling": {"n": "x"}}, "sampling.n: Input should be a valid integer"),
     ],
 )
