@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from services.jobs.job_file import load_job
 from services.recording.display import Display
-from services.runs.checkpoints import complete_checkpoints
+from services.runs.checkpoints import complete_checkpoints, newest_checkpoint
 from services.runs.run import Result, prepare, run_on
 from services.stack.ephemeral import Stack
 from services.stack.redis import embedded_redis
@@ -167,7 +167,7 @@ async def test_a_run_is_paused_changed_stopped_and_resumed_and_ends_exactly(
         result = await run.task
         assert result.state == "stopped"
         change_in_folder(run.folder, run.job, {"stopped": False, "max_lag": None})
-        (checkpoint,) = run.folder.checkpoints.iterdir()
+        checkpoint = newest_checkpoint(run.folder)
         again = await run_on(stack, prepare(run.job), run.folder, Display(quiet=True), checkpoint=checkpoint)
         assert again.state == "done"
         assert_ledger_exact(run.folder)
