@@ -54,7 +54,7 @@ class Actor:
         self._scratch_lock = environment.enter(self._config.actors, self._log, self._scratch)
         on_cpu = self._config.actors.gpus == 0
         if on_cpu:
-            prefork.begin()
+            prefork.begin(self._config.actors)
         with without_collection():
             with uncompiled() if on_cpu else contextlib.nullcontext():
                 from actors.engine import Engine  # imports vLLM, which reads the environment

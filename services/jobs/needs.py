@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volley.errors import HostError
-from volley.job import EvalJob, RFTJob, RLJob, SFTJob
+from volley.job import ActorsSpec, EvalJob, RFTJob, RLJob, SFTJob
 from volley.memory import available_memory
 
 GIB = 1 << 30
@@ -24,6 +24,7 @@ class Needs:
     Attributes:
         processes: what each process reserves, by Ray's resource name; processes that reserve nothing are left out.
         custom: the sum of each custom resource.
+        actors: the job's actors, if it has any.
     """
 
     cpus: float
@@ -32,6 +33,7 @@ class Needs:
     object_store_bytes: int
     processes: tuple[Mapping[str, float], ...] = ()
     custom: Mapping[str, float] = field(default_factory=dict)
+    actors: ActorsSpec | None = None
 
 
 def needs_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> Needs:
@@ -81,7 +83,8 @@ def _needs(
         memory += spec.ranks * RANK_BYTES + (5 if full else 1) * weights
         store += 2 * weights if full else 0  # the version in use and the one being sent
     reserving = tuple(process for process in processes if process)
-    return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving))
+    actors_spec = None if sampled is None else sampled.actors
+    return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving), actors_spec)
 
 
 def _most(*phases: Needs) -> Needs:
@@ -93,6 +96,7 @@ def _most(*phases: Needs) -> Needs:
         memory_bytes=max(phase.memory_bytes for phase in phases),
         object_store_bytes=max(phase.object_store_bytes for phase in phases),
         custom={name: max(phase.custom.get(name, 0.0) for phase in phases) for name in names},
+        actors=next((phase.actors for phase in phases if phase.actors is not None), None),
     )
 
 

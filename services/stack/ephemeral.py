@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.prefork_server import shared_server
 from services.jobs.needs import Needs
 from services.stack.ray import ray_cluster
 from services.stack.redis import check_redis, embedded_redis
@@ -42,4 +43,6 @@ async def local_stack(
             redis_url = await stack.enter_async_context(embedded_redis(folder / "redis", folder / "redis.log"))
         else:
             await check_redis(redis_url)
+        if ray_address is None and needs.actors is not None:
+            stack.enter_context(shared_server(needs.actors))
         yield Stack(redis_url, stack.enter_context(ray_cluster(needs, ray_address, runtime_env=runtime_env)))

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from actors.prefork_server import shared_server
+from volley.job import ActorsSpec
+
 # `make test` runs two files at a time. The longest come first, so that no lane ends long before the other, and files
 # that start engines alternate with files that mostly wait, so that the lanes seldom want all cores at once.
 FIRST = (
@@ -46,6 +49,20 @@ FIRST = (
     "test_math_scorer.py",
     "test_learner_options.py",
 )
+
+
+_stack = contextlib.ExitStack()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the engines of all lanes be forked from one server."""
+    if config.getoption("numprocesses", None):
+        _stack.enter_context(shared_server(ActorsSpec()))
+
+
+def pytest_unconfigure() -> None:
+    """End the server."""
+    _stack.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

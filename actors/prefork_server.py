@@ -1,0 +1,86 @@
+"""A server that has vLLM imported and forks engines for all actors of a machine, so that they start sooner.
+
+An actor finds it by `VARIABLE`, which Ray's workers inherit, if both import the same code in the same environment.
+"""
+
+import contextlib
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from actors.environment import engine_environment
+from volley.job import ActorsSpec
+from volley.scratch import scratch_folder
+
+VARIABLE = "VOLLEY_PREFORK"  # the folder with the server's socket
+PRELOAD = ["actors.preload"]
+# Variables that libraries read while they are loaded; the others are set in the forked process.
+_READ_AT_IMPORT = ("CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "TORCH", "VLLM_")
+_PER_ACTOR = "VLLM_RPC_BASE_PATH"
+_SERVE = "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload}, sys_path={path})"
+_LONGEST_ADDRESS = 107  # bytes, of a Unix socket
+
+
+@contextlib.contextmanager
+def shared_server(spec: ActorsSpec) -> Iterator[None]:
+    """Serve the actors that processes started within the block have on this machine.
+
+    Does nothing for actors on GPUs, whose engines are not forked, and within a block of this process or a parent of it.
+    """
+    if spec.gpus or VARIABLE in os.environ:
+        yield
+        return
+    with scratch_folder("prefork") as folder, contextlib.ExitStack() as stack:
+        address = _address(folder, spec)
+        if len(os.fsencode(address)) <= _LONGEST_ADDRESS:
+            stack.enter_context(_serving(address, spec))
+            os.environ[VARIABLE] = str(folder)
+            stack.callback(os.environ.pop, VARIABLE)
+        yield
+
+
+def shared_address(spec: ActorsSpec) -> str | None:
+    """The socket of the shared server whose imports suit an engine of this process, if there is one."""
+    folder = os.environ.get(VARIABLE)
+    address = _address(Path(folder), spec) if folder else None
+    return str(address) if address is not None and address.exists() else None
+
+
+def _address(folder: Path, spec: ActorsSpec) -> Path:
+    """A name for all on which imports depend: the interpreter, this code, and the environment."""
+    environment = os.environ | engine_environment(spec)
+    read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)} | {_PER_ACTOR: ""}
+    depends = (sys.executable, __file__, sorted(read.items()))
+    return folder / hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _serving(address: Path, spec: ActorsSpec) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener, (address.parent / "log").open("wb") as log:
+        listener.bind(str(address))
+        listener.listen()
+        # The server ends when nothing holds the other end of this pipe, which it does not pass on.
+        alive, held = os.pipe()
+        command = _SERVE.format(listener=listener.fileno(), alive=alive, preload=PRELOAD, path=sys.path)
+        try:
+            server = subprocess.Popen(
+                [sys.executable, "-c", command],
+                env=os.environ | engine_environment(spec),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(listener.fileno(), alive),
+                start_new_session=True,  # signals to this process's group are not meant for engines
+            )
+        finally:
+            os.close(alive)
+    try:
+        yield
+    finally:
+        os.close(held)
+        server.kill()
+        server.wait()
