@@ -54,7 +54,7 @@ def _address(folder: Path, spec: ActorsSpec) -> Path:
     """A name for all on which imports depend: the interpreter, this code, and the environment."""
     environment = os.environ | engine_environment(spec)
     read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)} | {_PER_ACTOR: ""}
-    depends = (sys.executable, __file__, sorted(read.items()))
+    depends = (os.path.realpath(sys.prefix), os.path.realpath(__file__), sorted(read.items()))
     return folder / hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
 
 
