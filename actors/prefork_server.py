@@ -19,7 +19,7 @@ from volley.scratch import scratch_folder
 VARIABLE = "VOLLEY_PREFORK"  # the folder with the server's socket
 PRELOAD = ["actors.preload"]
 # Variables that libraries read while they are loaded; the others are set in the forked process.
-_READ_AT_IMPORT = ("CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "TORCH", "VLLM_")
+_READ_AT_IMPORT = ("CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "TORCH_", "VLLM_")
 _PER_ACTOR = "VLLM_RPC_BASE_PATH"
 _SERVE = "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload}, sys_path={path})"
 _LONGEST_ADDRESS = 107  # bytes, of a Unix socket
