@@ -51,6 +51,7 @@ OBJECTIVES = {
     "rloo": "{kind: mean}",
     "reinforce": "{kind: mean}",
     "ppo": "{kind: mean}, with update.value_model for PPO's critic",
+    "tailrl": "{kind: max_at_k, weights: harmonic, order: 15, baseline: subset_loo}, with order n - 1",
     "majority": "{kind: maj_at_k, k: 8}",
 }
 

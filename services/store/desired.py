@@ -18,6 +18,8 @@ from volley.errors import HostError, JobError
 from volley.files import replace_text
 from volley.job import RFTJob, RLJob, SFTJob
 from volley.objectives import check_objective, resolve
+from volley.objectives.spec import OVER_TRIES
+from volley.objectives.tries import with_tries
 from volley.update import check_update
 
 FILE = "desired.json"
@@ -39,7 +41,7 @@ def change(desired: Desired, job: Job, changes: dict[str, Any]) -> Desired:
         raise JobError(f"{', '.join(unknown)}: cannot be changed on a live run; choose from {choices}")
     _check_kind(job, changes)
     if "objective" in changes:
-        changes = {**changes, "objective": _merged(desired.objective, changes["objective"])}
+        changes = {**changes, "objective": _merged(job, desired.objective, changes["objective"])}
     try:
         changed = Desired.model_validate({**desired.model_dump(), **_with_defaults(changes)})
     except ValidationError as error:
@@ -97,9 +99,14 @@ def change_in_folder(folder: RunFolder, job: Job, changes: dict[str, Any]) -> De
     return desired
 
 
-def _merged(before: dict[str, Any], added: dict[str, Any] | None) -> dict[str, Any]:
+def _merged(job: Job, before: dict[str, Any], added: dict[str, Any] | None) -> dict[str, Any]:
     """Merge fields of the objective. A null field reverts to the job's value; null instead of a mapping reverts all."""
-    return {} if added is None else {key: value for key, value in {**before, **added}.items() if value is not None}
+    if added is None:
+        return {}
+    own = job.objective.kind if isinstance(job, RLJob) else None
+    kind = added.get("kind") or before.get("kind") or own
+    merged = with_tries(before, added) if kind in OVER_TRIES else {**before, **added}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _check_kind(job: Job, changes: dict[str, Any]) -> None:
@@ -120,7 +127,7 @@ def _with_defaults(changes: dict[str, Any]) -> dict[str, Any]:
 def _check_objective(job: RLJob, fields: dict[str, Any]) -> None:
     """Raise `JobError` unless the objective is valid at the start and at every stage of the schedule."""
     try:
-        for step in (0, *(stage.at for stage in job.schedule.stages)):
+        for step in job.schedule.turning_points:
             objective = resolve(job.objective, job.schedule, step, fields)
             check_objective(objective, job.sampling.n)
             check_update(job.update, objective)

@@ -15,7 +15,7 @@ from services.cli import main
 from services.cli.client import ApiClient, read_events
 from services.cli.local import resume_hint
 from services.cli.steer import desired_changes
-from services.jobs.job_file import load_job
+from services.jobs.job_file import load_job, parse_overrides
 from services.recording.display import Display
 from services.stack.folder import StackFolder, StackState
 from services.stack.keeper import UpSettings
@@ -228,6 +228,11 @@ def test_a_missing_checkpoint_exits_with_3(volley: Volley, tmp_path: Path, job_f
 def test_only_the_objective_has_fields_below_it() -> None:
     assert desired_changes({"actors": 2, "k": 4}) == {"actors": 2, "objective": {"k": 4}}
     assert desired_changes({"objective.k": 4}) == {"objective": {"k": 4}}
+    assert desired_changes(parse_overrides(["weights={1: 0.5, 8: 0.5}"])) == {
+        "objective": {"weights": {1: 0.5, 8: 0.5}}
+    }
+    harmonic = {"objective": {"weights": "harmonic", "order": 8}}
+    assert desired_changes(parse_overrides(["weights=harmonic", "order=8"])) == harmonic
     with pytest.raises(JobError, match=r"actors\.count: only objective has fields"):
         desired_changes({"actors.count": 2})
 

@@ -15,6 +15,7 @@ from services.store.folder import RunFolder, RunHasEnded
 from tests.unit.test_host import job
 from volley.errors import HostError, JobError
 from volley.job import JOB, ActorsSpec
+from volley.objectives import MaxAtK, resolve
 
 PNG = b"\x89PNG"
 
@@ -114,6 +115,40 @@ def test_desired_changes_accumulate_and_invalid_ones_change_nothing(tmp_path: Pa
     (folder.path / "desired.json").write_text('{"objectiv": {}}')
     with pytest.raises(JobError, match="objectiv: unknown key"):
         read_desired(folder)
+
+
+def test_a_live_change_swaps_k_and_weights(tmp_path: Path) -> None:
+    spec = job(tmp_path, objective={"kind": "max_at_k", "k": 8})
+    folder = RunFolder.create(tmp_path, spec)
+    halves = {"weights": {1: 0.5, 8: 0.5}}
+    change_in_folder(folder, spec, {"objective": {"k": 4, "center": True}})
+    assert change_in_folder(folder, spec, {"objective": halves}).objective == {**halves, "center": True}
+    stored = read_desired(folder).objective
+    assert resolve(spec.objective, spec.schedule, 0, stored) == MaxAtK(weights={1: 0.5, 8: 0.5}, center=True)
+    harmonic = {"weights": "harmonic", "order": 6}
+    assert change_in_folder(folder, spec, {"objective": harmonic}).objective == {**harmonic, "center": True}
+    assert change_in_folder(folder, spec, {"objective": {"k": 2}}).objective == {"k": 2, "center": True}
+    change_in_folder(folder, spec, {"objective": halves})
+    assert change_in_folder(folder, spec, {"objective": {"weights": None}}).objective == {"center": True}
+    for bad, message in (
+        ({"weights": {1: 0.5, 99: 0.5}}, "remove the weights above n or raise n"),
+        ({"weights": {1: -1}}, "not a number of 0 or more"),
+        ({"k": 4, **halves}, "remove k"),
+        ({"weights": "harmonic"}, "write order: 16"),
+    ):
+        with pytest.raises(JobError, match=message):
+            change_in_folder(folder, spec, {"objective": bad})
+    change_in_folder(folder, spec, {"objective": {"kind": "maj_at_k", "k": 4}})
+    assert change_in_folder(folder, spec, {"objective": halves}).objective["weights"] == halves["weights"]
+
+
+def test_a_change_of_order_must_fit_weights_on_their_way(tmp_path: Path) -> None:
+    """Order exists at both ends of the change, but not between them."""
+    stages = [{"at": 5, "over": 10, "set": {"order": 4}}]
+    harmonic = {"kind": "max_at_k", "weights": "harmonic", "order": 8}
+    spec = job(tmp_path, objective=harmonic, sampling={"n": 8}, schedule={"stages": stages})
+    with pytest.raises(JobError, match="remove order, or write weights: harmonic"):
+        change_in_folder(RunFolder.create(tmp_path, spec), spec, {"objective": {"order": 2}})
 
 
 def test_a_change_must_fit_every_stage_of_the_schedule(tmp_path: Path) -> None:
