@@ -210,7 +210,7 @@ class RLJob(_Sampled):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         check_schedule(self.objective, self.schedule, self.sampling.n)
-        for step in (0, *(stage.at for stage in self.schedule.stages)):
+        for step in self.schedule.turning_points:
             check_update(self.update, resolve(self.objective, self.schedule, step))
         return self
 

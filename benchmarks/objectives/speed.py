@@ -22,6 +22,8 @@ from volley.objectives import MajAtK, MaxAtK, advantages
 Floats = NDArray[np.float64]
 B, N, K = 4096, 64, 32
 SIZES = (4, 8, 16, 32, 64, 128, 256)
+HARMONIC = MaxAtK(weights="harmonic", order=N)
+HARMONIC_EXACT = MaxAtK(weights="harmonic", order=N, companion_weights="exact")
 Method = Callable[[Floats], Floats]
 
 
@@ -141,7 +143,11 @@ def headline() -> None:
         "  loop over groups, NumPy running sums": batch_seconds(lambda g: numpy_loop(g, K), 512, N),
         "  loop over groups, binomials tabulated": batch_seconds(lambda g: tabulated_loop(g, K), 64, N),
         "  loop over groups, textbook": batch_seconds(lambda g: textbook_loop(g, K), 16, N),
+        f"sum over k = 1..{N} (harmonic), on-policy": seconds(lambda: advantages(g_BN, HARMONIC), repeats=9),
         "max@k, exact off-policy": seconds(lambda: advantages(g_BN, exact, log_weights=log_w_BN)),
+        "sum over k, exact off-policy": seconds(
+            lambda: advantages(g_BN, HARMONIC_EXACT, log_weights=log_w_BN), repeats=2
+        ),
         "maj@k, on-policy": seconds(lambda: advantages(solved_BN, voted, answers=answers_BN), repeats=1),
     }
     first = timed["max@k, on-policy"]

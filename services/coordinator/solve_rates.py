@@ -20,7 +20,7 @@ class SolveRates:
     def columns(self, batch: Sequence[ReadyGroup], objective: Objective) -> list[ScoredGroup]:
         """The batch for the learner, each group with the k of its prompt. Its own rewards count from the next batch."""
         scored = [ready.columns() for ready in batch]
-        if self._rule is None or not isinstance(objective, ObjectiveWithK):
+        if self._rule is None or not isinstance(objective, ObjectiveWithK) or objective.k is None:
             return scored
         prompts = [ready.prompt.id for ready in batch]
         ks = adaptive_k(objective, self._rule, [self._rates.get(each) for each in prompts], self._n)

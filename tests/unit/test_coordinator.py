@@ -347,7 +347,7 @@ async def test_a_resumed_run_trains_the_remaining_groups_and_none_twice(max_lag:
 
 
 async def test_the_objective_follows_its_schedule_and_k_adapts_to_the_prompt() -> None:
-    seen: list[tuple[int, set[int | None]]] = []
+    seen: list[tuple[int | None, set[int | None]]] = []
 
     class Watching(FakeLearner):
         async def step(self, batch: Sequence[ScoredGroup], **options: Any) -> StepReport:
@@ -378,7 +378,7 @@ async def test_objective_and_learning_rate_change_while_the_run_is_live() -> Non
     await made.apply(Desired(revision=1, objective={"k": 4}, learning_rate=0.5))
     changed_at = made.version
     await asyncio.wait_for(run, 10)
-    ks = [objective.k for objective, _, _ in learner.options if isinstance(objective, MaxAtK)]
+    ks = [objective.k or 0 for objective, _, _ in learner.options if isinstance(objective, MaxAtK)]
     assert ks in ([2] * at + [4] * (25 - at) for at in (changed_at, changed_at + 1))
     assert [rate for _, rate, _ in learner.options] == [None if k == 2 else 0.5 for k in ks]
     assert recorded.events == ["objective_changed"]

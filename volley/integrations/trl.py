@@ -20,6 +20,7 @@ Shapes: B samples of all processes, the n of a prompt side by side; F reward fun
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +44,7 @@ from volley.objectives import (
     max_at_k,
     parse_objective,
 )
+from volley.objectives.tries import mean_over
 from volley.records import NO_ANSWER
 
 AnswerFn: TypeAlias = Callable[[Any], Hashable | None]
@@ -53,8 +55,8 @@ class KSampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` with a k-sample objective; n is ``args.num_generations``.
 
     A sample is dropped from its group, which reduces n, if every reward function returns None for it or TRL masks all
-    its tokens (``mask_truncated_completions``). The objective's metric is logged as ``max_at_<k>`` or ``maj_at_<k>``.
-    Evaluation keeps TRL's loss.
+    its tokens (``mask_truncated_completions``). The objective's metric is logged as ``max_at_<k>`` or ``maj_at_<k>``,
+    and with weights the weighted mean as ``max_at_weights`` or ``maj_at_weights``. Evaluation keeps TRL's loss.
 
     Args:
         objective: an objective or its mapping, such as ``{"kind": "max_at_k", "k": 8}``. A callback may assign
@@ -183,16 +185,20 @@ def objective_metric(
     valid_B: NDArray[np.bool_],
     n: int,
 ) -> dict[str, float]:
-    """The objective's estimate, mean over groups with at least k valid samples; empty for objectives without k."""
+    """The objective's estimate, mean over groups with enough valid samples; empty for objectives without k."""
     if not isinstance(objective, ObjectiveWithK):
         return {}
-    k, starts = objective.k, range(0, len(reward_B), n)
-    groups = [start + np.flatnonzero(valid_B[start : start + n]) for start in starts]
-    groups = [rows for rows in groups if len(rows) >= k]
-    if not groups:
+    terms = ((objective.k, 1.0),) if isinstance(objective, PassAtKAnalytic) else objective.terms
+    groups = [start + np.flatnonzero(valid_B[start : start + n]) for start in range(0, len(reward_B), n)]
+    groups = [rows for rows in groups if len(rows) >= terms[-1][0]]
+    if not groups or (isinstance(objective, MajAtK) and answer_B is None):
         return {}
-    if not isinstance(objective, MajAtK):
-        return {f"max_at_{k}": float(np.mean([max_at_k(reward_B[rows], k) for rows in groups]))}
-    if answer_B is None:
-        return {}
-    return {f"maj_at_{k}": float(np.mean([maj_at_k(answer_B[rows], reward_B[rows], k) for rows in groups]))}
+
+    def value(rows: NDArray[np.int64], k: int) -> NDArray[np.float64]:
+        if isinstance(objective, MajAtK) and answer_B is not None:
+            return maj_at_k(answer_B[rows], reward_B[rows], k)
+        return max_at_k(reward_B[rows], k)
+
+    name = "maj" if isinstance(objective, MajAtK) else "max"
+    which = "weights" if objective.k is None else str(objective.k)
+    return {f"{name}_at_{which}": float(np.mean([mean_over(terms, partial(value, rows)) for rows in groups]))}

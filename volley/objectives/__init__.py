@@ -6,6 +6,7 @@
 spec        the objectives and their configuration      groups       masks and per-group k, cut into dense buckets
 estimators  advantages() for every objective            maximum      max@k; off_policy: with importance weights
 metrics     pass@k, max@k, maj@k, intervals             majority     maj@k; majority_off_policy, vote_polynomials
+tries       k, or a weight for each of several k
 schedule    objectives that change                      shapes       softmax, analytic pass@k, MaxRL, risk-sensitive
 
 docs/objectives.md has the formulas, their sources, and what is unbiased for what.
@@ -32,6 +33,7 @@ from volley.objectives.spec import (
     Objective,
     ObjectiveBase,
     ObjectiveWithK,
+    OverTries,
     PassAtKAnalytic,
     RiskSensitive,
     Softmax,
@@ -51,6 +53,7 @@ __all__ = [
     "Objective",
     "ObjectiveBase",
     "ObjectiveWithK",
+    "OverTries",
     "PassAtKAnalytic",
     "RiskSensitive",
     "Schedule",

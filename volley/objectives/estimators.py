@@ -1,7 +1,7 @@
 """`advantages`: turns the rewards of a group into one advantage per sample, for every objective."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -24,17 +24,12 @@ from volley.objectives.spec import (
     RiskSensitive,
     Softmax,
     check_objective,
+    largest_k,
     parse_objective,
     spare_samples,
 )
+from volley.objectives.tries import Terms, up_to
 from volley.plugins import OBJECTIVES, ObjectivePlugin, plugin_of
-
-_MAX_AT_K: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
-    "none": maximum.no_baseline,
-    "loo": maximum.loo,
-    "subset_loo": maximum.subset_loo,
-    "loo_minus_one": maximum.loo_minus_one,
-}
 
 SMALLEST_SPREAD = 1e-6  # of the largest reward; `normalize: std` takes less for rounding, such as that of float32
 _SAMPLES_AT_ONCE = 2**15  # temporaries then stay in cache
@@ -52,7 +47,8 @@ class AdvantageReport:
     """Advantages and how they were computed.
 
     advantages: [..., n] float64.
-    k: [...] the set size used in each group (n for objectives without k); 0 where the group was dropped.
+    k: [...] the set size used in each group, the largest of several (n for objectives without k); 0 where the group
+        was dropped.
     dropped: the reason for each dropped group, keyed by its index in the leading dimensions.
     truncated_share: share of the companion weights that were above `weight_cap`.
     """
@@ -86,8 +82,8 @@ def advantages(
         by the sample's own ratio.
     answers: [..., n] integer ids, required by `maj_at_k`. Equal ids are votes for one answer; a negative id means no
         answer and agrees with no other vote.
-    valid: [..., n] bool; masked samples get 0 and do not count in n. k shrinks to what is left; a group with fewer
-        than two valid samples is all zeros.
+    valid: [..., n] bool; masked samples get 0 and do not count in n. k shrinks to what is left, and so does each k of
+        weights; a group with fewer than two valid samples is all zeros.
     k: [...] integers that replace the objective's k per group (an adaptive schedule).
 
     Returns [..., n] float64.
@@ -157,15 +153,27 @@ def _k_of_groups(objective: Objective, groups: Groups, lead: tuple[int, ...], k:
             raise ValueError(f"k= was given, but kind: {objective.kind} has no k; leave k= out")
         check_objective(objective, n)
         return groups.valid_counts
-    asked = np.asarray(objective.k if k is None else k)
-    if not np.issubdtype(asked.dtype, np.integer):
-        raise TypeError(f"k must be integers, got {asked.dtype}")
-    for value in np.unique(asked):
-        check_objective({**objective.model_dump(), "k": int(value)}, n)
+    if k is None:
+        check_objective(objective, n)
+        asked = np.asarray(largest_k(objective))
+    else:
+        asked = _asked_k(objective, k, n)
     asked_B = np.broadcast_to(asked, lead).reshape(-1)
     largest_B = np.maximum(groups.valid_counts - spare_samples(objective), 1)
     k_B: IntArray = np.minimum(asked_B, largest_B)
     return k_B
+
+
+def _asked_k(objective: ObjectiveWithK, k: ArrayLike, n: int) -> IntArray:
+    """The argument k= as integers that the objective allows."""
+    if objective.k is None:
+        raise ValueError(f"k= was given, but {objective.kind} has weights; leave k= out, or give the objective a k")
+    asked = np.asarray(k)
+    if not np.issubdtype(asked.dtype, np.integer):
+        raise TypeError(f"k must be integers, got {asked.dtype}")
+    for value in np.unique(asked):
+        check_objective({**objective.model_dump(), "k": int(value)}, n)
+    return asked
 
 
 def _truncate(objective: Objective, bucket: Groups) -> tuple[Groups, int]:
@@ -230,51 +238,52 @@ def _plugged_in(objective: Objective, bucket: Groups) -> FloatArray:
     return a_BN
 
 
+def _terms(objective: MaxAtK | MajAtK, k: int) -> Terms:
+    """The objective's terms in a group where k is the largest: one k may differ by group, weights shrink to fit."""
+    return ((k, 1.0),) if objective.weights is None else up_to(objective.terms, k)
+
+
 def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:
     if bucket.answers_BN is None:
         raise ValueError("maj_at_k needs answers=, integer ids of the answers in the shape of rewards")
     answers = majority.read_answers(bucket.answers_BN, bucket.g_BN)  # validates the answers, for k = 1 too
-    if k == 1:
-        return maximum.leave_one_out_mean(bucket.g_BN)
-    if objective.companion_weights == "none" or bucket.log_w_BN is None:
-        profiles = majority.vote_profiles(answers)
-        per_answer_GA = majority.loo_minus_one_profiles(profiles, k)
-        return per_answer_GA[profiles.profile_B[:, None], answers.slot_BN]
-    log_w_BN, log_scale_B1 = _common_scale(objective, bucket.log_w_BN, k)
-    return majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, log_scale_B1, k)
+    profiles = majority.vote_profiles(answers)
+    a_BN = np.zeros_like(bucket.g_BN)
+    for each, weight in _terms(objective, k):
+        if each == 1:
+            a_BN += weight * maximum.leave_one_out_mean(bucket.g_BN)
+        elif objective.companion_weights == "none" or bucket.log_w_BN is None:
+            per_answer_GA = majority.loo_minus_one_profiles(profiles, each)
+            a_BN += weight * per_answer_GA[profiles.profile_B[:, None], answers.slot_BN]
+        else:
+            log_w_BN, log_scale_B1 = off_policy.common_scale(bucket.log_w_BN, each, objective.companion_weights)
+            a_BN += weight * majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, log_scale_B1, each)
+    return a_BN
 
 
 def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:
-    if k == 1:
+    if k == 1 and objective.weights is None:
         return maximum.leave_one_out_mean(bucket.g_BN)
+    terms = _terms(objective, k)
     out_BN = np.empty_like(bucket.g_BN)
     step = max(1, _SAMPLES_AT_ONCE // bucket.g_BN.shape[-1])
     for start in range(0, len(out_BN), step):
         rows = slice(start, start + step)
         log_w_RN = None if bucket.log_w_BN is None else bucket.log_w_BN[rows]
         order_RN = np.argsort(bucket.g_BN[rows], axis=-1)
-        a_RN = _max_at_k_in_order(objective, bucket.g_BN[rows], log_w_RN, order_RN, k)
+        a_RN = _max_at_k_in_order(objective, bucket.g_BN[rows], log_w_RN, order_RN, terms)
         np.put_along_axis(out_BN[rows], order_RN, a_RN, axis=-1)
     return out_BN
 
 
 def _max_at_k_in_order(
-    objective: MaxAtK, g_BN: FloatArray, log_w_BN: FloatArray | None, order_BN: IntArray, k: int
+    objective: MaxAtK, g_BN: FloatArray, log_w_BN: FloatArray | None, order_BN: IntArray, terms: Terms
 ) -> FloatArray:
     """Advantages, sorted by ascending reward."""
     g_BN = np.take_along_axis(g_BN, order_BN, axis=-1)
     if objective.companion_weights == "none" or log_w_BN is None:
-        return _MAX_AT_K[objective.baseline](g_BN, k)
-    log_w_BN, log_scale_B1 = _common_scale(objective, log_w_BN, k)
+        return maximum.max_at_k_advantages(g_BN, terms, objective.baseline)
     log_w_BN = np.take_along_axis(log_w_BN, order_BN, axis=-1)
     if objective.companion_weights == "first_order":
-        return off_policy.first_order_advantages(g_BN, log_w_BN, k)
-    return off_policy.exact_advantages(g_BN, log_w_BN, log_scale_B1, k, objective.baseline)
-
-
-def _common_scale(objective: MaxAtK | MajAtK, log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
-    """Log-weights for the exact estimate, and the log of the factor it needs: A_i has one weight less than a_i."""
-    if objective.companion_weights != "self_normalised":
-        return log_w_BN, np.zeros((len(log_w_BN), 1))
-    log_w_BN, log_unit_B1 = off_policy.unit_weights(log_w_BN, k)
-    return log_w_BN, -log_unit_B1
+        return off_policy.first_order_advantages(g_BN, log_w_BN, terms)
+    return off_policy.exact_advantages(g_BN, log_w_BN, terms, objective.baseline, objective.companion_weights)

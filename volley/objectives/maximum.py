@@ -1,14 +1,30 @@
-"""On-policy advantages and metric for max@k, any 1 <= k <= n, in O(n log n).
+"""On-policy advantages and metric for sums of max@k, any 1 <= k <= n, in O(n log n).
 
 P is Pass@K Policy Optimization (arXiv 2505.15201). Every function takes rewards already sorted ascending along
-the last axis, `g_BN` [B, n], and returns values in that order. Two measures keep full precision at any n:
-coefficients are correctly rounded ratios of binomials, and sums run over the non-negative gaps
-`g_(m+1) - g_(m)` wherever the quantity does not change when all rewards are shifted.
+the last axis, `g_BN` [B, n], and returns values in that order.
+
+An advantage is linear in the sorted rewards, so a sum over k has one matrix for each (n, terms, baseline). In terms of
+the lowest reward and the gaps `g_(m+1) - g_(m)`, m = 1 .. n-1, a column of that matrix has two values: one for the
+samples above the gap and one for those below it. So three cached coefficients and two running sums replace the matrix
+product; each coefficient is a sum of correctly rounded ratios of binomials, and equal rewards get equal advantages.
 """
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from volley.objectives.combinatorics import FloatArray, binomial_ratios
+from volley.objectives.spec import Baseline
+from volley.objectives.tries import Terms
+
+
+class Coefficients(NamedTuple):
+    """`a_(i) = lowest g_(1) + sum_{m<i} above_m gap_m + sum_{m>=i} below_m gap_m`; arrays [n - 1]."""
+
+    lowest: float
+    above_M: FloatArray
+    below_M: FloatArray
 
 
 def leave_one_out_mean(g_BN: FloatArray) -> FloatArray:
@@ -25,71 +41,64 @@ def max_at_k_sorted(g_BN: FloatArray, k: int) -> FloatArray:
     return g_BN @ binomial_ratios(0, n, k - 1, n, k)
 
 
-def loo_minus_one(g_BN: FloatArray, k: int) -> FloatArray:
-    """The mean over k-sets holding i of `max_I g - max_(I without i) g`, times k/n; needs k >= 2 (P eq. 33).
+def max_at_k_advantages(g_BN: FloatArray, terms: Terms, baseline: Baseline) -> FloatArray:
+    """The advantages of `sum_k w_k max@k`; `loo` and `subset_loo` need k <= n - 1."""
+    lowest, above_M, below_M = coefficients(g_BN.shape[-1], terms, baseline)
+    out_BN = np.zeros_like(g_BN)
+    gaps_BM = np.diff(g_BN, axis=-1)
+    if below_M.any():
+        out_BN[..., :-1] = np.cumsum((gaps_BM * below_M)[..., ::-1], axis=-1)[..., ::-1]
+    gaps_BM *= above_M
+    out_BN[..., 1:] += np.cumsum(gaps_BM, axis=-1)
+    if lowest:
+        out_BN += lowest * g_BN[..., :1]
+    return out_BN
+
+
+@lru_cache(maxsize=512)
+def coefficients(n: int, terms: Terms, baseline: Baseline) -> Coefficients:
+    """The coefficients of a sum over k; read-only because they are cached. At k = 1, every baseline is `subset_loo`."""
+    lowest, above_M, below_M = 0.0, np.zeros(n - 1), np.zeros(n - 1)
+    for k, weight in terms:
+        one = _OF_BASELINE[baseline if k > 1 else "subset_loo"](n, k)
+        lowest += weight * one.lowest
+        above_M += weight * one.above_M
+        below_M += weight * one.below_M
+    above_M.flags.writeable = below_M.flags.writeable = False
+    return Coefficients(lowest, above_M, below_M)
+
+
+def _loo_minus_one(n: int, k: int) -> Coefficients:
+    """The mean over k-sets holding i of `max_I g - max_(I without i) g`, times k/n (P eq. 33).
 
     A set without i whose best is below `g_(m+1)` lies among the m smallest, so each gap below `g_i` counts
     `C(m, k-1)` sets.
     """
-    n = g_BN.shape[-1]
-    out_BN = np.zeros_like(g_BN)
-    gained_BM = np.diff(g_BN, axis=-1)
-    gained_BM *= binomial_ratios(1, n, k - 1, n, k)
-    np.cumsum(gained_BM, axis=-1, out=out_BN[..., 1:])
-    return out_BN
+    return Coefficients(0.0, binomial_ratios(1, n, k - 1, n, k), np.zeros(n - 1))
 
 
-def no_baseline(g_BN: FloatArray, k: int) -> FloatArray:
+def _no_baseline(n: int, k: int) -> Coefficients:
     """`s_i`: the mean over all k-sets of `max_I g` where i is in I, zero where it is not (P eq. 19-21)."""
-    n = g_BN.shape[-1]
-    own_BN = g_BN * binomial_ratios(0, n, k - 1, n, k)
-    others_BN = g_BN * binomial_ratios(-1, n - 1, k - 2, n, k)
-    return own_BN + _sum_after(others_BN)
+    below_M = k / n * (1 - binomial_ratios(0, n - 1, k - 1, n - 1, k - 1))
+    return Coefficients(k / n, np.full(n - 1, k / n), below_M)
 
 
-def subset_loo(g_BN: FloatArray, k: int) -> FloatArray:
-    """`max@k(g) - max@k(g_-i)`, the leave-one-out of the estimate itself; needs k <= n - 1."""
-    n = g_BN.shape[-1]
+def _subset_loo(n: int, k: int) -> Coefficients:
+    """`max@k(g) - max@k(g_-i)`, the leave-one-out of the estimate itself."""
     m_M = np.arange(1, n)
-    below_M = (k / n) * binomial_ratios(1, n, k, n - 1, k)
-    above_M = binomial_ratios(1, n, k, n, k) * (k * (n - m_M) / (m_M * (n - k)))
-    gaps_BM = np.diff(g_BN, axis=-1)
-    out_BN = np.zeros_like(g_BN)
-    out_BN[..., 1:] += np.cumsum(gaps_BM * below_M, axis=-1)
-    out_BN[..., :-1] -= _sum_from(gaps_BM * above_M)
-    return out_BN
+    above_M = k / n * binomial_ratios(1, n, k, n - 1, k)
+    below_M = binomial_ratios(1, n, k, n, k) * (k * (n - m_M) / (m_M * (n - k)))
+    return Coefficients(0.0, above_M, -below_M)
 
 
-def loo(g_BN: FloatArray, k: int) -> FloatArray:
-    """`s_i - k/(n-1) max@k(g_-i)`; needs k <= n - 1 (P eq. 29)."""
-    n = g_BN.shape[-1]
-    out_BN: FloatArray = subset_loo(g_BN, k)
-    out_BN -= k / (n * (n - 1)) * max_at_k_without(g_BN, k)
-    return out_BN
+def _loo(n: int, k: int) -> Coefficients:
+    """`s_i - k/(n-1) max@k(g_-i)` (P eq. 29)."""
+    own, share = _subset_loo(n, k), k / (n * (n - 1))
+    return Coefficients(
+        -share,
+        own.above_M - share * (1 - binomial_ratios(1, n, k, n - 1, k)),
+        own.below_M - share * (1 - binomial_ratios(0, n - 1, k, n - 1, k)),
+    )
 
 
-def max_at_k_without(g_BN: FloatArray, k: int) -> FloatArray:
-    """The max@k estimate of `g_-i`, for every i; needs k <= n - 1."""
-    n = g_BN.shape[-1]
-    before_BN = g_BN * binomial_ratios(0, n, k - 1, n - 1, k)
-    after_BN = g_BN * binomial_ratios(-1, n - 1, k - 1, n - 1, k)
-    return _sum_before(before_BN) + _sum_after(after_BN)
-
-
-def _sum_from(x_BN: FloatArray) -> FloatArray:
-    """Sums over positions >= i."""
-    return np.cumsum(x_BN[..., ::-1], axis=-1)[..., ::-1]
-
-
-def _sum_before(x_BN: FloatArray) -> FloatArray:
-    """Sums over positions < i, without subtracting from a sum over all."""
-    out_BN = np.zeros_like(x_BN)
-    np.cumsum(x_BN[..., :-1], axis=-1, out=out_BN[..., 1:])
-    return out_BN
-
-
-def _sum_after(x_BN: FloatArray) -> FloatArray:
-    """Sums over positions > i."""
-    out_BN = np.zeros_like(x_BN)
-    out_BN[..., :-1] = _sum_from(x_BN[..., 1:])
-    return out_BN
+_OF_BASELINE = {"none": _no_baseline, "loo": _loo, "subset_loo": _subset_loo, "loo_minus_one": _loo_minus_one}

@@ -1,4 +1,4 @@
-"""Off-policy max@k: exact importance weights of the other samples of a set, in O(n k).
+"""Off-policy sums of max@k: exact importance weights of the other samples of a set, in O(n k) for the largest k.
 
 A sample's own weight is left to the policy update (its ratio), so the returned advantage `A_i = a_i / w_i`
 depends on the other samples' weights only. Order the group by reward: a set without i whose best is below
@@ -17,7 +17,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from volley.objectives.combinatorics import FloatArray, binomial_ratios, log_binomials
-from volley.objectives.spec import Baseline
+from volley.objectives.maximum import leave_one_out_mean
+from volley.objectives.spec import Baseline, CompanionWeights
+from volley.objectives.tries import Terms
 
 
 def max_at_k_off_policy(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
@@ -29,31 +31,55 @@ def max_at_k_off_policy(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> Float
 
 
 def exact_advantages(
-    g_BN: FloatArray, log_w_BN: FloatArray, log_scale_B1: FloatArray, k: int, baseline: Baseline
+    g_BN: FloatArray, log_w_BN: FloatArray, terms: Terms, baseline: Baseline, companion_weights: CompanionWeights
 ) -> FloatArray:
-    """`A_i = a_i / w_i` times a scale, for k >= 2, and for k <= n - 1 with the baselines `loo` and `subset_loo`.
+    """`A_i = a_i / w_i` of `sum_k w_k max@k`, self-normalised on request; `loo` and `subset_loo` need k <= n - 1.
 
-    Unbiased at scale 1 once the sample's own ratio multiplies it, whatever the baseline: each baseline is an off-policy
-    estimate that the other samples alone make.
+    Unbiased unless self-normalised, once the sample's own ratio multiplies it, whatever the baseline: each baseline is
+    an off-policy estimate that the other samples alone make. A try without companions (k = 1) needs no weights: it is
+    REINFORCE leave-one-out.
     """
     n = g_BN.shape[-1]
-    a_BN = _sum_of_gaps(g_BN, k, np.exp(_log_mean_products(log_w_BN, k)[:, 1:] + log_scale_B1))
-    if baseline != "loo_minus_one":
-        a_BN += k / n * _max_at_k_without(g_BN, log_w_BN, log_scale_B1, k - 1)
-    if baseline in ("loo", "subset_loo"):
-        a_BN -= k / (n - 1 if baseline == "loo" else n) * _max_at_k_without(g_BN, log_w_BN, log_scale_B1, k)
+    of_sets = tuple((k, weight) for k, weight in terms if k > 1)
+    a_BN = _of_sets(g_BN, log_w_BN, of_sets, companion_weights) if of_sets else np.zeros_like(g_BN)
+    for k, weight in terms:
+        if k == 1:
+            a_BN += weight * leave_one_out_mean(g_BN)
+        elif baseline != "loo_minus_one":
+            log_unit_BN, log_scale_B1 = common_scale(log_w_BN, k, companion_weights)
+            a_BN += weight * k / n * _max_at_k_without(g_BN, log_unit_BN, log_scale_B1, k - 1)
+            if baseline in ("loo", "subset_loo"):
+                share = weight * k / (n - 1 if baseline == "loo" else n)
+                a_BN -= share * _max_at_k_without(g_BN, log_unit_BN, log_scale_B1, k)
     return a_BN
 
 
-def first_order_advantages(g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> FloatArray:
-    """`A_i` of the `loo_minus_one` baseline with `prod w_j` taken as `1 + sum (w_j - 1)`; O(n).
+def first_order_advantages(g_BN: FloatArray, log_w_BN: FloatArray, terms: Terms) -> FloatArray:
+    """`A_i` of the `loo_minus_one` baseline with `prod w_j` taken as `1 + sum (w_j - 1)`; O(n) for each term.
 
     Where the mean of that expansion over the sets of a gap is negative it is replaced by 0, since a mean weight cannot
     be negative: otherwise companions that the policy has moved away from would turn a solved sample's advantage around.
     """
-    sizes_M = np.arange(1, g_BN.shape[-1])
-    mean_excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / sizes_M
-    return _sum_of_gaps(g_BN, k, np.maximum(1 + (k - 1) * mean_excess_BM, 0.0))
+    n = g_BN.shape[-1]
+    mean_excess_BM = np.cumsum(np.expm1(log_w_BN[..., :-1]), axis=-1) / np.arange(1, n)
+    share_BM = np.zeros((len(g_BN), n - 1))
+    for k, weight in terms:
+        if k > 1:
+            mean_weight_BM = np.maximum(1 + (k - 1) * mean_excess_BM, 0.0)
+            share_BM += weight * binomial_ratios(1, n, k - 1, n, k) * mean_weight_BM
+    a_BN = _sum_of_gaps(g_BN, share_BM)
+    for k, weight in terms[:1]:
+        if k == 1:
+            a_BN += weight * leave_one_out_mean(g_BN)
+    return a_BN
+
+
+def common_scale(log_w_BN: FloatArray, k: int, companion_weights: CompanionWeights) -> tuple[FloatArray, FloatArray]:
+    """Log-weights for the exact estimate, and the log of the factor it needs: A_i has one weight less than a_i."""
+    if companion_weights != "self_normalised":
+        return log_w_BN, np.zeros((len(log_w_BN), 1))
+    log_w_BN, log_unit_B1 = unit_weights(log_w_BN, k)
+    return log_w_BN, -log_unit_B1
 
 
 def unit_weights(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
@@ -68,11 +94,28 @@ def unit_weights(log_w_BN: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
     return log_w_BN - log_unit_B1, log_unit_B1
 
 
-def _sum_of_gaps(g_BN: FloatArray, k: int, mean_weight_BM: FloatArray) -> FloatArray:
+def _of_sets(g_BN: FloatArray, log_w_BN: FloatArray, terms: Terms, companion_weights: CompanionWeights) -> FloatArray:
+    """The `loo_minus_one` part, for terms with k >= 2: one recursion yields the mean weights for every k."""
     n = g_BN.shape[-1]
-    gained_BM = np.diff(g_BN, axis=-1) * binomial_ratios(1, n, k - 1, n, k)
+    k_K = np.array([k for k, _ in terms])
+    ratio_KM = np.stack([weight * binomial_ratios(1, n, k - 1, n, k) for k, weight in terms])
+    log_scale_KB = np.zeros((len(terms), 1))
+    if companion_weights == "self_normalised":
+        *_, log_e_JB = _log_means(log_w_BN, int(k_K[-1]), int(k_K[0]))
+        log_scale_KB = -np.where(np.isfinite(log_e_JB[k_K]), log_e_JB[k_K], 0.0)
+    share_BM = np.empty((len(g_BN), n - 1))
+    means = _log_means(log_w_BN, int(k_K[-1]) - 1, int(k_K[0]) - 1)
+    next(means)  # of no samples
+    for m, log_e_JB in zip(range(n - 1), means, strict=False):
+        mean_KB = np.exp(log_e_JB[k_K - 1] + log_scale_KB)
+        share_BM[:, m] = _times(np.broadcast_to(ratio_KM[:, m, None], mean_KB.shape), mean_KB).sum(axis=0)
+    return _sum_of_gaps(g_BN, share_BM)
+
+
+def _sum_of_gaps(g_BN: FloatArray, share_BM: FloatArray) -> FloatArray:
+    """The gaps below each sample, times the weighted share of sets that each counts."""
     out_BN = np.zeros_like(g_BN)
-    np.cumsum(_times(gained_BM, mean_weight_BM), axis=-1, out=out_BN[..., 1:])
+    np.cumsum(_times(np.diff(g_BN, axis=-1), share_BM), axis=-1, out=out_BN[..., 1:])
     return out_BN
 
 
@@ -90,19 +133,21 @@ def _log_mean_products(log_w_BN: FloatArray, k: int) -> FloatArray:
     return below_BN
 
 
-def _log_means(log_w_BN: FloatArray, top: int) -> Iterator[FloatArray]:
+def _log_means(log_w_BN: FloatArray, top: int, lowest: int | None = None) -> Iterator[FloatArray]:
     """`log E_j(w_1..m)` as [top + 1, B], one array for each m = 0 .. n, updated in place.
 
     A j-set of the first m samples lacks or holds sample m, so
     `E_j(1..m) = (1 - j/m) E_j(1..m-1) + (j/m) w_m E_{j-1}(1..m-1)`.
-    Degrees that cannot reach `top` with the remaining samples are no longer updated.
+    Degrees from `lowest` (by default `top`) to `top` are complete in the end: those that cannot reach `lowest` with the
+    remaining samples are no longer updated.
     """
+    lowest = top if lowest is None else lowest
     rows, n = log_w_BN.shape
     log_e_JB = np.full((top + 1, rows), -np.inf)
     log_e_JB[0] = 0.0
     yield log_e_JB
     for m in range(1, n + 1):
-        low, high = max(1, top - (n - m)), min(m, top)
+        low, high = max(1, lowest - (n - m)), min(m, top)
         log_lacks_J1, log_holds_J1 = _log_shares(low, high, m)
         held_JB = log_holds_J1 + log_w_BN[:, m - 1] + log_e_JB[low - 1 : high]
         np.logaddexp(log_lacks_J1 + log_e_JB[low : high + 1], held_JB, out=log_e_JB[low : high + 1])

@@ -13,14 +13,39 @@ from pydantic import Field, ValidationError, model_validator
 
 from volley.base import Spec
 from volley.objectives.combinatorics import IntArray
-from volley.objectives.spec import Objective, ObjectiveWithK, check_objective, parse_objective, spare_samples
+from volley.objectives.spec import (
+    Objective,
+    ObjectiveWithK,
+    OverTries,
+    check_objective,
+    parse_objective,
+    spare_samples,
+)
+from volley.objectives.tries import between, with_tries
 
 
 class Stage(Spec):
-    """Objective fields and their values from step `at` on: `{at: 1500, set: {k: 1}}`."""
+    """Objective fields and their values from step `at` on: `{at: 1500, set: {k: 1}}`.
+
+    With `over`, every weight moves in a straight line from its value at `at` to the new one at `at + over`; k: 8 counts
+    as weights: {8: 1}.
+    """
 
     at: Annotated[int, Field(ge=0)]
     set: dict[str, Any] = Field(min_length=1)
+    over: int | None = Field(None, ge=1, description="steps that a change of k or weights takes; null: at once")
+
+    @model_validator(mode="after")
+    def _only_weights_change_gradually(self) -> Self:
+        sudden = ", ".join(sorted(self.set.keys() - {"k", "weights", "order"}))
+        if self.over is not None and sudden:
+            raise ValueError(f"over: only k and weights change gradually; set {sudden} in a stage without over")
+        return self
+
+    @property
+    def until(self) -> int:
+        """The first step of the new values."""
+        return self.at + (self.over or 0)
 
 
 class AdaptiveK(Spec):
@@ -49,7 +74,8 @@ class AdaptiveK(Spec):
 class Schedule(Spec):
     """How a job's objective changes over a run; the empty schedule keeps it constant.
 
-    stages: fields by step, in order of `at`. PKPO's annealing (arXiv 2505.15201) is `[{at: 1500, set: {k: 1}}]`.
+    stages: fields by step, in order of `at`. PKPO's annealing (arXiv 2505.15201) is `[{at: 1500, set: {k: 1}}]`;
+        `over` makes such a change gradual.
     adaptive_k: per-prompt k that replaces the objective's; prompts not seen before use the objective's k.
     """
 
@@ -61,7 +87,18 @@ class Schedule(Spec):
         for earlier, later in pairwise(self.stages):
             if later.at <= earlier.at:
                 raise ValueError(f"stage at: {later.at} follows at: {earlier.at}; write stages in rising order of at")
+            if later.at < earlier.until:
+                raise ValueError(
+                    f"stage at: {later.at} begins before the one at: {earlier.at} has ended; write at: {earlier.until} "
+                    "or later, or a smaller over"
+                )
         return self
+
+    @property
+    def turning_points(self) -> tuple[int, ...]:
+        """Steps at which the objective's fields become others; between them only the weights move."""
+        steps = {step for each in self.stages for step in (each.at, min(each.at + 1, each.until), each.until)}
+        return tuple(sorted({0, *steps}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +115,9 @@ class SolveRate:
 
 
 def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
-    """The objective with some fields replaced. A new `kind` keeps only the fields that all kinds share.
+    """The objective with some fields replaced.
+
+    A new `kind` keeps only the fields that all kinds share; a new k replaces weights, and new weights replace k.
 
     Raises:
         pydantic.ValidationError (a ValueError): a field the kind does not have, or a value out of range.
@@ -86,19 +125,32 @@ def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
     kept = objective.model_dump()
     if changes.get("kind", objective.kind) != objective.kind:
         kept = {"center": objective.center, "normalize": objective.normalize}
-    return parse_objective({**kept, **changes})
+    return parse_objective(with_tries(kept, changes) if isinstance(objective, OverTries) else {**kept, **changes})
 
 
 def resolve(objective: Objective, schedule: Schedule, step: int, changes: Mapping[str, Any] | None = None) -> Objective:
     """The objective of a step: the job's, with every stage up to the step and then manual changes applied.
 
     Raises:
-        pydantic.ValidationError (a ValueError): see `with_changes`.
+        ValueError: see `with_changes`; a gradual change of an objective without weights.
     """
     for stage in schedule.stages:
         if stage.at <= step:
-            objective = with_changes(objective, stage.set)
+            objective = _reached(objective, stage, step)
     return with_changes(objective, changes) if changes else objective
+
+
+def _reached(before: Objective, stage: Stage, step: int) -> Objective:
+    """The objective at a step of a stage, from the one before the stage."""
+    after = with_changes(before, stage.set)
+    if stage.over is None:
+        return after
+    if not isinstance(before, OverTries) or not isinstance(after, OverTries):
+        raise ValueError(f"over: kind: {before.kind} has no weights that could change gradually; remove over")
+    if step >= stage.until:
+        return after
+    share = (step - stage.at) / stage.over
+    return with_changes(before, {"weights": between(before.terms, after.terms, share)}) if share else before
 
 
 def check_schedule(objective: Objective, schedule: Schedule, n: int) -> None:
@@ -108,21 +160,27 @@ def check_schedule(objective: Objective, schedule: Schedule, n: int) -> None:
         ValueError: naming the stage, with the advice of `check_objective`.
     """
     check_objective(objective, n)
+    job_objective = objective
     for stage in schedule.stages:
         try:
-            objective = with_changes(objective, stage.set)
+            objective = _reached(objective, stage, stage.until)
             check_objective(objective, n)
         except ValueError as error:
             raise ValueError(f"stage at: {stage.at}: {_advice(error)}") from error
     rule = schedule.adaptive_k
     if rule is None:
         return
-    for at in (0, *(stage.at for stage in schedule.stages)):
-        stage_objective = resolve(objective, schedule, at)
+    for at in schedule.turning_points:
+        stage_objective = resolve(job_objective, schedule, at)
         if not isinstance(stage_objective, ObjectiveWithK):
             raise ValueError(
                 f"adaptive_k needs an objective with k, but kind: {stage_objective.kind} at step {at} has none; "
                 "drop adaptive_k or write kind: max_at_k"
+            )
+        if stage_objective.k is None:
+            raise ValueError(
+                f"adaptive_k chooses one k for each prompt, but the objective at step {at} has weights; drop "
+                "adaptive_k, or write k in place of weights and no over"
             )
         if rule.min_k > n - spare_samples(stage_objective):
             raise ValueError(f"adaptive_k.min_k {rule.min_k} is too large for n={n}; lower it")
@@ -142,9 +200,16 @@ def visited(rate: SolveRate | None, rewards: Sequence[float], rule: AdaptiveK) -
 
 
 def adaptive_k(objective: ObjectiveWithK, rule: AdaptiveK, rates: Sequence[SolveRate | None], n: int) -> IntArray:
-    """The k of each group, [P], for `advantages(..., k=)`; a prompt without a rate keeps the objective's k."""
+    """The k of each group, [P], for `advantages(..., k=)`; a prompt without a rate keeps the objective's k.
+
+    Raises:
+        ValueError: the objective has weights instead of k.
+    """
+    if objective.k is None:
+        raise ValueError("adaptive_k chooses one k for each prompt, but the objective has weights; write k instead")
+    own_k = objective.k
     largest = min(rule.max_k or n, n - spare_samples(objective))
-    wanted = [_inverse(rate, n) if rate is not None and rate.seen > 0 else objective.k for rate in rates]
+    wanted = [_inverse(rate, n) if rate is not None and rate.seen > 0 else own_k for rate in rates]
     return np.clip(np.rint(wanted).astype(np.int64), min(rule.min_k, largest), largest)
 
 

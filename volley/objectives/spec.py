@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, TypeAdapter, model_validator
 
 from volley.base import Spec
+from volley.objectives.tries import Terms, Weights, check_tries, terms_of
 from volley.plugins import OBJECTIVES, OpenUnion, kinds_of
 
 Baseline: TypeAlias = Literal["none", "loo", "subset_loo", "loo_minus_one"]
@@ -34,12 +35,35 @@ class Mean(ObjectiveBase):
     kind: Literal["mean"] = "mean"
 
 
-class MaxAtK(ObjectiveBase):
+class OverTries(ObjectiveBase):
+    """An objective over k tries, or over several numbers of tries: the sum of w_k f@k."""
+
+    k: int | None = Field(None, ge=1, description="the number of tries")
+    weights: Weights | None = Field(
+        None, description="instead of k: the weight of each k, as in {1: 0.5, 8: 0.5}; harmonic: 1/k for k = 1 .. order"
+    )
+    order: int | None = Field(None, ge=1, description="the largest k of weights: harmonic")
+
+    @model_validator(mode="after")
+    def _tries_are_given(self) -> Self:
+        check_tries(self.k, self.weights, self.order)
+        return self
+
+    @property
+    def terms(self) -> Terms:
+        """The numbers of tries that count, each with its weight."""
+        return terms_of(self.k, self.weights, self.order)
+
+
+class MaxAtK(OverTries):
     """The expected best reward of k samples; pass@k on 0/1 rewards.
 
+    weights: `harmonic` of order n - 1 with baseline `subset_loo` is MaxRL (arXiv 2602.02710) divided by n on 0/1
+        rewards, and centred TailRL (arXiv 2609.02987) divided by n on any.
     baseline: `none` (arXiv 2505.15201 eq. 19), `loo` (its eq. 29), `subset_loo` (leave-one-out of the max@k
         estimate itself, the leave-p-out of arXiv 2503.19595 with p = n - k), `loo_minus_one` (eq. 33).
-        All are unbiased; `none` and `loo_minus_one` allow k = n, the other two need k <= n - 1.
+        All are unbiased; `none` and `loo_minus_one` allow k = n, the other two need k <= n - 1. At k = 1 each is
+        REINFORCE leave-one-out.
     companion_weights: how the importance weights of the *other* samples of a set enter an off-policy estimate.
         `none` ignores them, `exact` is unbiased, `first_order` expands their product around 1 (after
         arXiv 2510.23393) and replaces a negative mean by 0, `self_normalised` is the exact form with all weights
@@ -48,7 +72,6 @@ class MaxAtK(ObjectiveBase):
     """
 
     kind: Literal["max_at_k"] = "max_at_k"
-    k: Annotated[int, Field(ge=1)]
     baseline: Baseline = "loo_minus_one"
     companion_weights: CompanionWeights = "none"
     weight_cap: WeightCap = None
@@ -65,14 +88,13 @@ class MaxAtK(ObjectiveBase):
         return self
 
 
-class MajAtK(ObjectiveBase):
+class MajAtK(OverTries):
     """The expected reward of the majority answer among k samples, uniform over tied answers.
 
     The estimate has the `loo_minus_one` form; companion_weights and weight_cap are those of `max_at_k`.
     """
 
     kind: Literal["maj_at_k"] = "maj_at_k"
-    k: Annotated[int, Field(ge=1)]
     companion_weights: Literal["none", "exact", "self_normalised"] = "none"
     weight_cap: WeightCap = None
 
@@ -101,7 +123,10 @@ class PassAtKAnalytic(ObjectiveBase):
 
 
 class MaxRL(ObjectiveBase):
-    """`(g_i - mean) / mean` for non-negative rewards (arXiv 2602.02710)."""
+    """`(g_i - mean) / mean` for non-negative rewards (arXiv 2602.02710).
+
+    On 0/1 rewards this is n times `max_at_k` with weights: harmonic, order n - 1 and baseline: subset_loo.
+    """
 
     kind: Literal["maxrl"] = "maxrl"
 
@@ -143,6 +168,7 @@ Objective: TypeAlias = Annotated[
 ObjectiveWithK: TypeAlias = MaxAtK | MajAtK | PassAtKAnalytic
 
 BUILT_IN = kinds_of(Mean, MaxAtK, MajAtK, Softmax, PassAtKAnalytic, MaxRL, RiskSensitive)
+OVER_TRIES = kinds_of(MaxAtK, MajAtK)
 
 _ADAPTER: TypeAdapter[Objective] = TypeAdapter(Objective)
 
@@ -183,7 +209,7 @@ def check_objective(objective: Objective | Mapping[str, Any], n: int) -> None:
     """Refuse a combination of objective and group size that is undefined or carries no signal.
 
     Raises:
-        ValueError: with the change to make, for n < 2, k > n, `loo`/`subset_loo` with k = n, a centred `none`
+        ValueError: with the change to make, for n < 2, a k > n, `loo`/`subset_loo` with k = n, a centred `none`
             baseline with k = n, and the analytic form with k = n.
     """
     objective = parse_objective(objective)
@@ -191,9 +217,11 @@ def check_objective(objective: Objective | Mapping[str, Any], n: int) -> None:
         raise ValueError(f"a group of n={n} samples has nothing to compare with; write n: 2 or more")
     if not isinstance(objective, ObjectiveWithK):
         return
-    k = objective.k
+    k = largest_k(objective)
     if k > n:
-        raise ValueError(f"{objective.kind} with k={k} needs n >= {k} samples, got n={n}; lower k or raise n")
+        raise ValueError(
+            f"{objective.kind} {_tries_text(objective)} needs n >= {k} samples, got n={n}; {_lower(objective)}"
+        )
     if k <= n - spare_samples(objective) or k == 1:
         return
     if isinstance(objective, PassAtKAnalytic):
@@ -203,9 +231,32 @@ def check_objective(objective: Objective | Mapping[str, Any], n: int) -> None:
     if isinstance(objective, MaxAtK) and objective.baseline != "none":
         raise ValueError(
             f"baseline: {objective.baseline} leaves one sample out, so k = n = {n} is too large; "
-            f"write baseline: loo_minus_one, or k: {n - 1} or less"
+            f"write baseline: loo_minus_one, or {_smaller(objective, n - 1)}"
         )
     raise ValueError(
         f"a centred max_at_k with baseline: none and k = n = {n} is zero for every group; "
-        f"write baseline: loo_minus_one, or k: {n - 1} or less"
+        f"write baseline: loo_minus_one, or {_smaller(objective, n - 1)}"
     )
+
+
+def largest_k(objective: ObjectiveWithK) -> int:
+    """The largest number of tries that counts."""
+    return objective.k if isinstance(objective, PassAtKAnalytic) else objective.terms[-1][0]
+
+
+def _tries_text(objective: ObjectiveWithK) -> str:
+    if isinstance(objective, PassAtKAnalytic) or objective.weights is None:
+        return f"with k={objective.k}"
+    return f"with order={objective.order}" if objective.order else f"with weights up to k={largest_k(objective)}"
+
+
+def _lower(objective: ObjectiveWithK) -> str:
+    if isinstance(objective, PassAtKAnalytic) or objective.weights is None:
+        return "lower k or raise n"
+    return "lower order or raise n" if objective.order else "remove the weights above n or raise n"
+
+
+def _smaller(objective: ObjectiveWithK, largest: int) -> str:
+    if isinstance(objective, PassAtKAnalytic) or objective.weights is None:
+        return f"k: {largest} or less"
+    return f"order: {largest} or less" if objective.order else f"weights of k up to {largest}"

@@ -50,6 +50,53 @@ def test_stages_accumulate_and_live_changes_come_last() -> None:
     assert resolve(objective, schedule, 25, {"k": 2}) == MaxAtK(k=2, center=True, baseline="none")
 
 
+def test_a_new_k_replaces_weights_and_new_weights_replace_k() -> None:
+    halves = {"weights": {1: 0.5, 8: 0.5}}
+    weighted = with_changes(MaxAtK(k=8, baseline="none"), halves)
+    assert weighted == MaxAtK(weights={1: 0.5, 8: 0.5}, baseline="none")
+    assert with_changes(weighted, {"k": 4}) == MaxAtK(k=4, baseline="none")
+    harmonic = with_changes(weighted, {"weights": "harmonic", "order": 4})
+    assert harmonic == MaxAtK(weights="harmonic", order=4, baseline="none")
+    assert with_changes(harmonic, {"order": 6}) == MaxAtK(weights="harmonic", order=6, baseline="none")
+    assert with_changes(harmonic, {"weights": "harmonic"}) == harmonic
+    assert with_changes(harmonic, halves) == weighted
+    assert with_changes(harmonic, {"k": 4}) == MaxAtK(k=4, baseline="none")
+    assert with_changes(weighted, {"center": True}) == MaxAtK(weights={1: 0.5, 8: 0.5}, baseline="none", center=True)
+    with pytest.raises(ValueError, match="remove k, or write k: 4 without weights"):
+        with_changes(weighted, {"k": 4, **halves})
+    with pytest.raises(ValueError, match="write order: 16"):
+        with_changes(weighted, {"weights": "harmonic"})
+
+
+def test_weights_move_in_a_straight_line() -> None:
+    schedule = Schedule.model_validate({"stages": [{"at": 100, "over": 50, "set": {"weights": {1: 1.0, 4: 2.0}}}]})
+    objective = MaxAtK(k=8, baseline="none")
+    assert resolve(objective, schedule, 99) == objective
+    assert resolve(objective, schedule, 100) == objective
+    tenth = resolve(objective, schedule, 105)
+    assert isinstance(tenth, MaxAtK)
+    np.testing.assert_allclose(tenth.terms, [(1, 0.1), (4, 0.2), (8, 0.9)], rtol=1e-12)
+    assert tenth.baseline == "none"
+    last = MaxAtK(weights={1: 1.0, 4: 2.0}, baseline="none")
+    assert resolve(objective, schedule, 150) == resolve(objective, schedule, 10**6) == last
+    assert resolve(objective, schedule, 105, {"k": 2}) == MaxAtK(k=2, baseline="none")
+    g = np.random.default_rng(0).normal(size=(3, 8))
+    mixed = 0.9 * advantages(g, objective) + 0.1 * advantages(g, last)
+    np.testing.assert_allclose(advantages(g, tenth), mixed, rtol=1e-11, atol=1e-14)
+
+
+def test_gradual_stages_follow_each_other() -> None:
+    schedule = Schedule.model_validate(
+        {"stages": [{"at": 0, "over": 10, "set": {"k": 4}}, {"at": 10, "over": 10, "set": {"k": 1}}]}
+    )
+    check_schedule(MaxAtK(k=8), schedule, 8)
+    assert resolve(MaxAtK(k=8), schedule, 5) == MaxAtK(weights={4: 0.5, 8: 0.5})
+    assert resolve(MaxAtK(k=8), schedule, 10) == MaxAtK(k=4)
+    assert resolve(MaxAtK(k=8), schedule, 15) == MaxAtK(weights={1: 0.5, 4: 0.5})
+    assert resolve(MaxAtK(k=8), schedule, 20) == MaxAtK(k=1)
+    assert schedule.turning_points == (0, 1, 10, 11, 20)
+
+
 def test_a_new_kind_keeps_the_shared_fields() -> None:
     objective = MaxAtK(k=8, baseline="loo", center=True, normalize="std")
     assert with_changes(objective, {"kind": "softmax", "beta": 2.0}) == Softmax(beta=2.0, center=True, normalize="std")
@@ -71,6 +118,25 @@ def test_a_change_is_validated() -> None:
         ({"stages": [{"at": 5, "set": {"beta": 1.0}}]}, "stage at: 5: max_at_k.beta: Extra inputs"),
         ({"stages": [{"at": 5, "set": {"kind": "mean"}}], "adaptive_k": {}}, "drop adaptive_k or write kind: max_at_k"),
         ({"adaptive_k": {"min_k": 17}}, "too large for n=16"),
+        ({"stages": [{"at": 5, "set": {"weights": {1: 1, 17: 1}}}]}, "stage at: 5: .*up to k=17 needs n >= 17"),
+        ({"stages": [{"at": 5, "over": 9, "set": {"weights": {1: 1, 17: 1}}}]}, "stage at: 5: .*needs n >= 17"),
+        (
+            {"stages": [{"at": 5, "set": {"weights": {1: 1}}}], "adaptive_k": {}},
+            "at step 5 has weights; drop adaptive_k",
+        ),
+        (
+            {"stages": [{"at": 5, "over": 9, "set": {"k": 1}}], "adaptive_k": {}},
+            "at step 6 has weights; drop adaptive_k",
+        ),
+        (
+            {
+                "stages": [
+                    {"at": 5, "set": {"kind": "pass_at_k_analytic", "k": 4}},
+                    {"at": 6, "over": 9, "set": {"k": 1}},
+                ]
+            },
+            "stage at: 6: over: kind: pass_at_k_analytic has no weights that could change gradually; remove over",
+        ),
     ],
 )
 def test_a_schedule_is_checked_at_every_stage(schedule: dict[str, Any], message: str) -> None:
@@ -88,6 +154,12 @@ def test_a_good_schedule_passes() -> None:
         ({"stages": [{"at": 5, "set": {"k": 2}}, {"at": 5, "set": {"k": 1}}]}, "rising order"),
         ({"stages": [{"at": -1, "set": {"k": 2}}]}, "greater than or equal to 0"),
         ({"stages": [{"at": 1, "set": {}}]}, "at least 1 item"),
+        ({"stages": [{"at": 1, "over": 0, "set": {"k": 1}}]}, "greater than or equal to 1"),
+        (
+            {"stages": [{"at": 1, "over": 5, "set": {"k": 1, "baseline": "loo"}}]},
+            "set baseline in a stage without over",
+        ),
+        ({"stages": [{"at": 1, "over": 5, "set": {"k": 2}}, {"at": 5, "set": {"k": 1}}]}, "write at: 6 or later"),
         ({"adaptive_k": {"min_k": 5, "max_k": 4}}, "swap them"),
         ({"adaptive_k": {"decay": 1.5}}, "less than or equal to 1"),
         ({"k": 3}, "Extra inputs"),
@@ -109,6 +181,11 @@ def test_adaptive_k_respects_bounds_and_unseen_prompts() -> None:
     rates = [None, SolveRate(0, 4), SolveRate(4, 4), SolveRate(1, 3), SolveRate(0, 0)]
     np.testing.assert_array_equal(adaptive_k(MaxAtK(k=5), AdaptiveK(min_k=2, max_k=6), rates, 8), [5, 6, 2, 3, 5])
     np.testing.assert_array_equal(adaptive_k(PassAtKAnalytic(k=5), AdaptiveK(), rates, 8), [5, 7, 1, 3, 5])
+
+
+def test_adaptive_k_and_weights_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="the objective has weights; write k instead"):
+        adaptive_k(MaxAtK(weights={1: 1.0, 2: 1.0}), AdaptiveK(), [None], 4)
 
 
 def test_adaptive_k_feeds_advantages() -> None:

@@ -11,7 +11,9 @@ from volley.objectives import MaxAtK, Mean, Objective, advantages, check_objecti
 KINDS: list[dict[str, Any]] = [
     {"kind": "mean"},
     {"kind": "max_at_k", "k": 2},
+    {"kind": "max_at_k", "weights": {1: 0.5, 8: 0.5}},
     {"kind": "maj_at_k", "k": 2},
+    {"kind": "maj_at_k", "weights": "harmonic", "order": 4},
     {"kind": "softmax", "beta": 0.5},
     {"kind": "pass_at_k_analytic", "k": 2},
     {"kind": "maxrl"},
@@ -43,7 +45,7 @@ def test_objectives_are_frozen() -> None:
     [
         ({"kind": "best_of_n"}, "'best_of_n' is not known. Built in: maj_at_k, max_at_k"),
         ({"kind": "mean", "k": 3}, "Extra inputs are not permitted"),
-        ({"kind": "max_at_k"}, "Field required"),
+        ({"kind": "pass_at_k_analytic"}, "Field required"),
         ({"kind": "max_at_k", "k": 0}, "greater than or equal to 1"),
         ({"kind": "max_at_k", "k": 2, "weight_cap": 2.0}, "drop weight_cap or write companion_weights: exact"),
         ({"kind": "max_at_k", "k": 2, "companion_weights": "exact", "weight_cap": 0}, "greater than 0"),

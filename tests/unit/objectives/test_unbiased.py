@@ -83,6 +83,19 @@ def test_exact_off_policy_estimates_are_unbiased(objective: dict[str, Any], n: i
     agree(expected_gradient(off_policy, n, behaviour=MU), true_gradient(objective["kind"], k))
 
 
+SUMS = [(objective, {1: 0.25, 3: 1.0, 5: 0.5}) for objective in (*MAX_UP_TO_N, {"kind": "maj_at_k"})]
+SUMS += [(objective, {1: 0.25, 2: 1.0, 4: 0.5}) for objective in MAX_LEAVING_ONE]
+
+
+@pytest.mark.parametrize(("objective", "weights"), SUMS)
+@pytest.mark.parametrize("companion_weights", ["none", "exact"])
+def test_sums_over_k_are_unbiased(objective: dict[str, Any], weights: dict[int, float], companion_weights: str) -> None:
+    whole = {**objective, "weights": weights, "companion_weights": companion_weights}
+    behaviour = MU if companion_weights == "exact" else PI
+    expected = sum(weight * true_gradient(objective["kind"], k) for k, weight in weights.items())
+    agree(expected_gradient(whole, N, behaviour=behaviour), np.asarray(expected))
+
+
 @pytest.mark.parametrize("kind", ["max_at_k", "maj_at_k"])
 @pytest.mark.parametrize("behaviour", [PI, MU], ids=["on-policy", "off-policy"])
 def test_k_one_is_unbiased_for_the_mean(kind: str, behaviour: list[Fraction]) -> None:
