@@ -14,7 +14,8 @@ from pydantic import Field, TypeAdapter, model_validator
 from volley.base import Resources, Spec
 from volley.data import DataSpec
 from volley.lora import LoraSpec
-from volley.objectives import Objective, Schedule, check_schedule, resolve
+from volley.objectives import Objective, OverTries, Schedule, check_schedule, resolve
+from volley.objectives.tries import Terms, WeightOfK, terms_of
 from volley.runtime_env import RuntimeEnvSpec
 from volley.scoring import ScorerSpec
 from volley.sinks import SinkSpec
@@ -128,12 +129,16 @@ class InRunEvaluation(Spec):
     data: DataSpec
     sampling: EvalSampling = EvalSampling(n=16)
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16), min_length=1)
+    weights: WeightOfK | None = Field(
+        None, description="also report the mean of pass@k over k with these weights; null: the objective's, if any"
+    )
     every: int | None = Field(None, ge=1, description="steps between evaluations; null: only start and end")
     at_start: bool = True
 
     @model_validator(mode="after")
     def _ks_fit_n(self) -> Self:
         _check_ks(self.ks, self.sampling.n, "evaluation")
+        _check_ks(tuple(self.weights or ()), self.sampling.n, "evaluation", "weights")
         return self
 
 
@@ -232,6 +237,26 @@ class RLJob(_Sampled):
             )
         return self
 
+    @model_validator(mode="after")
+    def _evaluation_reaches_the_weights(self) -> Self:
+        if self.evaluation is None or not self.evaluated_terms:
+            return self
+        largest, n = self.evaluated_terms[-1][0], self.evaluation.sampling.n
+        if largest > n:
+            raise ValueError(
+                f"evaluation: the objective's weights reach k={largest}, but evaluation.sampling.n is {n}: raise it to "
+                f"{largest} or write evaluation.weights, such as {{1: 0.5, {n}: 0.5}}"
+            )
+        return self
+
+    @property
+    def evaluated_terms(self) -> Terms:
+        """The k and weights of the evaluation's weighted mean: its own, else the objective's; () for none."""
+        if self.evaluation is not None and self.evaluation.weights is not None:
+            return terms_of(None, self.evaluation.weights, None)
+        weighted = isinstance(self.objective, OverTries) and self.objective.weights is not None
+        return self.objective.terms if weighted else ()  # type: ignore[union-attr]
+
     @property
     def slots(self) -> int:
         """Groups that may be admitted but not yet trained on. This alone bounds the lag."""
@@ -280,6 +305,7 @@ class EvalJob(_Sampled):
     sampling: EvalSampling = EvalSampling(n=64)
     turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=1)
+    weights: WeightOfK | None = Field(None, description="also report the mean of pass@k over k with these weights")
     prompts: int | None = Field(None, ge=1, description="limit on prompts; the first are used")
 
     @model_validator(mode="after")
@@ -291,14 +317,15 @@ class EvalJob(_Sampled):
     @model_validator(mode="after")
     def _ks_fit_n(self) -> Self:
         _check_ks(self.ks, self.sampling.n, "the job")
+        _check_ks(tuple(self.weights or ()), self.sampling.n, "the job", "weights")
         return self
 
 
-def _check_ks(ks: tuple[int, ...], n: int, where: str) -> None:
+def _check_ks(ks: tuple[int, ...], n: int, where: str, key: str = "ks") -> None:
     bad = [k for k in ks if not 1 <= k <= n]
     if bad:
         advice = f"raise sampling.n to {max(ks)} or remove them" if max(ks) > n else "remove them"
-        raise ValueError(f"ks {bad} of {where} are not in 1..n={n}: {advice}")
+        raise ValueError(f"{key} {bad} of {where} are not in 1..n={n}: {advice}")
 
 
 JobSpec = Annotated[RLJob | SFTJob | RFTJob | EvalJob, Field(discriminator="kind")]

@@ -27,6 +27,7 @@ class Metric:
 
 TAGGED = "tags with at most 16 values, such as `level/5`"
 ANSWERS = "scorers that extract answers"
+WEIGHTS = "evaluations with weights, or of an objective with weights"
 SUPERVISED = "also supervised steps"
 REFERENCE = "`update.kl.coefficient` above 0, or `update.kl.logged`"
 VALUE = "jobs with a value model"
@@ -151,6 +152,14 @@ EVALUATION: Mapping[str, Metric] = MappingProxyType(
         "majority": Metric(
             "reward", "The same for maj@k. Sinks: `maj_at_<k>`.", f"{ANSWERS} and reward equal answers equally"
         ),
+        "weights": Metric("1", "Per k: its weight in the weighted means.", WEIGHTS),
+        "weighted": Metric(
+            "reward",
+            "`sum_k w_k max@k / sum_k w_k`, with `low` and `high` as above: the reward to expect if tries are spread "
+            "as the weights are. Sinks: `weighted_pass_at_k`.",
+            WEIGHTS,
+        ),
+        "weighted_majority": Metric("reward", "The same for maj@k. Sinks: `weighted_maj_at_k`.", WEIGHTS),
         "distinct_answers": Metric("answers", "Distinct answers per prompt, mean over prompts.", ANSWERS),
         "length_mean": Metric("tokens", "Mean sample length."),
         "entropy": Metric("nats/token", "Mean -log-prob of the sample tokens when drawn."),

@@ -16,8 +16,10 @@ from services.api.problems import Problem
 from services.api.schemas import RunPage, RunSummary, SeenState
 from services.store.redis import Store
 from services.store.state import Desired, Observed, RunRecord
+from volley.objectives.tries import with_tries
 
 AT_ONCE = 100  # runs read in one round trip
+TRIES = ("k", "weights", "order")  # fields of an objective that the list shows
 CURSOR_HINT = "send `next` of the previous page unchanged"
 FRESH_SECONDS = 0.2
 SPARK = 40  # values of a sparkline
@@ -47,7 +49,7 @@ class RunCard:
             record.created,
             record.tags,
             int(job.get("steps") or 0),
-            {key: job["objective"][key] for key in ("kind", "k") if key in job.get("objective", ())},
+            {key: job["objective"][key] for key in ("kind", *TRIES) if key in job.get("objective", ())},
             job.get("max_lag"),
         )
 
@@ -135,7 +137,7 @@ class RunIndex:
             problem=observed.problem,
             actors=observed.actors,
             reward_workers=observed.reward_workers,
-            objective=objective_text({**card.objective, **desired.objective}),
+            objective=objective_text(with_tries(card.objective, desired.objective)),
             tags=dict(card.tags),
             spark=await self._spark(card.id, observed),
         )
@@ -185,9 +187,13 @@ def seen_state(observed: Observed) -> SeenState:
 
 
 def objective_text(objective: Mapping[str, Any]) -> str:
-    """Format an objective as in ``max_at_k k=8``."""
-    kind = str(objective.get("kind", ""))
-    return f"{kind} k={objective['k']}" if kind and "k" in objective else kind
+    """Format an objective as in ``max_at_k k=8``, ``max_at_k 1:0.5 8:0.5`` or ``max_at_k harmonic 16``."""
+    kind, weights = str(objective.get("kind", "")), objective.get("weights")
+    if isinstance(weights, Mapping):
+        return " ".join([kind, *(f"{k}:{weight:g}" for k, weight in weights.items())])
+    if weights == "harmonic":
+        return f"{kind} {weights} {objective.get('order')}"
+    return f"{kind} k={objective['k']}" if kind and objective.get("k") is not None else kind
 
 
 def cursor_of(place: tuple[float, str]) -> str:

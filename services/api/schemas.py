@@ -36,7 +36,9 @@ class Changes(Spec):
     reward_workers: int | None = Field(None, ge=1, le=10_000)
     paused: bool | None = None
     objective: dict[str, Any] | None = Field(
-        None, description='fields that override the objective\'s, such as {"k": 4}; they accumulate; null drops all'
+        None,
+        description='fields that override the objective\'s, such as {"k": 4} or {"weights": {"1": 0.5, "8": 0.5}}; '
+        "they accumulate; null drops all",
     )
     learning_rate: float | None = Field(None, gt=0)
     max_lag: int | None = Field(None, ge=0, le=10_000)
@@ -78,7 +80,7 @@ class RunSummary(View):
     problem: str
     actors: int
     reward_workers: int
-    objective: str = Field(description="kind and k; empty if this kind of job has no objective")
+    objective: str = Field(description="kind, and k or weights; empty if this kind of job has no objective")
     tags: dict[str, str]
     spark: list[float] = Field(description="the newest values of reward_mean, at most 40")
 

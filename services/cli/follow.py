@@ -13,6 +13,7 @@ from rich.text import Text
 
 from services.cli import tables
 from services.cli.client import ApiClient, Event
+from services.recording.display import evaluation_words
 from services.store.state import ENDED
 
 EVENTS_SHOWN = 8
@@ -155,7 +156,6 @@ def _events(events: list[dict[str, Any]]) -> Table:
 
 def _event_words(event: dict[str, Any]) -> str:
     if event["kind"] == "evaluation":
-        estimates = "  ".join(f"@{each['k']} {each['mean']:.3f}" for each in event["estimates"])
-        return f"version {event['version']}, held-out prompts: pass{estimates}"
+        return f"version {event['version']}, held-out prompts: {evaluation_words(event)}"
     details = [f"{key}={value}" for key, value in event.items() if key not in ("id", "kind", "time")]
     return " ".join([event["kind"], *details])[:200]

@@ -96,9 +96,10 @@ def eval_(
     if as_json:
         print_json({**row, "folder": str(created.path)})
     elif not quiet:
-        typer.echo(
-            "\n".join(f"pass@{e['k']:<4d} {e['mean']:.4f}  {e['low']:.4f}-{e['high']:.4f}" for e in row["estimates"])
-        )
+        figures = [(f"pass@{each['k']}", each) for each in row["estimates"]]
+        if row["weighted"] is not None:
+            figures.append(("weighted", row["weighted"]))
+        typer.echo("\n".join(f"{name:<9} {e['mean']:.4f}  {e['low']:.4f}-{e['high']:.4f}" for name, e in figures))
         typer.echo(f"{created.path}")
 
 
@@ -121,6 +122,8 @@ def eval_job(model: Path, folder: "RunFolder | None", given: dict[str, Any], ove
     for key, value in given.items():
         if value is not None:
             tree[key] = {**tree.get(key, {}), **value} if key == "sampling" else value
+    if any(int(k) > tree.get("sampling", {}).get("n", 0) for k in tree.get("weights", ())):
+        del tree["weights"]  # the run's own, which these samples do not reach
     for key in ("data", "scorer"):
         if key not in tree:
             raise JobError(f"{model} is not a run with {key}: pass --{key}")
@@ -142,6 +145,8 @@ def _defaults_from(folder: "RunFolder") -> dict[str, Any]:
     if not isinstance(job, SFTJob):
         tree |= job.model_dump(mode="json", include={"scorer", "data", "actors", "reward_workers", "seed"})
         tree["sampling"] = {"max_tokens": job.sampling.max_tokens}
+    if isinstance(job, RLJob) and job.evaluated_terms:
+        tree["weights"] = dict(job.evaluated_terms)
     if isinstance(job, RLJob) and job.turns is not None:
         tree["turns"] = job.turns.model_dump(mode="json")
     if isinstance(job, RLJob) and job.evaluation is not None:

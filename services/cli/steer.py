@@ -32,7 +32,9 @@ def set_(
     changes: Annotated[
         list[str],
         typer.Argument(
-            help="such as actors=2 max_lag=1 learning_rate=1e-6; k=4 is short for objective.k=4", metavar="KEY=VALUE"
+            help="such as actors=2 max_lag=1 learning_rate=1e-6; k=4 is short for objective.k=4, and "
+            "'weights={1: 0.5, 8: 0.5}' for objective.weights",
+            metavar="KEY=VALUE",
         ),
     ],
     server: Server = None,

@@ -128,10 +128,13 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> Table:
     ks = sorted({estimate["k"] for row in rows for estimate in row["estimates"]})
-    table = _table("held out at version", *(f"pass@{k}" for k in ks))
+    weighted = ["weighted"] if any(row.get("weighted") for row in rows) else []
+    table = _table("held out at version", *(f"pass@{k}" for k in ks), *weighted)
     for row in rows[-5:]:
         means = {estimate["k"]: f"{estimate['mean']:.3f}" for estimate in row["estimates"]}
-        table.add_row(str(row["version"]), *(means.get(k, "") for k in ks))
+        if row.get("weighted"):
+            means["weighted"] = f"{row['weighted']['mean']:.3f}"
+        table.add_row(str(row["version"]), *(means.get(k, "") for k in [*ks, *weighted]))
     return table
 
 

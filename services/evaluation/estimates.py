@@ -1,12 +1,14 @@
 """What an evaluation reports: unbiased estimates of max@k and maj@k, lengths, entropy; overall and by tag."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from volley.objectives import bootstrap_interval, maj_at_k, max_at_k
+from volley.objectives.tries import Terms, mean_over
 from volley.records import Prompt, Scores
 
 LEVEL = 0.95
@@ -38,12 +40,23 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightedMean:
+    """The mean of pass@k, or of maj@k, over several k with a weight each, and its bootstrap interval over prompts."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """The figures of a set of prompts. Names and units are those of `volley.metrics.EVALUATION`.
 
     Attributes:
         estimates: max@k for each k, in the job's order.
         majority: maj@k for each k; empty if the scorer extracts no answers, or gives one answer different rewards.
+        weighted: the weighted mean of max@k; None without weights.
+        weighted_majority: the same of maj@k; None also where ``majority`` is empty.
         distinct_answers: mean number of distinct answers per prompt; None if the scorer extracts no answers.
         length_mean: mean tokens per sample.
         entropy: nats per token; None if no token was sampled.
@@ -52,6 +65,8 @@ class Figures:
     prompts: int
     estimates: tuple[Estimate, ...]
     majority: tuple[Estimate, ...]
+    weighted: WeightedMean | None
+    weighted_majority: WeightedMean | None
     distinct_answers: float | None
     length_mean: float
     entropy: float | None
@@ -65,6 +80,8 @@ class Figures:
             "entropy": self.entropy,
             "estimates": _rows(self.estimates),
             "majority": _rows(self.majority),
+            "weighted": None if self.weighted is None else asdict(self.weighted),
+            "weighted_majority": None if self.weighted_majority is None else asdict(self.weighted_majority),
         }
 
 
@@ -79,17 +96,23 @@ class TagValue:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation of one version, with ``n`` samples per prompt, overall and for each value of each tag."""
+    """One evaluation of one version, with ``n`` samples per prompt, overall and for each value of each tag.
+
+    Attributes:
+        terms: the k and weights of the weighted means; () if there are none.
+    """
 
     version: int
     n: int
+    terms: Terms
     figures: Figures
     by_tag: tuple[TagValue, ...] = ()
 
     def row(self) -> dict[str, object]:
         """The evaluation as a JSON object."""
         tags = [{"tag": each.tag, "value": each.value, **each.figures.row()} for each in self.by_tag]
-        return {"version": self.version, "n": self.n, **self.figures.row(), "by_tag": tags}
+        weights = {str(k): weight for k, weight in self.terms} or None
+        return {"version": self.version, "n": self.n, "weights": weights, **self.figures.row(), "by_tag": tags}
 
 
 def _rows(estimates: Sequence[Estimate]) -> list[dict[str, float]]:
@@ -97,12 +120,19 @@ def _rows(estimates: Sequence[Estimate]) -> list[dict[str, float]]:
 
 
 def summarise(
-    prompts: Sequence[Prompt], sampled: Sequence[Sampled], ks: Sequence[int], *, version: int, seed: int
+    prompts: Sequence[Prompt],
+    sampled: Sequence[Sampled],
+    ks: Sequence[int],
+    *,
+    terms: Terms = (),
+    version: int,
+    seed: int,
 ) -> Evaluation:
     """The figures of the samples, over all prompts and over the prompts with each value of each tag.
 
     Args:
         sampled: one entry per prompt, all with the same n; every sample has a reward.
+        terms: the k and weights of the weighted means; () for none.
         seed: seeds the bootstrap.
     """
     rewards_PN = np.stack([each.scores.rewards_n for each in sampled])
@@ -111,6 +141,8 @@ def summarise(
     logprob_P = np.array([each.logprob for each in sampled])
     best = {k: max_at_k(rewards_PN, k) for k in ks}
     voted = _voted(rewards_PN, answers_PN, ks)
+    weighted_P = mean_over(terms, partial(max_at_k, rewards_PN)) if terms else None
+    voted_weighted_P = mean_over(terms, partial(maj_at_k, answers_PN, rewards_PN)) if terms and voted else None
     n = rewards_PN.shape[1]
 
     def figures(chosen_P: NDArray[np.bool_]) -> Figures:
@@ -119,13 +151,15 @@ def summarise(
             prompts=prompts,
             estimates=_estimates(best, chosen_P, seed),
             majority=_estimates(voted, chosen_P, seed),
+            weighted=_weighted(weighted_P, chosen_P, seed),
+            weighted_majority=_weighted(voted_weighted_P, chosen_P, seed),
             distinct_answers=distinct(answers_PN[chosen_P]),
             length_mean=tokens / (prompts * n),
             entropy=-float(logprob_P[chosen_P].sum()) / tokens if tokens else None,
         )
 
     by_tag = tuple(TagValue(tag, value, figures(chosen_P)) for tag, value, chosen_P in tag_values(prompts))
-    return Evaluation(version, n, figures(np.ones(len(prompts), dtype=bool)), by_tag)
+    return Evaluation(version, n, terms, figures(np.ones(len(prompts), dtype=bool)), by_tag)
 
 
 def _voted(
@@ -161,6 +195,14 @@ def distinct(answers_PN: NDArray[np.int32]) -> float | None:
     if not (answers_PN >= 0).any():
         return None
     return float(np.mean([len(set(answers_n[answers_n >= 0].tolist())) for answers_n in answers_PN]))
+
+
+def _weighted(values_P: NDArray[np.float64] | None, chosen_P: NDArray[np.bool_], seed: int) -> WeightedMean | None:
+    """Mean and interval over the prompts that ``chosen_P`` marks."""
+    if values_P is None:
+        return None
+    low, high = bootstrap_interval(values_P[chosen_P], level=LEVEL, seed=seed)
+    return WeightedMean(float(np.mean(values_P[chosen_P])), low, high)
 
 
 def _estimates(

@@ -15,6 +15,7 @@ from services.evaluation.fetch import fetched
 from services.tasks import first_error
 from volley.errors import HostError
 from volley.job import ActorsSpec, EvalSampling
+from volley.objectives.tries import Terms
 from volley.records import Group, Prompt, Scores
 
 OnScored = Callable[[int, Prompt, Group, Scores], None]
@@ -26,15 +27,21 @@ def max_groups_in_flight(actors: ActorsSpec, n: int) -> int:
 
 
 def evaluation_of(
-    prompts: Sequence[Prompt], sampled: Sequence[Sampled], ks: Sequence[int], *, version: int, seed: int
+    prompts: Sequence[Prompt],
+    sampled: Sequence[Sampled],
+    ks: Sequence[int],
+    *,
+    terms: Terms = (),
+    version: int,
+    seed: int,
 ) -> Evaluation:
-    """The evaluation of scored samples, one entry per prompt.
+    """The evaluation of scored samples, one entry per prompt; ``terms`` are the k and weights of a weighted mean.
 
     Raises:
         HostError: a sample could not be scored; an evaluation without it would be misleading.
     """
     _check_scored([each.scores for each in sampled])
-    return summarise(prompts, sampled, ks, version=version, seed=seed)
+    return summarise(prompts, sampled, ks, terms=terms, version=version, seed=seed)
 
 
 def _check_scored(scored: Sequence[Scores]) -> None:

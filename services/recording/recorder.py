@@ -11,7 +11,7 @@ from services.coordinator.records import FinishedStep, ReadyGroup
 from services.evaluation.estimates import Evaluation
 from services.evaluation.fetch import fetched
 from services.recording.disk_space import DiskGuard
-from services.recording.display import Bar, Display
+from services.recording.display import Bar, Display, evaluation_words
 from services.recording.progress import Progress, passed
 from services.recording.sinks.sinks import Sinks
 from services.recording.timeline import timeline
@@ -98,8 +98,7 @@ class RunRecorder:
         if self.sinks is not None:
             self.sinks.evaluation(row)
         await self.event("evaluation", **row)
-        values = "  ".join(f"@{e.k} {e.mean:.3f}" for e in evaluation.figures.estimates)
-        self.display.say(f"  version {evaluation.version}, held out: pass{values}")
+        self.display.say(f"  version {evaluation.version}, held out: {evaluation_words(row)}")
 
     async def _excerpt(self, finished: FinishedStep) -> None:
         missing = self.samples_kept

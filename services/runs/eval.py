@@ -16,6 +16,7 @@ from services.recording.recorder import RunRecorder
 from services.runs.context import Context, run_until_stopped
 from services.runs.sampling import sample_prompts
 from volley.job import EvalJob
+from volley.objectives.tries import terms_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class EvalRun:
             known=known,
             turns=self.turns,
         )
-        evaluation = evaluation_of(prompts, sampled, job.ks, version=0, seed=job.seed)
+        terms = terms_of(None, job.weights, None)
+        evaluation = evaluation_of(prompts, sampled, job.ks, terms=terms, version=0, seed=job.seed)
         (folder.path / "evaluations.jsonl").unlink(
             missing_ok=True
         )  # an earlier driver's evaluation: the same, or incomplete

@@ -272,4 +272,6 @@ class RLSession:
         sampler = Sampler(self._pools.actors, self._pools.rewards, plan.sampling, in_flight, run.job.seed, run.turns)
         sampled = await sampler.sample(run.heldout)
         prompts = [encoded.prompt for encoded in run.heldout]
-        await self._recorder.evaluation(evaluation_of(prompts, sampled, plan.ks, version=version, seed=run.job.seed))
+        terms, seed = run.job.evaluated_terms, run.job.seed
+        evaluation = evaluation_of(prompts, sampled, plan.ks, terms=terms, version=version, seed=seed)
+        await self._recorder.evaluation(evaluation)

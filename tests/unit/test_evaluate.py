@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from services.evaluation.estimates import Evaluation, Sampled, summarise, tag_values
 from services.evaluation.sample_log import SampleLog
+from services.recording.display import evaluation_words
+from services.recording.sinks.base import evaluation_row
 from services.store.folder import RunFolder
 from volley.metrics import EVALUATION
+from volley.objectives.tries import Terms
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
 
 PROMPTS = [Prompt(f"p{i}", f"text {i}", {}, {"level": str(i % 2), "id": f"p{i}"}) for i in range(4)]
@@ -24,13 +27,17 @@ TOKENS, LOGPROBS = (8, 4, 12, 0), (-4.0, -1.0, -6.0, 0.0)
 
 
 def summary(
-    rows: Sequence[int], ks: Sequence[int], rewards: NDArray[np.float64] = REWARDS, answers: NDArray[np.int32] = ANSWERS
+    rows: Sequence[int],
+    ks: Sequence[int],
+    rewards: NDArray[np.float64] = REWARDS,
+    answers: NDArray[np.int32] = ANSWERS,
+    terms: Terms = (),
 ) -> Evaluation:
     sampled = [
         Sampled(replace(Scores.pack([]), rewards_n=rewards[i], answers_n=answers[i]), TOKENS[i], LOGPROBS[i])
         for i in rows
     ]
-    return summarise([PROMPTS[i] for i in rows], sampled, ks, version=3, seed=1)
+    return summarise([PROMPTS[i] for i in rows], sampled, ks, terms=terms, version=3, seed=1)
 
 
 def test_the_figures_of_a_tag_value_cover_its_prompts_only() -> None:
@@ -60,6 +67,34 @@ def test_maj_at_k_is_the_mean_over_all_draws_of_k_votes() -> None:
         winners = {answer for answer in answers if answers.count(answer) == most}
         votes.append(np.mean([REWARDS[0, list(ANSWERS[0]).index(answer)] for answer in winners]))
     assert estimate.mean == pytest.approx(float(np.mean(votes)))
+
+
+def test_weighted_means_are_those_of_the_curve() -> None:
+    whole = summary(range(4), (1, 4), terms=((1, 0.5), (4, 1.5)))
+    first, last = (each.mean for each in whole.figures.estimates)
+    assert whole.figures.weighted is not None
+    assert whole.figures.weighted.mean == pytest.approx(0.25 * first + 0.75 * last)
+    assert whole.figures.weighted.low <= whole.figures.weighted.mean <= whole.figures.weighted.high
+    first, last = (each.mean for each in whole.figures.majority)
+    assert whole.figures.weighted_majority is not None
+    assert whole.figures.weighted_majority.mean == pytest.approx(0.25 * first + 0.75 * last)
+    row = json.loads(json.dumps(whole.row()))
+    assert row["weights"] == {"1": 0.5, "4": 1.5}
+    assert row["by_tag"][0]["weighted"].keys() == {"mean", "low", "high"}
+    values = evaluation_row(row, now=0.0).values
+    assert values["weighted_pass_at_k"] == row["weighted"]["mean"]
+    assert values["weighted_maj_at_k"] == row["weighted_majority"]["mean"]
+    assert not [name for name in values if name.startswith(("weights", "weighted/"))]
+    assert evaluation_words(row).endswith(f"weighted {row['weighted']['mean']:.3f}")
+
+
+def test_without_weights_or_answers_there_is_no_weighted_mean() -> None:
+    plain = summary(range(4), (1, 4))
+    assert (plain.figures.weighted, plain.figures.weighted_majority, plain.row()["weights"]) == (None, None, None)
+    assert "weighted" not in evaluation_words(plain.row())
+    silent = summary(range(4), (1, 4), answers=np.full_like(ANSWERS, -1), terms=((2, 1.0),))
+    assert silent.figures.weighted is not None
+    assert silent.figures.weighted_majority is None
 
 
 def test_there_is_no_majority_without_answers_or_if_one_answer_has_two_rewards() -> None:

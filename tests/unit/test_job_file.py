@@ -59,6 +59,24 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
             {"evaluation": {"data": {"path": "x"}, "sampling": {"n": 8}, "ks": [1, 16]}},
             "raise sampling.n to 16 or remove them",
         ),
+        (
+            {"evaluation": {"data": {"path": "x"}, "sampling": {"n": 8}, "ks": [1], "weights": {1: 1, 16: 1}}},
+            "weights [16] of evaluation are not in 1..n=8: raise sampling.n to 16 or remove them",
+        ),
+        (
+            {"evaluation": {"data": {"path": "x"}, "weights": "harmonic"}},
+            "evaluation.weights: 'harmonic' is not a mapping of weights: write a mapping",
+        ),
+        (
+            {
+                "objective": {"kind": "max_at_k", "weights": "harmonic", "order": 12},
+                "evaluation": {"data": {"path": "x"}, "sampling": {"n": 8}, "ks": [1]},
+            },
+            "the objective's weights reach k=12, but evaluation.sampling.n is 8: raise it to 12 or write "
+            "evaluation.weights",
+        ),
+        ({"objective": {"kind": "max_at_k", "k": 8, "weights": {1: 0.5}}}, "remove k, or write k: 8 without weights"),
+        ({"objective": {"kind": "max_at_k", "weights": {1: 0.5, 99: 1}}}, "remove the weights above n or raise n"),
     ],
 )
 def test_an_invalid_job_is_rejected_with_the_name_of_the_key(
@@ -69,6 +87,22 @@ def test_an_invalid_job_is_rejected_with_the_name_of_the_key(
         load_job(path)
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
+
+
+def test_the_evaluation_weighs_k_as_the_objective_unless_it_has_weights(tmp_path: Path) -> None:
+    evaluation: dict[str, Any] = {"data": {"path": "x"}}
+    for objective, own, expected in (
+        ({"kind": "max_at_k", "weights": {8: 0.5, 1: 0.5, 2: 0}}, None, ((1, 0.5), (8, 0.5))),
+        ({"kind": "maj_at_k", "weights": "harmonic", "order": 2}, None, ((1, 1.0), (2, 0.5))),
+        ({"kind": "max_at_k", "weights": {8: 1}}, {2: 1.0, 1: 3.0}, ((1, 3.0), (2, 1.0))),
+        ({"kind": "max_at_k", "k": 8}, {4: 1.0}, ((4, 1.0),)),
+        ({"kind": "max_at_k", "k": 8}, None, ()),
+        ({"kind": "mean"}, None, ()),
+    ):
+        job = load_job(write(tmp_path, objective=objective, evaluation={**evaluation, "weights": own}))
+        assert isinstance(job, RLJob)
+        assert job.evaluated_terms == expected
+        assert JOB.validate_python(yaml.safe_load(dump_job(job))) == job
 
 
 def test_a_missing_key_is_reported(tmp_path: Path) -> None:

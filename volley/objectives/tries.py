@@ -17,17 +17,19 @@ from volley.objectives.combinatorics import FloatArray
 
 Terms: TypeAlias = tuple[tuple[int, float], ...]  # (k, weight), by rising k; weights above 0
 
-ADVICE = "write a mapping from k to its weight, such as weights: {1: 0.5, 8: 0.5}, or weights: harmonic with order: 16"
+ADVICE = "write a mapping from k to its weight, such as weights: {1: 0.5, 8: 0.5}; an objective also takes harmonic"
 
 
 def _read(value: Any) -> Any:
     """Check weights as they were written. Raises ValueError with advice."""
-    if value is None or value == "harmonic":
-        return value
+    return value if value is None or value == "harmonic" else _read_mapping(value)
+
+
+def _read_mapping(value: Any) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} are no weights: {ADVICE}")
+        raise ValueError(f"{value!r} is not a mapping of weights: {ADVICE}")
     if not value:
-        raise ValueError(f"weights is empty, so nothing would be optimised: {ADVICE}")
+        raise ValueError(f"weights is empty, so no number of tries would count: {ADVICE}")
     weights: dict[int, float] = {}
     for key, weight in value.items():
         k = _read_k(key)
@@ -37,7 +39,7 @@ def _read(value: Any) -> Any:
             raise ValueError(f"the weight {weight!r} of k={k} is not a number of 0 or more: correct or remove it")
         weights[k] = float(weight)
     if not any(weights.values()):
-        raise ValueError(f"all weights are 0, so nothing would be optimised: {ADVICE}")
+        raise ValueError(f"all weights are 0, so no number of tries would count: {ADVICE}")
     return dict(sorted(weights.items()))
 
 
@@ -49,9 +51,9 @@ def _read_k(key: object) -> int:
     return int(number)
 
 
-Weights: TypeAlias = Annotated[
-    dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]] | Literal["harmonic"], BeforeValidator(_read)
-]
+_WeightOfK: TypeAlias = dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
+Weights: TypeAlias = Annotated[_WeightOfK | Literal["harmonic"], BeforeValidator(_read)]
+WeightOfK: TypeAlias = Annotated[_WeightOfK, BeforeValidator(_read_mapping)]
 
 
 def check_tries(k: int | None, weights: Mapping[int, float] | str | None, order: int | None) -> None:

@@ -80,16 +80,20 @@ def evaluation_row(row: Mapping[str, Any], now: float) -> SinkRow:
 
 
 def _estimates(row: Mapping[str, Any]) -> dict[str, float]:
-    """max@k and maj@k; a row may lack the second."""
+    """max@k, maj@k and their weighted means; a row may lack all but the first."""
     named = (("pass_at", row["estimates"]), ("maj_at", row.get("majority", ())))
-    return {f"{name}_{each['k']}": float(each["mean"]) for name, found in named for each in found}
+    values = {f"{name}_{each['k']}": float(each["mean"]) for name, found in named for each in found}
+    for key, name in (("weighted", "weighted_pass_at_k"), ("weighted_majority", "weighted_maj_at_k")):
+        if row.get(key) is not None:
+            values[name] = float(row[key]["mean"])
+    return values
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row; those in a nested mapping are named ``<name>/<key>``."""
     found: dict[str, float] = {}
     for name, value in row.items():
-        if name in ("step", "time", "version"):
+        if name in ("step", "time", "version", "weights", "weighted", "weighted_majority"):
             continue
         if isinstance(value, Mapping):
             found |= {f"{name}/{key}": each for key, each in numbers(value).items()}

@@ -103,17 +103,44 @@ async def test_k_can_be_changed_and_an_invalid_k_shows_an_error(visit: Open, sta
     page = await opened(visit, run, faultless=False)  # the browser logs each rejected request
     dialog = page.get_by_role("dialog")
     await page.get_by_role("button", name="Change k").click()
-    await expect(dialog.get_by_role("spinbutton")).to_have_value("8")
-    await dialog.get_by_role("spinbutton").fill("16")
+    await expect(dialog.get_by_role("textbox")).to_have_value("8")
+    await dialog.get_by_role("textbox").fill("16")
     await dialog.get_by_role("button", name="Change").click()
     await expect(dialog.get_by_role("alert")).to_contain_text("baseline: loo")
-    await dialog.get_by_role("spinbutton").fill("4")
+    await dialog.get_by_role("textbox").fill("4")
     await dialog.get_by_role("button", name="Change").click()
     await expect(dialog).to_have_count(0)
     await expect(page.locator(".run-title")).to_contain_text("k = 4")
     assert (await stage.store.desired(run.record.id)).objective == {"k": 4}
     await page.get_by_role("link", name="Job").click()
     await expect(page.get_by_role("row", name="objective.k 8 4")).to_be_visible()
+
+
+async def test_k_can_be_replaced_by_weights(visit: Open, stage: Stage, run: FakeRun) -> None:
+    page = await opened(visit, run, faultless=False)  # the browser logs each rejected request
+    dialog, written = page.get_by_role("dialog"), page.get_by_role("dialog").get_by_role("textbox")
+    await page.get_by_role("button", name="Change k").click()
+    for wrong, problem in (
+        ("a few", "such as 1: 0.5, 8: 0.5"),
+        ("1: 0.5, 1: 0.5", "each k once"),
+        ("1: 0.5,", "each k once"),
+        ("1: 0.5, 99: 0.5", "remove the weights above n"),
+        ("1: -1", "not a number of 0 or more"),
+    ):
+        await written.fill(wrong)
+        await dialog.get_by_role("button", name="Change").click()
+        await expect(dialog.get_by_role("alert")).to_contain_text(problem)
+    await written.fill("1: 0.5, 4: 0.25")
+    await dialog.get_by_role("button", name="Change").click()
+    await expect(dialog).to_have_count(0)
+    await expect(page.locator(".run-title")).to_contain_text("weights 1: 0.5, 4: 0.25")
+    assert (await stage.store.desired(run.record.id)).objective == {"weights": {"1": 0.5, "4": 0.25}}
+    await page.get_by_role("button", name="Change k").click()
+    await expect(written).to_have_value("1: 0.5, 4: 0.25")
+    await written.fill("harmonic 6")
+    await dialog.get_by_role("button", name="Change").click()
+    await expect(page.locator(".run-title")).to_contain_text("weights harmonic 6")
+    assert (await stage.store.desired(run.record.id)).objective == {"weights": "harmonic", "order": 6}
 
 
 async def test_actions_fit_on_a_phone(visit: Open, stage: Stage, run: FakeRun) -> None:

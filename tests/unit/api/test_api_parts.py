@@ -112,6 +112,9 @@ def test_filters_match_name_kind_and_tags() -> None:
 
 def test_objectives_are_described_in_words() -> None:
     assert objective_text({"kind": "max_at_k", "k": 8}) == "max_at_k k=8"
+    assert objective_text({"kind": "max_at_k", "k": 8, "weights": None}) == "max_at_k k=8"
+    assert objective_text({"kind": "max_at_k", "k": None, "weights": {"1": 0.5, "8": 0.5}}) == "max_at_k 1:0.5 8:0.5"
+    assert objective_text({"kind": "max_at_k", "weights": "harmonic", "order": 8}) == "max_at_k harmonic 8"
     assert objective_text({"kind": "mean"}) == "mean"
     assert objective_text({}) == ""
 

@@ -3,11 +3,11 @@
 import { h } from "../dom.js";
 import { plain } from "../format.js";
 
-/** Flatten a tree to rows such as "update.kl.coefficient" -> value. */
+/** Flatten a tree to rows such as "update.kl.coefficient" -> value; the weights of an objective stay together. */
 export function flattened(tree, path = "", rows = new Map()) {
   for (const [key, value] of Object.entries(tree)) {
     const name = path ? `${path}.${key}` : key;
-    const branch = value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length > 0;
+    const branch = value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).some((each) => !/^\d+$/.test(each));
     if (branch) flattened(value, name, rows);
     else rows.set(name, value);
   }

@@ -8,7 +8,7 @@ import { MetricStore } from "../series.js";
 import { empty, failed, loading } from "../states.js";
 import { LiveStream } from "../stream.js";
 import { LogsTab } from "./logs.js";
-import { Actions, currentK } from "./run_actions.js";
+import { Actions, currentTries } from "./run_actions.js";
 import { badge, setBadge } from "./runs.js";
 import { OverviewTab } from "./run_overview.js";
 import { SamplesTab } from "./samples.js";
@@ -170,8 +170,9 @@ export class RunPage {
     const { record, observed, desired, state } = this.model.view;
     setBadge(this.state, state);
     this.actions.update(this.model.view);
-    const k = currentK(this.model.view);
-    const objective = record.job.objective && `${record.job.objective.kind}${k === null ? "" : `, k = ${k}`}`;
+    const tries = currentTries(this.model.view);
+    const label = /^\d+$/.test(tries) ? "k =" : "weights";
+    const objective = record.job.objective && `${record.job.objective.kind}${tries && `, ${label} ${tries}`}`;
     const ran = observed.started && duration((ENDED.has(state) && observed.ended ? observed.ended : Date.now() / 1000) - observed.started);
     const facts = [
       record.id,

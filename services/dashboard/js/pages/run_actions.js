@@ -1,4 +1,4 @@
-// Actions on a run: pause, resume, stop, change k, change the number of workers. Each asks for confirmation.
+// Actions on a run: pause, resume, stop, change k or weights, change the number of workers. Each asks for confirmation.
 
 import { patch, post, runPath } from "../api.js";
 import { confirmed, toast } from "../dialogs.js";
@@ -28,7 +28,7 @@ export class Actions {
     this.stop.classList.toggle("hidden", ended);
     this.stop.disabled = desired.stopped;
     setText(this.stop, desired.stopped ? "Stopping…" : "Stop");
-    this.change.classList.toggle("hidden", ended || currentK(view) === null);
+    this.change.classList.toggle("hidden", ended || currentTries(view) === "");
   }
 
   name() {
@@ -66,13 +66,13 @@ export class Actions {
 
   askK() {
     const n = this.view.record.job.sampling?.n ?? 1;
-    const input = h("input", { type: "number", min: 1, max: n, step: 1, required: true, value: String(currentK(this.view)) });
+    const input = h("input", { type: "text", required: true, value: currentTries(this.view) });
     return this.ask({
       title: "Change k",
-      text: `The objective scores the best, or the most frequent, of k samples out of ${n}. The next step uses the new k.`,
+      text: `The objective scores the best, or the most frequent, of k samples out of ${n}. The next step uses the new k or weights.`,
       button: "Change",
-      fields: [h("label", { class: "field" }, h("span", {}, `k, from 1 to ${n}`), input)],
-      act: () => patch(runPath(this.id), { objective: { k: input.valueAsNumber } }),
+      fields: [h("label", { class: "field" }, h("span", {}, `k, from 1 to ${n}, or weights such as 1: 0.5, 8: 0.5, or harmonic ${n}`), input)],
+      act: async () => patch(runPath(this.id), { objective: triesOf(input.value) }),
     });
   }
 
@@ -82,9 +82,25 @@ export class Actions {
   }
 }
 
-/** The desired k; null if the objective has none. */
-export function currentK({ record, desired }) {
-  return desired.objective?.k ?? record.job.objective?.k ?? null;
+/** The desired k or weights as text that `triesOf` reads; "" if the objective has none. */
+export function currentTries({ record, desired }) {
+  const [job, live] = [record.job.objective ?? {}, desired.objective ?? {}];
+  const { k, weights } = (live.k ?? live.weights ?? null) === null ? job : live;
+  if (weights === "harmonic") return `harmonic ${live.order ?? job.order}`;
+  if (weights) return Object.entries(weights).map(([each, weight]) => `${each}: ${weight}`).join(", ");
+  return k === undefined || k === null ? "" : String(k);
+}
+
+/** The objective's fields for "4", "1: 0.5, 8: 0.5" or "harmonic 8". Throws an error that says what to write. */
+export function triesOf(text) {
+  const [written, harmonic] = [text.trim(), /^harmonic\s+(\d+)$/.exec(text.trim())];
+  if (harmonic) return { weights: "harmonic", order: Number(harmonic[1]) };
+  if (/^\d+$/.test(written)) return { k: Number(written) };
+  const pairs = written.split(",").map((each) => /^\s*(\d+)\s*:\s*([\d.eE+-]+)\s*$/.exec(each));
+  const weights = Object.fromEntries(pairs.map((pair) => [pair?.[1], Number(pair?.[2])]));
+  if (!Object.values(weights).every(Number.isFinite) || Object.keys(weights).length < pairs.length)
+    throw new Error("Write k, such as 8, or each k once with its weight, such as 1: 0.5, 8: 0.5, or harmonic 8.");
+  return { weights };
 }
 
 /** "Actors − 2 +": the buttons + and − propose a number; Apply sends it. */

@@ -71,6 +71,8 @@ class PassCurves {
         },
       ].filter(Boolean);
     });
+    if (points.some((each) => each.weighted))
+      lines.push({ label: "weighted", color: "series-0", points: 9, values: xs.map((x) => at.get(x)?.weighted?.mean ?? null) });
     this.chart.draw(xs, lines);
   }
 }

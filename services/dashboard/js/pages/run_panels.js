@@ -127,7 +127,11 @@ function eventRow(event) {
 }
 
 function eventText(event) {
-  if (event.kind === "evaluation") return `version ${event.version}: ${event.estimates.map(({ k, mean }) => `@${k} ${mean.toFixed(3)}`).join("  ")}`;
+  if (event.kind === "evaluation") {
+    const means = event.estimates.map(({ k, mean }) => `@${k} ${mean.toFixed(3)}`);
+    if (event.weighted) means.push(`weighted ${event.weighted.mean.toFixed(3)}`);
+    return `version ${event.version}: ${means.join("  ")}`;
+  }
   if (event.problem) return event.problem;
   return Object.entries(event)
     .filter(([key]) => !["id", "kind", "time"].includes(key))
