@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learner.layout import MicroBatch, Piece, micro_batches
 from learner.records import ScoredGroup, SFTRow
-from volley.objectives import AdvantageReport, Objective, advantage_report
+from volley.objectives import AdvantageReport, BestOfK, Objective, advantage_report
 from volley.records import Group
 
 T = TypeVar("T")
@@ -144,6 +144,7 @@ def group_advantages(
         objective,
         log_weights=None if log_weight_N is None else batch.per_group(log_weight_N),
         answers=np.stack([scored.answers_n for scored in batch.scored]),
+        ranks=_ranks(batch.scored) if isinstance(objective, BestOfK) else None,
         valid=keep_Gn,
         k=_adapted_k(batch.scored),
     )
@@ -200,6 +201,11 @@ def idle() -> MicroBatch:
     """A micro-batch of one row without sample tokens."""
     none = torch.zeros(0, dtype=torch.int64)
     return MicroBatch(torch.zeros((1, 2), dtype=torch.int64), None, None, none, none, none)
+
+
+def _ranks(scored: Sequence[ScoredGroup]) -> NDArray[np.float64] | None:
+    ranks = [each.ranks_n for each in scored if each.ranks_n is not None]
+    return np.stack(ranks) if len(ranks) == len(scored) else None
 
 
 def _adapted_k(scored: Sequence[ScoredGroup]) -> NDArray[np.int64] | None:

@@ -21,6 +21,7 @@ class ScoredGroup:
         valid_n: bool [n]; False for samples dropped from the group.
         answers_n: int32 [n]; equal numbers for equal answers.
         k: replaces the objective's k for this group, where k is adapted per prompt.
+        ranks_n: float64 [n], the scores that pick in `best_of_k`, NaN for samples without one; None if not needed.
     """
 
     group: Ref[Group] | None
@@ -29,6 +30,7 @@ class ScoredGroup:
     valid_n: NDArray[np.bool_]
     answers_n: NDArray[np.int32]
     k: int | None = None
+    ranks_n: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

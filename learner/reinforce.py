@@ -20,7 +20,8 @@ from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights
 from learner.sums import Sums
 from learner.value import Critic
 from volley.errors import Diverged
-from volley.objectives import MajAtK, MaxAtK, Objective
+from volley.objectives import Objective
+from volley.objectives.spec import weighs_companions
 from volley.update import PolicyUpdate, check_update
 
 LARGEST_ADVANTAGE = 1e30  # leaves room in float32 for the gradient of the log-prob
@@ -145,7 +146,7 @@ class Reinforcer:
 
     def _needs_prox(self, objective: Objective) -> bool:
         """Whether a forward pass is needed before the update, rather than the training pass alone."""
-        return self.spec.updates_per_batch > 1 or self.spec.kl.shapes_reward or _weighs_companions(objective)
+        return self.spec.updates_per_batch > 1 or self.spec.kl.shapes_reward or weighs_companions(objective)
 
     def _measured(self, batch: RankBatch) -> tuple[int, int]:
         """The number of groups whose tokens are measured, the first ones, and how many tokens they have."""
@@ -196,7 +197,7 @@ class Reinforcer:
             sums.add(truncated=0.0)
         else:
             log_weight_N = None
-            if prox_T is not None and _weighs_companions(objective):
+            if prox_T is not None and weighs_companions(objective):
                 log_weight_N = batch.sample_sums(prox_T.cpu() - torch.from_numpy(batch.mu_T))
             report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
             advantage_Gn = report.advantages
@@ -218,7 +219,7 @@ class Reinforcer:
             )
         metrics["tokens"] = total["tokens"]
         metrics["live_group_fraction"] = total["live"] / max(total["groups"], 1.0)
-        if _weighs_companions(objective):
+        if weighs_companions(objective):
             metrics["companion_truncated_share"] = total["truncated"] / max(total["groups"], 1.0)
         return advantage_Gn, metrics
 
@@ -325,7 +326,3 @@ def _metrics(total: dict[str, float]) -> dict[str, float]:
         metrics["kl_k1"] = total["kl_k1"] / total["reference_tokens"]
         metrics["kl_k3"] = total["kl_k3"] / total["reference_tokens"]
     return metrics
-
-
-def _weighs_companions(objective: Objective) -> bool:
-    return isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none"

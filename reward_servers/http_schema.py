@@ -107,6 +107,7 @@ class VerdictOut(Spec):
     stderr: str = ""
     unsafe: bool = False
     weak_oracle: bool = False
+    rank: float | None = None
 
     @classmethod
     def of(cls, verdict: Verdict) -> "VerdictOut":

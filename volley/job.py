@@ -14,10 +14,10 @@ from pydantic import Field, TypeAdapter, model_validator
 from volley.base import Resources, Spec
 from volley.data import DataSpec
 from volley.lora import LoraSpec
-from volley.objectives import Objective, OverTries, Schedule, check_schedule, resolve
+from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
 from volley.objectives.tries import Terms, WeightOfK, terms_of
 from volley.runtime_env import RuntimeEnvSpec
-from volley.scoring import ScorerSpec
+from volley.scoring import ScorerSpec, may_rank
 from volley.sinks import SinkSpec
 from volley.turns import TurnsSpec
 from volley.update import LearnerSpec, Optimizer, PolicyOptimizer, PolicyUpdate, check_update
@@ -216,7 +216,9 @@ class RLJob(_Sampled):
     def _objective_fits(self) -> Self:
         check_schedule(self.objective, self.schedule, self.sampling.n)
         for step in self.schedule.turning_points:
-            check_update(self.update, resolve(self.objective, self.schedule, step))
+            objective = resolve(self.objective, self.schedule, step)
+            check_update(self.update, objective)
+            check_ranks(self.scorer, objective)
         return self
 
     @model_validator(mode="after")
@@ -319,6 +321,19 @@ class EvalJob(_Sampled):
         _check_ks(self.ks, self.sampling.n, "the job")
         _check_ks(tuple(self.weights or ()), self.sampling.n, "the job", "weights")
         return self
+
+
+def check_ranks(scorer: object, objective: Objective) -> None:
+    """Reject an objective that picks by rank if the scorer gives none.
+
+    Raises:
+        ValueError: names the change to make.
+    """
+    if isinstance(objective, BestOfK) and not may_rank(scorer):
+        raise ValueError(
+            f"best_of_k picks samples by their rank, and scorer kind: {getattr(scorer, 'kind', '')} gives none: write "
+            "kind: max_at_k, or a scorer of kind python, http, or code with public tests"
+        )
 
 
 def _check_ks(ks: tuple[int, ...], n: int, where: str, key: str = "ks") -> None:

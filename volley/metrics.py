@@ -152,6 +152,11 @@ EVALUATION: Mapping[str, Metric] = MappingProxyType(
         "majority": Metric(
             "reward", "The same for maj@k. Sinks: `maj_at_<k>`.", f"{ANSWERS} and reward equal answers equally"
         ),
+        "picked": Metric(
+            "reward",
+            "The same for best-of-k by rank, ties at random. Sinks: `best_of_<k>`.",
+            "scorers that return ranks",
+        ),
         "weights": Metric("1", "Per k: its weight in the weighted means.", WEIGHTS),
         "weighted": Metric(
             "reward",
@@ -160,6 +165,7 @@ EVALUATION: Mapping[str, Metric] = MappingProxyType(
             WEIGHTS,
         ),
         "weighted_majority": Metric("reward", "The same for maj@k. Sinks: `weighted_maj_at_k`.", WEIGHTS),
+        "weighted_picked": Metric("reward", "The same for best-of-k. Sinks: `weighted_best_of_k`.", WEIGHTS),
         "distinct_answers": Metric("answers", "Distinct answers per prompt, mean over prompts.", ANSWERS),
         "length_mean": Metric("tokens", "Mean sample length."),
         "entropy": Metric("nats/token", "Mean -log-prob of the sample tokens when drawn."),

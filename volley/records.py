@@ -3,6 +3,7 @@
 Shape suffixes: ``_n`` samples of a group; ``_T`` tokens of all samples of a group, end to end; ``_p`` prompt tokens.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -74,10 +75,13 @@ class Verdict:
     stderr: str = ""
     unsafe: bool = False  # scored without isolation
     weak_oracle: bool = False  # the sample's own code could have influenced the check
+    rank: float | None = None  # the score by which best_of_k picks one of k samples
 
     def __post_init__(self) -> None:
         if self.status.bears_reward != (self.reward is not None):
             raise ValueError(f"a verdict {self.status} must {'' if self.status.bears_reward else 'not '}carry a reward")
+        if self.rank is not None and not math.isfinite(self.rank):
+            raise ValueError(f"a rank is a finite number, got {self.rank}")
 
 
 def _no_tokens() -> NDArray[np.int32]:
@@ -175,6 +179,7 @@ class Scores:
         rewards_n: float64 [n]; NaN where the verdict bears no reward.
         status_n: uint8 [n], index into ``STATUSES``.
         answers_n: int32 [n], equal for samples with equal extracted answers; ``NO_ANSWER`` without an answer.
+        ranks_n: float64 [n]; NaN where the scorer gave no rank.
         verdicts: the n verdicts themselves, for the sample log and the dashboard.
         seconds: wall time of scoring the group.
         worker: name of the reward worker.
@@ -183,6 +188,7 @@ class Scores:
     rewards_n: NDArray[np.float64]
     status_n: NDArray[np.uint8]
     answers_n: NDArray[np.int32]
+    ranks_n: NDArray[np.float64]
     verdicts: tuple[Verdict, ...]
     seconds: float
     worker: str
@@ -201,6 +207,7 @@ class Scores:
             rewards_n=np.array([np.nan if v.reward is None else v.reward for v in verdicts], dtype=np.float64),
             status_n=np.array([STATUS_CODE[v.status] for v in verdicts], dtype=np.uint8),
             answers_n=np.array(answers, dtype=np.int32),
+            ranks_n=np.array([np.nan if v.rank is None else v.rank for v in verdicts], dtype=np.float64),
             verdicts=tuple(verdicts),
             seconds=seconds,
             worker=worker,

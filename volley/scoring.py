@@ -62,7 +62,7 @@ class ExactScorer(Spec):
 
 
 class PythonScorer(Spec):
-    """Calls your own trusted function, ``package.module:function(sample, row) -> float``."""
+    """Calls your own trusted function, ``package.module:function(sample, row) -> float``, or a dict with more."""
 
     kind: Literal["python"] = "python"
     target: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:function")
@@ -114,7 +114,7 @@ class ArcScorer(Spec):
 
 
 class HttpScorer(Spec):
-    """Posts prompt, row and samples to your own server, which answers ``{"rewards": [...]}``."""
+    """Posts prompt, row and samples to your own server, which answers ``{"rewards": [...]}``, perhaps with ranks."""
 
     kind: Literal["http"] = "http"
     url: str = Field(pattern=r"^https?://")
@@ -162,7 +162,7 @@ class WeightedTerm(Spec):
 
 
 class SumScorer(Spec):
-    """A weighted sum of scorers and terms. The first term sets the verdict's status and answer."""
+    """A weighted sum of scorers and terms. The first term sets the verdict's status, answer and rank."""
 
     kind: Literal["sum"] = "sum"
     terms: tuple[WeightedTerm, ...] = Field(min_length=1)
@@ -183,3 +183,11 @@ ScorerSpec = Annotated[
     Field(discriminator="kind"),
     OpenUnion(SCORERS, beside="; format and length only as terms of kind: sum"),
 ]
+
+
+def may_rank(scorer: object) -> bool:
+    """Whether a scorer can give ranks: ``python``, ``http``, ``code``, plug-ins, and sums that begin with one."""
+    if isinstance(scorer, SumScorer):
+        return may_rank(scorer.terms[0].scorer)
+    rewards_only = CountdownScorer | ExactScorer | MathScorer | RegexScorer | ArcScorer | LengthTerm | FormatTerm
+    return not isinstance(scorer, rewards_only)

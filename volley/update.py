@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from volley.base import Resources, Spec
-from volley.objectives import MajAtK, MaxAtK, Mean, Objective
+from volley.objectives import Mean, Objective
+from volley.objectives.spec import weighs_companions
 
 
 class NoCorrection(Spec):
@@ -114,8 +115,7 @@ def check_update(update: PolicyUpdate, objective: Objective) -> None:
             "center and normalize would remove the value model's baseline again: write center: false and "
             "normalize: none, or value_model: null"
         )
-    weighs_companions = isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none"
-    if weighs_companions and not isinstance(update.behaviour_correction, SequenceCorrection):
+    if weighs_companions(objective) and not isinstance(update.behaviour_correction, SequenceCorrection):
         # The objective divides a sample's own weight out of its advantage; only this correction restores it fully.
         raise ValueError(
             "companion_weights correct for the other samples of a set and leave a sample's own weight to the update: "

@@ -3,6 +3,8 @@
 {"stdin": "3 4\\n", "expected": "7\\n"}                       input and expected output of a program
 {"function": "add", "args": [3, 4], "expected": 7}          a call and its expected result, as JSON
 {"asserts": "assert add(3, 4) == 7", "function": "add"}     assertions, or a ``check(candidate)`` function
+
+A test with ``"public": true`` ranks the sample for best_of_k; the others decide its reward.
 """
 
 import json
@@ -22,14 +24,18 @@ HARNESS = Path(__file__).with_name("harness.py").read_bytes()
 COMPILE_ERROR = "compile error: "
 
 
-class StdinTest(Spec):
+class _Test(Spec):
+    public: bool = False  # ranks the sample for best_of_k, and does not count in its reward
+
+
+class StdinTest(_Test):
     """Standard input of the program and its expected output, compared word by word."""
 
     stdin: str = ""
     expected: str
 
 
-class CallTest(Spec):
+class CallTest(_Test):
     """A call of a function of the program, or a method of its class ``Solution``, and the expected JSON result."""
 
     function: str = Field(pattern=r"^[A-Za-z_]\w*$")
@@ -38,7 +44,7 @@ class CallTest(Spec):
     expected: object
 
 
-class AssertTest(Spec):
+class AssertTest(_Test):
     """Trusted test code with assertions; ``candidate`` in it stands for ``function``."""
 
     asserts: str
@@ -63,6 +69,8 @@ def parse_tests(raw: object) -> list[AnyTest]:
         raise ValueError(f"{len(tests)} tests: a problem needs 1 to {MAX_TESTS}")
     if len({isinstance(test, StdinTest) for test in tests}) > 1:
         raise ValueError("a problem cannot mix stdin tests and function tests")
+    if all(test.public for test in tests):
+        raise ValueError("all tests are public: these only rank a sample, so mark fewer; the others decide its reward")
     for test in tests:
         if isinstance(test, AssertTest):
             split_asserts(test.asserts, test.function)

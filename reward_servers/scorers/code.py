@@ -1,6 +1,7 @@
 """``code``: runs the sample's program against the row's tests in the sandbox."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from reward_servers.sandbox.health import Sandbox, SandboxReport
 from reward_servers.sandbox.judge import ProgramResult
@@ -22,7 +23,10 @@ SHOWN = 2000  # characters of output that a verdict includes
 
 
 class Code:
-    """Rewards passing all tests, or the share of passed tests. Identical programs of a group run once."""
+    """Rewards passing all tests, or the share of passed tests. Identical programs of a group run once.
+
+    Public tests, if the row has any, do not count in the reward: the share of them that passes is the sample's rank.
+    """
 
     def __init__(self, spec: CodeScorer, sandbox: Sandbox | None = None) -> None:
         self._spec = spec
@@ -57,17 +61,25 @@ class Code:
         return [known[program_in(text, self._spec.extract)] for text in texts]
 
     def _judge(self, source: str | None, tests: Sequence[AnyTest], weak: bool) -> Verdict:
+        ranked = any(test.public for test in tests)
         if source is None:
-            return passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="no program in the sample")
+            none = passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="no program in the sample")
+            return replace(none, rank=0.0) if ranked else none
+        hidden = [test for test in tests if not test.public]
+        verdict = self._verdict(*self._run(source, hidden, stop_early=self._spec.mode == "all"), weak)
+        if not ranked or verdict.reward is None:
+            return verdict
+        result, total = self._run(source, [test for test in tests if test.public], stop_early=False)
+        if not result.status.bears_reward:
+            return self._verdict(result, total, weak)
+        return replace(verdict, rank=result.passed / total, failing_test=_number(verdict.failing_test, tests, source))
+
+    def _run(self, source: str, tests: Sequence[AnyTest], *, stop_early: bool) -> tuple[ProgramResult, int]:
+        """The result of the program on some tests, and the number of cases that they make."""
         raw = source.encode("utf-8", "surrogatepass")
         cases = make_cases(tests, source, self._spec.tolerance)
-        result = self._sandbox.judge(
-            raw if reads_stdin(tests) else HARNESS,
-            cases,
-            self._spec.sandbox.limits,
-            stop_early=self._spec.mode == "all",
-        )
-        return self._verdict(result, len(cases), weak)
+        program = raw if reads_stdin(tests) else HARNESS
+        return self._sandbox.judge(program, cases, self._spec.sandbox.limits, stop_early=stop_early), len(cases)
 
     def _verdict(self, result: ProgramResult, total: int, weak: bool) -> Verdict:
         status, last = result.status, result.last
@@ -96,3 +108,9 @@ class Code:
     def close(self) -> None:
         if self._owned:
             self._sandbox.close()
+
+
+def _number(failing: int | None, tests: Sequence[AnyTest], source: str) -> int | None:
+    """The place among all of the row's cases of a failing one that was counted among those not public."""
+    of_case = [test for test in tests for _ in make_cases([test], source, None)]
+    return None if failing is None else [place for place, test in enumerate(of_case) if not test.public][failing]

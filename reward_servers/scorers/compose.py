@@ -9,7 +9,7 @@ from volley.scoring import FormatTerm, LengthTerm, SumScorer
 
 
 class Sum:
-    """Sums the rewards; the first term sets status and answer. If a term gives no reward, the sum has none."""
+    """Sums the rewards; the first term sets status, answer and rank. If a term gives no reward, the sum has none."""
 
     def __init__(self, spec: SumScorer, build: Callable[..., Scorer]) -> None:
         self._spec = spec

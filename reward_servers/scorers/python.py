@@ -66,7 +66,8 @@ class PythonFunction:
             return infra_error(f"{self._spec.target} raised {answer['error']}")
         reward = float(answer["reward"])
         status = VerdictStatus.PASSED if reward > 0 else VerdictStatus.WRONG_ANSWER
-        return Verdict(status, reward, answer=answer.get("answer"), detail=one_line(answer.get("detail", "")))
+        detail = one_line(answer.get("detail", ""))
+        return Verdict(status, reward, answer=answer.get("answer"), detail=detail, rank=answer.get("rank"))
 
     def close(self) -> None:
         if self._child is not None:

@@ -3,6 +3,7 @@
     POST {"prompt": {"id", "text"}, "row": {...}, "samples": ["...", ...]}  ->  {"rewards": [0.0, null, ...]}
 
 ``null`` is an infra error for that sample. Any other failure is, after retries, an infra error for the whole group.
+The answer may also have ``"ranks": [...]``, by which best_of_k picks samples.
 """
 
 import math
@@ -76,12 +77,20 @@ def _verdicts(answer: object, count: int) -> list[Verdict]:
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != count:
         raise ValueError(f'the answer must be {{"rewards": [...]}} with {count} numbers or nulls')
-    return [_verdict(reward) for reward in rewards]
+    ranks = answer.get("ranks") if isinstance(answer, dict) else None
+    if ranks is None:
+        ranks = [None] * count
+    if not isinstance(ranks, list) or len(ranks) != count:
+        raise ValueError(f'"ranks", if there are any, must be {count} numbers or nulls')
+    return [_verdict(reward, rank) for reward, rank in zip(rewards, ranks, strict=True)]
 
 
-def _verdict(reward: object) -> Verdict:
+def _verdict(reward: object, rank: object) -> Verdict:
     if reward is None:
         return infra_error("the server returned no reward")
     if not isinstance(reward, int | float) or not math.isfinite(reward):
         raise ValueError(f"the server returned the reward {reward!r}, which is not a finite number")
-    return Verdict(VerdictStatus.PASSED if reward > 0 else VerdictStatus.WRONG_ANSWER, float(reward))
+    if rank is not None and (not isinstance(rank, int | float) or not math.isfinite(rank)):
+        raise ValueError(f"the server returned the rank {rank!r}, which is not a finite number")
+    status = VerdictStatus.PASSED if reward > 0 else VerdictStatus.WRONG_ANSWER
+    return Verdict(status, float(reward), rank=None if rank is None else float(rank))

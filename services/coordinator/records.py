@@ -4,9 +4,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from actors.config import BroadcastReport
 from learner.records import ScoredGroup, StepReport
 from services.coordinator.ledger import Ledger
+from volley.errors import JobError
 from volley.objectives import SolveRate
 from volley.records import Group, GroupMeta, Prompt, Scores
 from volley.refs import Ref
@@ -30,14 +33,21 @@ class ReadyGroup:
     generated: tuple[float, float]
     scored: float
 
-    def columns(self) -> ScoredGroup:
-        """The group as the learner takes it."""
+    def columns(self, *, ranked: bool = False) -> ScoredGroup:
+        """The group as the learner takes it; with ``ranked``, raises `JobError` if a scored sample has no rank."""
+        if ranked and np.isnan(self.scores.ranks_n[self.scores.valid_n]).any():
+            raise JobError(
+                f"objective: best_of_k picks samples by their rank, but the scorer gave a sample of prompt "
+                f'{self.prompt.id} none: return {{"reward": ..., "rank": ...}} for every sample, mark tests as public, '
+                "or write kind: max_at_k"
+            )
         return ScoredGroup(
             group=self.group,
             meta=self.meta,
             rewards_n=self.scores.rewards_n,
             valid_n=self.scores.valid_n,
             answers_n=self.scores.answers_n,
+            ranks_n=self.scores.ranks_n if ranked else None,
         )
 
 

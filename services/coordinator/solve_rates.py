@@ -6,7 +6,7 @@ from dataclasses import replace
 from learner.records import ScoredGroup
 from services.coordinator.records import ReadyGroup
 from volley.job import RLJob
-from volley.objectives import Objective, SolveRate, adaptive_k, visited
+from volley.objectives import BestOfK, Objective, SolveRate, adaptive_k, visited
 from volley.objectives.spec import ObjectiveWithK
 
 
@@ -19,7 +19,7 @@ class SolveRates:
 
     def columns(self, batch: Sequence[ReadyGroup], objective: Objective) -> list[ScoredGroup]:
         """The batch for the learner, each group with the k of its prompt. Its own rewards count from the next batch."""
-        scored = [ready.columns() for ready in batch]
+        scored = [ready.columns(ranked=isinstance(objective, BestOfK)) for ready in batch]
         if self._rule is None or not isinstance(objective, ObjectiveWithK) or objective.k is None:
             return scored
         prompts = [ready.prompt.id for ready in batch]

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from volley.objectives import bootstrap_interval, maj_at_k, max_at_k
+from volley.objectives import best_of_k, bootstrap_interval, maj_at_k, max_at_k
 from volley.objectives.tries import Terms, mean_over
 from volley.records import Prompt, Scores
 
@@ -55,8 +55,10 @@ class Figures:
     Attributes:
         estimates: max@k for each k, in the job's order.
         majority: maj@k for each k; empty if the scorer extracts no answers, or gives one answer different rewards.
+        picked: best-of-k by rank for each k; empty unless the scorer ranks every sample.
         weighted: the weighted mean of max@k; None without weights.
         weighted_majority: the same of maj@k; None also where ``majority`` is empty.
+        weighted_picked: the same of best-of-k; None also where ``picked`` is empty.
         distinct_answers: mean number of distinct answers per prompt; None if the scorer extracts no answers.
         length_mean: mean tokens per sample.
         entropy: nats per token; None if no token was sampled.
@@ -65,8 +67,10 @@ class Figures:
     prompts: int
     estimates: tuple[Estimate, ...]
     majority: tuple[Estimate, ...]
+    picked: tuple[Estimate, ...]
     weighted: WeightedMean | None
     weighted_majority: WeightedMean | None
+    weighted_picked: WeightedMean | None
     distinct_answers: float | None
     length_mean: float
     entropy: float | None
@@ -80,8 +84,10 @@ class Figures:
             "entropy": self.entropy,
             "estimates": _rows(self.estimates),
             "majority": _rows(self.majority),
+            "picked": _rows(self.picked),
             "weighted": None if self.weighted is None else asdict(self.weighted),
             "weighted_majority": None if self.weighted_majority is None else asdict(self.weighted_majority),
+            "weighted_picked": None if self.weighted_picked is None else asdict(self.weighted_picked),
         }
 
 
@@ -141,8 +147,11 @@ def summarise(
     logprob_P = np.array([each.logprob for each in sampled])
     best = {k: max_at_k(rewards_PN, k) for k in ks}
     voted = _voted(rewards_PN, answers_PN, ks)
+    ranks_PN = np.stack([each.scores.ranks_n for each in sampled])
+    picked = {k: best_of_k(rewards_PN, ranks_PN, k) for k in ks} if np.isfinite(ranks_PN).all() else {}
     weighted_P = mean_over(terms, partial(max_at_k, rewards_PN)) if terms else None
     voted_weighted_P = mean_over(terms, partial(maj_at_k, answers_PN, rewards_PN)) if terms and voted else None
+    picked_weighted_P = mean_over(terms, partial(best_of_k, rewards_PN, ranks_PN)) if terms and picked else None
     n = rewards_PN.shape[1]
 
     def figures(chosen_P: NDArray[np.bool_]) -> Figures:
@@ -151,8 +160,10 @@ def summarise(
             prompts=prompts,
             estimates=_estimates(best, chosen_P, seed),
             majority=_estimates(voted, chosen_P, seed),
+            picked=_estimates(picked, chosen_P, seed),
             weighted=_weighted(weighted_P, chosen_P, seed),
             weighted_majority=_weighted(voted_weighted_P, chosen_P, seed),
+            weighted_picked=_weighted(picked_weighted_P, chosen_P, seed),
             distinct_answers=distinct(answers_PN[chosen_P]),
             length_mean=tokens / (prompts * n),
             entropy=-float(logprob_P[chosen_P].sum()) / tokens if tokens else None,

@@ -38,6 +38,7 @@ def group_rows(
             "answer": verdict.answer,
             "status": str(verdict.status),
             "reward": verdict.reward,
+            **({} if verdict.rank is None else {"rank": verdict.rank}),
             "detail": verdict.detail,
             "tokens": int(group.lengths_n[number]),
             "logprob": float(group.logprobs_T[end - group.lengths_n[number] : end].sum(dtype=np.float64)),
@@ -105,7 +106,9 @@ def _sampled(records: Sequence[_SampleRecord]) -> Sampled:
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:
-    return Verdict(VerdictStatus(row["status"]), row["reward"], answer=row["answer"], detail=row["detail"])
+    return Verdict(
+        VerdictStatus(row["status"]), row["reward"], answer=row["answer"], detail=row["detail"], rank=row.get("rank")
+    )
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -45,7 +45,7 @@ MAPPINGS = {
 # Names of objectives elsewhere.
 OBJECTIVES = {
     "pass_at_k": "{kind: max_at_k, k: 8}: with rewards 0 and 1, max@k is pass@k",
-    "best_of_k": "{kind: max_at_k, k: 8}",
+    "best_of_n": "{kind: max_at_k, k: 8}, or best_of_k if a score other than the reward picks",
     "grpo": "{kind: mean, normalize: std}",
     "dr_grpo": "{kind: mean}",
     "rloo": "{kind: mean}",

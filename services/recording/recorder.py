@@ -191,6 +191,7 @@ def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list
                 "sample": group.texts[i],
                 "status": str(verdict.status),
                 "reward": verdict.reward,
+                **({} if verdict.rank is None else {"rank": verdict.rank}),
                 "advantage": float(advantages[i]),
                 "detail": verdict.detail,
                 "tokens": int(group.lengths_n[i]),

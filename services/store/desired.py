@@ -16,7 +16,7 @@ from services.store.redis import Store
 from services.store.state import Desired
 from volley.errors import HostError, JobError
 from volley.files import replace_text
-from volley.job import RFTJob, RLJob, SFTJob
+from volley.job import RFTJob, RLJob, SFTJob, check_ranks
 from volley.objectives import check_objective, resolve
 from volley.objectives.spec import OVER_TRIES
 from volley.objectives.tries import with_tries
@@ -131,6 +131,7 @@ def _check_objective(job: RLJob, fields: dict[str, Any]) -> None:
             objective = resolve(job.objective, job.schedule, step, fields)
             check_objective(objective, job.sampling.n)
             check_update(job.update, objective)
+            check_ranks(job.scorer, objective)
     except ValidationError as error:
         raise JobError(explain("objective", error)) from error
     except ValueError as error:

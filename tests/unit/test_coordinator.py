@@ -19,7 +19,7 @@ from services.coordinator.records import FinishedStep, Hooks, ReadyGroup, Resume
 from services.coordinator.roles import Roles
 from services.data.tokens import EncodedPrompt
 from services.store.state import Desired
-from volley.errors import DeadlineExceeded, NoSignal, ServedWeightsDiffer, WorkerDied
+from volley.errors import DeadlineExceeded, JobError, NoSignal, ServedWeightsDiffer, WorkerDied
 from volley.job import RLJob
 from volley.objectives import MaxAtK, Objective
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightUpdate
@@ -369,6 +369,36 @@ async def test_the_objective_follows_its_schedule_and_k_adapts_to_the_prompt() -
     await made.run()
     assert seen[0][1] == {2}, "a prompt not seen before uses the objective's k"
     assert seen[-1][1] == {4}, "one sample of four is right: k is 4"
+
+
+@dataclass
+class RankingRewards(FakeRewards):
+    """Ranks the passing sample of each group last; ``unranked`` says for which prompts it gives no ranks."""
+
+    unranked: Callable[[str], bool] = lambda _prompt: False
+
+    async def score(self, group: Any, prompt: Prompt) -> Scores:
+        verdicts = (await super().score(group, prompt)).verdicts
+        ranked = [replace(verdict, rank=float(place)) for place, verdict in enumerate(verdicts)]
+        return Scores.pack(verdicts if self.unranked(prompt.id) else ranked)
+
+
+async def test_best_of_k_passes_ranks_on_and_ends_the_run_if_a_sample_has_none() -> None:
+    ranks: list[list[float]] = []
+
+    class Watching(FakeLearner):
+        async def step(self, batch: Sequence[ScoredGroup], **options: Any) -> StepReport:
+            ranks.extend(scored.ranks_n.tolist() for scored in batch if scored.ranks_n is not None)
+            return await super().step(batch, **options)
+
+    spec = job(objective={"kind": "best_of_k", "k": 2}, scorer={"kind": "code"}, steps=2)
+    made, _, _, _ = coordinator(spec, FakeActors(random.Random(0)), RankingRewards(), learner=Watching())
+    await made.run()
+    assert ranks == [[0.0, 1.0, 2.0, 3.0]] * 8
+    made, learner, _, _ = coordinator(spec, FakeActors(random.Random(0)), RankingRewards(unranked=lambda _: True))
+    with pytest.raises(JobError, match=r'return \{"reward": ..., "rank": ...\} for every sample'):
+        await made.run()
+    assert learner.trained == []
 
 
 async def test_objective_and_learning_rate_change_while_the_run_is_live() -> None:

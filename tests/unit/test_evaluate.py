@@ -16,12 +16,14 @@ from services.recording.display import evaluation_words
 from services.recording.sinks.base import evaluation_row
 from services.store.folder import RunFolder
 from volley.metrics import EVALUATION
+from volley.objectives import best_of_k
 from volley.objectives.tries import Terms
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
 
 PROMPTS = [Prompt(f"p{i}", f"text {i}", {}, {"level": str(i % 2), "id": f"p{i}"}) for i in range(4)]
 REWARDS = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=np.float64)
 ANSWERS = np.array([[0, 1, 1, 0], [0, 1, 2, -1], [0, 0, 0, 0], [0, 1, 0, 2]], dtype=np.int32)
+NO_RANKS = np.full_like(REWARDS, np.nan)
 
 TOKENS, LOGPROBS = (8, 4, 12, 0), (-4.0, -1.0, -6.0, 0.0)
 
@@ -32,11 +34,13 @@ def summary(
     rewards: NDArray[np.float64] = REWARDS,
     answers: NDArray[np.int32] = ANSWERS,
     terms: Terms = (),
+    ranks: NDArray[np.float64] = NO_RANKS,
 ) -> Evaluation:
-    sampled = [
-        Sampled(replace(Scores.pack([]), rewards_n=rewards[i], answers_n=answers[i]), TOKENS[i], LOGPROBS[i])
-        for i in rows
+    scores = [
+        replace(Scores.pack([]), rewards_n=rewards[i], answers_n=answers[i], ranks_n=ranks[i])
+        for i in range(len(rewards))
     ]
+    sampled = [Sampled(scores[i], TOKENS[i], LOGPROBS[i]) for i in rows]
     return summarise([PROMPTS[i] for i in rows], sampled, ks, terms=terms, version=3, seed=1)
 
 
@@ -86,6 +90,20 @@ def test_weighted_means_are_those_of_the_curve() -> None:
     assert values["weighted_maj_at_k"] == row["weighted_majority"]["mean"]
     assert not [name for name in values if name.startswith(("weights", "weighted/"))]
     assert evaluation_words(row).endswith(f"weighted {row['weighted']['mean']:.3f}")
+
+
+def test_the_best_by_rank_is_estimated_if_every_sample_has_one() -> None:
+    ranked = REWARDS[::-1].copy()  # ranks of another prompt: as good as unrelated
+    whole = summary(range(4), (1, 2), ranks=ranked, terms=((2, 1.0),))
+    assert [each.mean for each in whole.figures.picked] == [
+        pytest.approx(float(np.mean(best_of_k(REWARDS, ranked, k)))) for k in (1, 2)
+    ]
+    assert whole.figures.weighted_picked is not None
+    assert whole.figures.weighted_picked.mean == whole.figures.picked[1].mean
+    values = evaluation_row(whole.row(), now=0.0).values
+    assert values["best_of_2"] == values["weighted_best_of_k"] == whole.figures.picked[1].mean
+    ranked[2, 3] = np.nan
+    assert summary(range(4), (1, 2), ranks=ranked).figures.picked == ()
 
 
 def test_without_weights_or_answers_there_is_no_weighted_mean() -> None:

@@ -77,6 +77,18 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
         ),
         ({"objective": {"kind": "max_at_k", "k": 8, "weights": {1: 0.5}}}, "remove k, or write k: 8 without weights"),
         ({"objective": {"kind": "max_at_k", "weights": {1: 0.5, 99: 1}}}, "remove the weights above n or raise n"),
+        ({"objective": {"kind": "best_of_k", "k": 8}}, "scorer kind: countdown gives none: write kind: max_at_k, or"),
+        (
+            {
+                "objective": {"kind": "best_of_k", "k": 8},
+                "scorer": {"kind": "sum", "terms": [{"scorer": {"kind": "exact"}}, {"scorer": {"kind": "code"}}]},
+            },
+            "scorer kind: sum gives none",
+        ),
+        (
+            {"objective": {"kind": "best_of_k", "k": 8, "companion_weights": "exact"}, "scorer": {"kind": "code"}},
+            "{kind: sequence}",
+        ),
     ],
 )
 def test_an_invalid_job_is_rejected_with_the_name_of_the_key(

@@ -135,6 +135,7 @@ def test_a_live_change_swaps_k_and_weights(tmp_path: Path) -> None:
         ({"weights": {1: -1}}, "not a number of 0 or more"),
         ({"k": 4, **halves}, "remove k"),
         ({"weights": "harmonic"}, "write order: 16"),
+        ({"kind": "best_of_k", "k": 4}, "picks samples by their rank"),
     ):
         with pytest.raises(JobError, match=message):
             change_in_folder(folder, spec, {"objective": bad})

@@ -31,6 +31,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from volley.objectives import (
+    BestOfK,
     MajAtK,
     MaxAtK,
     MaxRL,
@@ -137,6 +138,11 @@ def check_settings(objective: Objective, args: GRPOConfig, *, has_answers: bool)
         raise ValueError(
             f"multi_objective_aggregation={args.multi_objective_aggregation!r} normalises each reward, but the "
             'objective needs their weighted sum: write multi_objective_aggregation="sum_then_normalize"'
+        )
+    if isinstance(objective, BestOfK):
+        raise ValueError(
+            "best_of_k needs a rank beside each reward, and TRL's reward functions return rewards only: write kind: "
+            "max_at_k, or call volley.objectives.advantages with ranks="
         )
     if isinstance(objective, MaxAtK | MajAtK) and objective.companion_weights != "none":
         raise ValueError(

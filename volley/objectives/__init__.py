@@ -6,14 +6,14 @@
 spec        the objectives and their configuration      groups       masks and per-group k, cut into dense buckets
 estimators  advantages() for every objective            maximum      max@k; off_policy: with importance weights
 metrics     pass@k, max@k, maj@k, intervals             majority     maj@k; majority_off_policy, vote_polynomials
-tries       k, or a weight for each of several k
+tries       k, or a weight for each of several k             ranked       best of k by rank; ranked_off_policy
 schedule    objectives that change                      shapes       softmax, analytic pass@k, MaxRL, risk-sensitive
 
 docs/objectives.md has the formulas, their sources, and what is unbiased for what.
 """
 
 from volley.objectives.estimators import AdvantageReport, DropReason, advantage_report, advantages
-from volley.objectives.metrics import bootstrap_interval, maj_at_k, max_at_k, pass_at_k
+from volley.objectives.metrics import best_of_k, bootstrap_interval, maj_at_k, max_at_k, pass_at_k
 from volley.objectives.schedule import (
     AdaptiveK,
     Schedule,
@@ -26,6 +26,7 @@ from volley.objectives.schedule import (
     with_changes,
 )
 from volley.objectives.spec import (
+    BestOfK,
     MajAtK,
     MaxAtK,
     MaxRL,
@@ -45,6 +46,7 @@ from volley.objectives.spec import (
 __all__ = [
     "AdaptiveK",
     "AdvantageReport",
+    "BestOfK",
     "DropReason",
     "MajAtK",
     "MaxAtK",
@@ -63,6 +65,7 @@ __all__ = [
     "adaptive_k",
     "advantage_report",
     "advantages",
+    "best_of_k",
     "bootstrap_interval",
     "check_objective",
     "check_schedule",

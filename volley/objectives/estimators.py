@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from volley.objectives import majority, majority_off_policy, maximum, off_policy, shapes
+from volley.objectives import majority, majority_off_policy, maximum, off_policy, ranked, ranked_off_policy, shapes
 from volley.objectives.combinatorics import FloatArray, IntArray
 from volley.objectives.groups import Groups, buckets, read_groups
 from volley.objectives.spec import (
     BUILT_IN,
+    BestOfK,
     MajAtK,
     MaxAtK,
     MaxRL,
     Mean,
     Objective,
+    ObjectiveOverSets,
     ObjectiveWithK,
     PassAtKAnalytic,
     RiskSensitive,
@@ -71,6 +73,7 @@ def advantages(
     *,
     log_weights: ArrayLike | None = None,
     answers: ArrayLike | None = None,
+    ranks: ArrayLike | None = None,
     valid: ArrayLike | None = None,
     k: ArrayLike | None = None,
 ) -> FloatArray:
@@ -82,6 +85,7 @@ def advantages(
         by the sample's own ratio.
     answers: [..., n] integer ids, required by `maj_at_k`. Equal ids are votes for one answer; a negative id means no
         answer and agrees with no other vote.
+    ranks: [..., n], finite wherever valid, required by `best_of_k`: the sample of highest rank is picked.
     valid: [..., n] bool; masked samples get 0 and do not count in n. k shrinks to what is left, and so does each k of
         weights; a group with fewer than two valid samples is all zeros.
     k: [...] integers that replace the objective's k per group (an adaptive schedule).
@@ -92,7 +96,10 @@ def advantages(
         ValueError: a pairing that `check_objective` refuses, shapes that disagree, values that are not finite,
             rewards outside an objective's domain.
     """
-    return advantage_report(rewards, objective, log_weights=log_weights, answers=answers, valid=valid, k=k).advantages
+    report = advantage_report(
+        rewards, objective, log_weights=log_weights, answers=answers, ranks=ranks, valid=valid, k=k
+    )
+    return report.advantages
 
 
 def advantage_report(
@@ -101,12 +108,13 @@ def advantage_report(
     *,
     log_weights: ArrayLike | None = None,
     answers: ArrayLike | None = None,
+    ranks: ArrayLike | None = None,
     valid: ArrayLike | None = None,
     k: ArrayLike | None = None,
 ) -> AdvantageReport:
     """Like `advantages`, and also reports dropped groups, the k each group used, and the share of truncated weights."""
     objective = parse_objective(objective)
-    groups, lead = read_groups(rewards, log_weights, answers, valid)
+    groups, lead = read_groups(rewards, log_weights, answers, valid, ranks)
     k_B = _k_of_groups(objective, groups, lead, k)
     rows, n = groups.g_BN.shape
     out_BN = np.zeros((rows, n))
@@ -130,7 +138,7 @@ def advantage_report(
 
 def _overflow(objective: Objective, weighted: bool) -> str:
     """Why advantages are not finite, and what to write instead."""
-    companions = objective.companion_weights if weighted and isinstance(objective, MaxAtK | MajAtK) else "none"
+    companions = objective.companion_weights if weighted and isinstance(objective, ObjectiveOverSets) else "none"
     if companions == "none":
         return "rewards this large overflow float64: scale them down"
     if companions == "self_normalised":
@@ -178,7 +186,7 @@ def _asked_k(objective: ObjectiveWithK, k: ArrayLike, n: int) -> IntArray:
 
 def _truncate(objective: Objective, bucket: Groups) -> tuple[Groups, int]:
     """Cap the companions' weights; also returns how many were above the cap."""
-    if not isinstance(objective, MaxAtK | MajAtK) or objective.weight_cap is None or bucket.log_w_BN is None:
+    if not isinstance(objective, ObjectiveOverSets) or objective.weight_cap is None or bucket.log_w_BN is None:
         return bucket, 0
     log_cap = math.log(objective.weight_cap)
     capped_BN = np.minimum(bucket.log_w_BN, log_cap)
@@ -222,6 +230,8 @@ def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:
             return shapes.risk_sensitive(g_BN, beta)
         case MajAtK():
             return _maj_at_k(objective, bucket, k)
+        case BestOfK():
+            return _best_of_k(objective, bucket, k)
         case MaxAtK():
             return _max_at_k(objective, bucket, k)
 
@@ -238,7 +248,7 @@ def _plugged_in(objective: Objective, bucket: Groups) -> FloatArray:
     return a_BN
 
 
-def _terms(objective: MaxAtK | MajAtK, k: int) -> Terms:
+def _terms(objective: ObjectiveOverSets, k: int) -> Terms:
     """The objective's terms in a group where k is the largest: one k may differ by group, weights shrink to fit."""
     return ((k, 1.0),) if objective.weights is None else up_to(objective.terms, k)
 
@@ -259,6 +269,31 @@ def _maj_at_k(objective: MajAtK, bucket: Groups, k: int) -> FloatArray:
             log_w_BN, log_scale_B1 = off_policy.common_scale(bucket.log_w_BN, each, objective.companion_weights)
             a_BN += weight * majority_off_policy.loo_minus_one_off_policy(answers, log_w_BN, log_scale_B1, each)
     return a_BN
+
+
+def _best_of_k(objective: BestOfK, bucket: Groups, k: int) -> FloatArray:
+    if bucket.rank_BN is None:
+        raise ValueError(
+            "best_of_k needs ranks=, the score that picks, in the shape of rewards; in a job the scorer returns it as "
+            "rank, and where the reward itself picks the objective is kind: max_at_k"
+        )
+    order_BN = np.argsort(bucket.rank_BN, axis=-1)
+    r_BN = np.take_along_axis(bucket.g_BN, order_BN, axis=-1)
+    rank_BN = np.take_along_axis(bucket.rank_BN, order_BN, axis=-1)
+    a_BN, terms = np.zeros_like(r_BN), _terms(objective, k)
+    if objective.companion_weights == "none" or bucket.log_w_BN is None:
+        a_BN = ranked.best_of_k_advantages(r_BN, rank_BN, terms)
+    else:
+        log_w_BN = np.take_along_axis(bucket.log_w_BN, order_BN, axis=-1)
+        for each, weight in terms:
+            if each == 1:
+                a_BN += weight * maximum.leave_one_out_mean(r_BN)
+                continue
+            log_unit_BN, log_scale_B1 = off_policy.common_scale(log_w_BN, each, objective.companion_weights)
+            a_BN += weight * ranked_off_policy.best_of_k_off_policy(r_BN, rank_BN, log_unit_BN, log_scale_B1, each)
+    out_BN = np.empty_like(a_BN)
+    np.put_along_axis(out_BN, order_BN, a_BN, axis=-1)
+    return out_BN
 
 
 def _max_at_k(objective: MaxAtK, bucket: Groups, k: int) -> FloatArray:

@@ -18,12 +18,14 @@ from volley.objectives.combinatorics import BoolArray, FloatArray, IntArray
 class Groups:
     """Groups flattened to two dimensions; values of masked samples are meaningless.
 
-    g_BN rewards, log_w_BN log-weights or None, answers_BN ids or None, valid_BN None when all are valid.
+    g_BN rewards, log_w_BN log-weights or None, answers_BN ids or None, rank_BN ranks or None, valid_BN None when all
+    are valid.
     """
 
     g_BN: FloatArray
     log_w_BN: FloatArray | None
     answers_BN: IntArray | None
+    rank_BN: FloatArray | None
     valid_BN: BoolArray | None
 
     @property
@@ -38,6 +40,7 @@ def read_groups(
     log_weights: ArrayLike | None = None,
     answers: ArrayLike | None = None,
     valid: ArrayLike | None = None,
+    ranks: ArrayLike | None = None,
 ) -> tuple[Groups, tuple[int, ...]]:
     """Check and flatten a batch; also returns the leading shape of `rewards` [..., n].
 
@@ -57,15 +60,19 @@ def read_groups(
     if ids is not None and not np.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"answers must be integer ids, got {ids.dtype}; number the distinct answers of each group")
     log_w = None if log_weights is None else _same_shape(np.asarray(log_weights, dtype=np.float64), g, "log_weights")
+    rank = None if ranks is None else _same_shape(np.asarray(ranks, dtype=np.float64), g, "ranks")
     used = True if mask is None else mask
     if not np.isfinite(g, where=used, out=np.ones(g.shape, dtype=bool)).all():
         raise ValueError("a valid reward is not finite; mask such samples with valid=")
+    if rank is not None and not np.isfinite(rank, where=used, out=np.ones(g.shape, dtype=bool)).all():
+        raise ValueError("a valid sample has no finite rank; rank every sample, or mask it with valid=")
     if log_w is not None and (used & (np.isnan(log_w) | np.isposinf(log_w))).any():
         raise ValueError("a valid log-weight is nan or +inf; mask such samples with valid=")
     groups = Groups(
         g_BN=g.reshape(flat),
         log_w_BN=None if log_w is None else log_w.reshape(flat),
         answers_BN=None if ids is None else ids.reshape(flat).astype(np.int64),
+        rank_BN=None if rank is None else rank.reshape(flat),
         valid_BN=None if mask is None or mask.all() else mask.reshape(flat),
     )
     return groups, g.shape[:-1]
@@ -94,11 +101,12 @@ def buckets(groups: Groups, k_B: IntArray) -> Iterator[tuple[Groups, int, Index]
 
 
 def _take(groups: Groups, index: Index) -> Groups:
-    log_w_BN, answers_BN = groups.log_w_BN, groups.answers_BN
+    log_w_BN, answers_BN, rank_BN = groups.log_w_BN, groups.answers_BN, groups.rank_BN
     return Groups(
         g_BN=groups.g_BN[index],
         log_w_BN=None if log_w_BN is None else log_w_BN[index],
         answers_BN=None if answers_BN is None else answers_BN[index],
+        rank_BN=None if rank_BN is None else rank_BN[index],
         valid_BN=None,
     )
 

@@ -19,7 +19,7 @@ def loo_minus_one_off_policy(answers: Answers, log_w_BN: FloatArray, log_factor_
     for rows, A in chunks(answers.counts_BA, k, n):
         counts_GA, slot_GN = answers.counts_BA[rows, :A], answers.slot_BN[rows]
         marks = reward_marks(counts_GA, answers.rewards_BA[rows, :A])
-        log_tilt_G1 = _tilt(log_w_BN[rows], k - 1)
+        log_tilt_G1 = tilt(log_w_BN[rows], k - 1)
         log_odds_GN = log_w_BN[rows] + log_tilt_G1
         log_absent_GN = -np.logaddexp(0.0, log_odds_GN)
         chance_GAX, own_GNX = _bernoulli_counts(slot_GN, log_odds_GN, log_absent_GN, A, k // 2)
@@ -37,7 +37,7 @@ def loo_minus_one_off_policy(answers: Answers, log_w_BN: FloatArray, log_factor_
     return out_BN
 
 
-def _tilt(log_w_GN: FloatArray, draws: int) -> FloatArray:
+def tilt(log_w_GN: FloatArray, draws: int) -> FloatArray:
     """`log x` such that `sum_j x w_j / (1 + x w_j)` is close to the number of draws, [G, 1], by bisection."""
     n = log_w_GN.shape[-1]
     weighty_GN = np.isfinite(log_w_GN)

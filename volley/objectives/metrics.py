@@ -1,4 +1,4 @@
-"""Unbiased estimates of pass@k, max@k and maj@k from n samples per prompt."""
+"""Unbiased estimates of pass@k, max@k, maj@k and best-of-k from n samples per prompt."""
 
 from typing import overload
 
@@ -10,6 +10,7 @@ from volley.objectives.groups import read_groups
 from volley.objectives.majority import maj_at_k_profiles, read_answers, vote_profiles
 from volley.objectives.maximum import max_at_k_sorted
 from volley.objectives.off_policy import max_at_k_off_policy
+from volley.objectives.ranked import best_of_k_sorted
 
 
 @overload
@@ -81,6 +82,23 @@ def maj_at_k(answers: ArrayLike, rewards: ArrayLike, k: int) -> FloatArray:
         return _shaped(np.zeros(0), lead)
     profiles = vote_profiles(read_answers(groups.answers_BN, groups.g_BN))
     return _shaped(maj_at_k_profiles(profiles, k)[profiles.profile_B], lead)
+
+
+def best_of_k(rewards: ArrayLike, ranks: ArrayLike, k: int) -> FloatArray:
+    """The unbiased estimate of the reward of the sample that ranks highest among k, uniform over tied ranks: [...].
+
+    rewards, ranks: [..., n].
+
+    Raises:
+        ValueError: unless 1 <= k <= n, or a value is not finite.
+    """
+    groups, lead = read_groups(rewards, ranks=ranks)
+    _check_k(k, groups.g_BN.shape[-1])
+    if groups.rank_BN is None:
+        raise ValueError("best_of_k needs ranks, the score that picks, in the shape of rewards")
+    order_BN = np.argsort(groups.rank_BN, axis=-1)
+    r_BN = np.take_along_axis(groups.g_BN, order_BN, axis=-1)
+    return _shaped(best_of_k_sorted(r_BN, np.take_along_axis(groups.rank_BN, order_BN, axis=-1), k), lead)
 
 
 def _check_k(k: int, n: int) -> None:

@@ -105,6 +105,25 @@ class MajAtK(OverTries):
         return self
 
 
+class BestOfK(OverTries):
+    """The expected reward of the sample that ranks highest among k, uniform over tied ranks.
+
+    Best-of-N as it is deployed (arXiv 2412.15287): a score other than the reward picks, such as public tests or a
+    reward model, which the scorer returns as each sample's rank. The estimate has the `loo_minus_one` form;
+    companion_weights and weight_cap are those of `max_at_k`.
+    """
+
+    kind: Literal["best_of_k"] = "best_of_k"
+    companion_weights: Literal["none", "exact", "self_normalised"] = "none"
+    weight_cap: WeightCap = None
+
+    @model_validator(mode="after")
+    def _companions_fit(self) -> Self:
+        _check_weight_cap(self.companion_weights, self.weight_cap)
+        _check_center(self.companion_weights, self.center)
+        return self
+
+
 class Softmax(ObjectiveBase):
     """The softmax-weighted reward of the n samples: the mean at beta = 0, the max as beta grows.
 
@@ -161,14 +180,15 @@ def _check_weight_cap(companion_weights: CompanionWeights, weight_cap: float | N
 
 
 Objective: TypeAlias = Annotated[
-    Mean | MaxAtK | MajAtK | Softmax | PassAtKAnalytic | MaxRL | RiskSensitive,
+    Mean | MaxAtK | MajAtK | BestOfK | Softmax | PassAtKAnalytic | MaxRL | RiskSensitive,
     Field(discriminator="kind"),
     OpenUnion(OBJECTIVES),
 ]
-ObjectiveWithK: TypeAlias = MaxAtK | MajAtK | PassAtKAnalytic
+ObjectiveWithK: TypeAlias = MaxAtK | MajAtK | BestOfK | PassAtKAnalytic
+ObjectiveOverSets: TypeAlias = MaxAtK | MajAtK | BestOfK
 
-BUILT_IN = kinds_of(Mean, MaxAtK, MajAtK, Softmax, PassAtKAnalytic, MaxRL, RiskSensitive)
-OVER_TRIES = kinds_of(MaxAtK, MajAtK)
+BUILT_IN = kinds_of(Mean, MaxAtK, MajAtK, BestOfK, Softmax, PassAtKAnalytic, MaxRL, RiskSensitive)
+OVER_TRIES = kinds_of(MaxAtK, MajAtK, BestOfK)
 
 _ADAPTER: TypeAdapter[Objective] = TypeAdapter(Objective)
 
@@ -193,6 +213,11 @@ def leave_p_out(p: int, n: int, **fields: Any) -> MaxAtK:
     if not 1 <= p <= n - 1:
         raise ValueError(f"leave-p-out needs 1 <= p <= n - 1, got p={p}, n={n}; for p = 0 write k: {n}")
     return MaxAtK(k=n - p, baseline="subset_loo", **fields)
+
+
+def weighs_companions(objective: Objective) -> bool:
+    """Whether the estimate weighs the other samples of a set by their importance."""
+    return isinstance(objective, ObjectiveOverSets) and objective.companion_weights != "none"
 
 
 def spare_samples(objective: Objective) -> int:

@@ -62,6 +62,14 @@ class Sink(Protocol):
         ...
 
 
+# Weighted means in a row of evaluations.jsonl, and their names in sinks.
+WEIGHTED = {
+    "weighted": "weighted_pass_at_k",
+    "weighted_majority": "weighted_maj_at_k",
+    "weighted_picked": "weighted_best_of_k",
+}
+
+
 def step_row(row: Mapping[str, Any]) -> SinkRow:
     """The sink row for a row of ``metrics.jsonl``."""
     return SinkRow("step", int(row["step"]), float(row["time"]), numbers(row))
@@ -80,10 +88,10 @@ def evaluation_row(row: Mapping[str, Any], now: float) -> SinkRow:
 
 
 def _estimates(row: Mapping[str, Any]) -> dict[str, float]:
-    """max@k, maj@k and their weighted means; a row may lack all but the first."""
-    named = (("pass_at", row["estimates"]), ("maj_at", row.get("majority", ())))
+    """max@k, maj@k, best-of-k and their weighted means; a row may lack all but the first."""
+    named = (("pass_at", row["estimates"]), ("maj_at", row.get("majority", ())), ("best_of", row.get("picked", ())))
     values = {f"{name}_{each['k']}": float(each["mean"]) for name, found in named for each in found}
-    for key, name in (("weighted", "weighted_pass_at_k"), ("weighted_majority", "weighted_maj_at_k")):
+    for key, name in WEIGHTED.items():
         if row.get(key) is not None:
             values[name] = float(row[key]["mean"])
     return values
@@ -93,7 +101,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row; those in a nested mapping are named ``<name>/<key>``."""
     found: dict[str, float] = {}
     for name, value in row.items():
-        if name in ("step", "time", "version", "weights", "weighted", "weighted_majority"):
+        if name in ("step", "time", "version", "weights", *WEIGHTED):
             continue
         if isinstance(value, Mapping):
             found |= {f"{name}/{key}": each for key, each in numbers(value).items()}

@@ -55,6 +55,22 @@ def test_fraction_of_tests_passed(sandbox: Sandbox) -> None:
     assert verdicts[1].failing_test == 2
 
 
+def test_public_tests_rank_a_sample_and_the_others_pay_it(sandbox: Sandbox) -> None:
+    tests = [{**test, "public": number in (0, 2)} for number, test in enumerate(SUMS)]
+    memorised = "a, b = map(int, input().split())\nprint({0: 0, 2: 4}.get(a, -1))"
+    half = "a, b = map(int, input().split())\nprint(a + b if a < 2 else 0)"
+    verdicts = score(sandbox, tests, RIGHT, memorised, half, "print(", " ")
+    assert [v.rank for v in verdicts] == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert [v.reward for v in verdicts] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [v.failing_test for v in verdicts[1:3]] == [1, 3]
+    assert [v.rank for v in score(sandbox, SUMS, RIGHT, " ")] == [None, None]
+    called = [{**ADD[0], "public": True}, ADD[1]]
+    (verdict,) = score(sandbox, called, "def add(a, b): return 2")
+    assert (verdict.reward, verdict.rank) == (1.0, 0.0)
+    with pytest.raises(JobError, match="all tests are public"):
+        check_scorer(CodeScorer(sandbox=SPEC), [Prompt("p", "", {"tests": [{**SUMS[0], "public": True}]})])
+
+
 def test_reward_values_and_tolerance(sandbox: Sandbox) -> None:
     tests = [{"stdin": "", "expected": "3.14159"}]
     exact = score(sandbox, tests, "print(3.1416)", values=RewardValues(passed=2, failed=0.5))

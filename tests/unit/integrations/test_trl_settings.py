@@ -84,6 +84,15 @@ def test_advantages_are_scaled_for_a_mean_over_samples(adapter: Any) -> None:
     np.testing.assert_allclose(shape_B, advantages([1.0, 0, 0, 0], PassAtKAnalytic(k=2)))
 
 
+def test_the_metric_of_weights_is_the_weighted_mean(adapter: Any) -> None:
+    reward_B, valid_B = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]), np.ones(8, np.bool_)
+    metric = adapter.objective_metric(MaxAtK(weights={1: 1.0, 2: 3.0}), reward_B, None, valid_B, 4)
+    assert metric == {"max_at_weights": pytest.approx((0.25 + 0.5) / 2 / 4 + 0.75 * (0.5 + 5 / 6) / 2)}
+    answer_B = reward_B.astype(np.int64)
+    metric = adapter.objective_metric(MajAtK(weights={1: 2.0}), reward_B, answer_B, valid_B, 4)
+    assert metric == {"maj_at_weights": pytest.approx(0.375)}
+
+
 def test_the_metric_covers_groups_with_at_least_k_samples_left(adapter: Any) -> None:
     reward_B = np.array([1.0, 0.0, 0.0, 0.0, np.nan, np.nan, np.nan, 1.0])
     valid_B, answer_B = ~np.isnan(reward_B), np.array([1, 0, 0, 0, 0, 0, 0, 1])

@@ -16,7 +16,7 @@ from tests.learner_batches import naive_logprobs, on_policy, random_group, sampl
 from tests.plain_engine import PlainEngine
 from tests.unit.learner.conftest import tiny_lm
 from volley.errors import Diverged
-from volley.objectives import MajAtK, MaxAtK, Mean, Objective, PassAtKAnalytic, advantages, parse_objective
+from volley.objectives import BestOfK, MajAtK, MaxAtK, Mean, Objective, PassAtKAnalytic, advantages, parse_objective
 from volley.records import Group
 from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueModel, check_update
 
@@ -428,10 +428,26 @@ def test_groups_with_nothing_to_compare_are_dropped_with_a_reason() -> None:
     assert not usable([groups[0], one_left], columns[:2], mask_truncated=False)[1]
 
 
+def test_ranks_and_weights_reach_the_advantages() -> None:
+    groups, spec, rng = groups_of(), PolicyUpdate(), np.random.default_rng(5)
+    ranks_Gn = rng.permuted(np.tile(np.array([0.0, 1.0, 1.0, 2.0]), (3, 1)), axis=-1)
+    columns = [
+        replace(scored(group, rewards), ranks_n=ranks_n)
+        for group, rewards, ranks_n in zip(groups, REWARDS, ranks_Gn, strict=True)
+    ]
+    batch = rank_batch(groups, columns, version=0, mask_truncated=False)
+    for objective in (BestOfK(k=3), BestOfK(weights={1: 0.5, 4: 0.5}), MaxAtK(weights={1: 0.5, 4: 0.5})):
+        _, advantage_Gn = step(reinforcer(tiny_lm(), spec)[0], batch, objective)
+        np.testing.assert_allclose(advantage_Gn, advantages(np.array(REWARDS), objective, ranks=ranks_Gn), rtol=1e-12)
+    with pytest.raises(ValueError, match="best_of_k needs ranks="):
+        step(reinforcer(tiny_lm(), spec)[0], batch_of(groups, spec), BestOfK(k=3))
+
+
 @pytest.mark.parametrize(
     ("update", "objective", "message"),
     [
         ({}, {"kind": "max_at_k", "k": 2, "companion_weights": "exact"}, "kind: sequence"),
+        ({}, {"kind": "best_of_k", "k": 2, "companion_weights": "exact"}, "kind: sequence"),
         ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, {"kind": "mean"}, "only noise: write k2"),
         ({"kl": {"coefficient": 0.1, "where": "reward"}}, {"kind": "mean"}, "estimator: k3 .* write kl.estimator: k1"),
         (
@@ -444,6 +460,7 @@ def test_groups_with_nothing_to_compare_are_dropped_with_a_reason() -> None:
             for objective in (
                 {"kind": "max_at_k", "k": 2},
                 {"kind": "maj_at_k", "k": 2},
+                {"kind": "best_of_k", "k": 2},
                 {"kind": "softmax", "beta": 1.0},
                 {"kind": "maxrl"},
                 {"kind": "pass_at_k_analytic", "k": 2},

@@ -31,6 +31,13 @@ def voted(samples: Sequence[tuple[int, Fraction]]) -> Fraction:
     return sum((reward[answer] for answer in winners), ZERO) / len(winners)
 
 
+def picked(samples: Sequence[tuple[int, Fraction]]) -> Fraction:
+    """The mean reward of the samples of highest rank, which is the f of best-of-k; a sample is (rank, reward)."""
+    top = max(rank for rank, _ in samples)
+    rewards = [reward for rank, reward in samples if rank == top]
+    return sum(rewards, ZERO) / len(rewards)
+
+
 def without(group: Group[Sample], i: int) -> list[Sample]:
     """`y_-i`: the group without sample i."""
     return [*group[:i], *group[i + 1 :]]

@@ -14,6 +14,7 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "max_at_k", "weights": {1: 0.5, 8: 0.5}},
     {"kind": "maj_at_k", "k": 2},
     {"kind": "maj_at_k", "weights": "harmonic", "order": 4},
+    {"kind": "best_of_k", "k": 2},
     {"kind": "softmax", "beta": 0.5},
     {"kind": "pass_at_k_analytic", "k": 2},
     {"kind": "maxrl"},

@@ -19,6 +19,7 @@ PI = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)]
 MU = [Fraction(1, 4), Fraction(1, 4), Fraction(1, 2)]
 REWARD = [Fraction(0), Fraction(1), Fraction(3)]
 # two actions give the same answer, so that votes differ from actions
+RANK = [2, 1, 2]  # the best action ties with the worst
 VOTE = [(0, Fraction(1)), (1, Fraction(-1)), (1, Fraction(-1))]
 N = 5
 PAIRS = [(5, 2), (5, 3), (5, 5), (4, 4), (6, 4)]
@@ -33,8 +34,12 @@ def vote(y: Sequence[int]) -> Fraction:
     return oracle.voted([VOTE[action] for action in y])
 
 
+def pick(y: Sequence[int]) -> Fraction:
+    return oracle.picked([(RANK[action], REWARD[action]) for action in y])
+
+
 def f_of(kind: str) -> Callable[[Sequence[int]], Fraction]:
-    return vote if kind == "maj_at_k" else best
+    return {"maj_at_k": vote, "best_of_k": pick}.get(kind, best)
 
 
 def expected_gradient(objective: Mapping[str, Any], n: int, *, behaviour: list[Fraction] = PI) -> NDArray[np.float64]:
@@ -46,7 +51,9 @@ def expected_gradient(objective: Mapping[str, Any], n: int, *, behaviour: list[F
     voting = objective["kind"] == "maj_at_k"
     reward_A = np.array([float(VOTE[a][1] if voting else REWARD[a]) for a in range(len(PI))])
     answer_A = np.array([answer for answer, _ in VOTE])
-    a_SN = advantages(reward_A[y_SN], objective, log_weights=log_w_A[y_SN], answers=answer_A[y_SN])
+    a_SN = advantages(
+        reward_A[y_SN], objective, log_weights=log_w_A[y_SN], answers=answer_A[y_SN], ranks=np.array(RANK)[y_SN]
+    )
     gradient: NDArray[np.float64] = np.einsum("s,sn,snb->b", chance_S, a_SN * np.exp(log_w_A[y_SN]), score_AA[y_SN])
     return gradient
 
@@ -68,7 +75,8 @@ def agree(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
 
 MAX_UP_TO_N = [{"kind": "max_at_k", "baseline": baseline} for baseline in ("none", "loo_minus_one")]
 MAX_LEAVING_ONE = [{"kind": "max_at_k", "baseline": baseline} for baseline in ("loo", "subset_loo")]
-CASES = [(objective, n, k) for objective in (*MAX_UP_TO_N, {"kind": "maj_at_k"}) for n, k in PAIRS]
+UP_TO_N = [*MAX_UP_TO_N, {"kind": "maj_at_k"}, {"kind": "best_of_k"}]
+CASES = [(objective, n, k) for objective in UP_TO_N for n, k in PAIRS]
 CASES += [(objective, n, k) for objective in MAX_LEAVING_ONE for n, k in PAIRS_LEAVING_ONE]
 
 
@@ -83,7 +91,7 @@ def test_exact_off_policy_estimates_are_unbiased(objective: dict[str, Any], n: i
     agree(expected_gradient(off_policy, n, behaviour=MU), true_gradient(objective["kind"], k))
 
 
-SUMS = [(objective, {1: 0.25, 3: 1.0, 5: 0.5}) for objective in (*MAX_UP_TO_N, {"kind": "maj_at_k"})]
+SUMS = [(objective, {1: 0.25, 3: 1.0, 5: 0.5}) for objective in UP_TO_N]
 SUMS += [(objective, {1: 0.25, 2: 1.0, 4: 0.5}) for objective in MAX_LEAVING_ONE]
 
 

@@ -96,6 +96,12 @@ def test_http_sends_the_group_and_reads_rewards() -> None:
     assert json.loads(seen[0].content)["row"]["answer"] == "yes"
 
 
+def test_http_reads_ranks() -> None:
+    scorer, _ = remote(httpx.Response(200, json={"rewards": [1.0, 0.0, None], "ranks": [0.5, None, 3]}))
+    assert [v.rank for v in scorer.score(PROMPT, ["a", "b", "c"])] == [0.5, None, None]
+    scorer.close()
+
+
 def test_http_retries_temporary_errors() -> None:
     scorer, seen = remote(httpx.Response(503), httpx.ConnectError("no"), httpx.Response(200, json={"rewards": [1]}))
     assert scorer.score(PROMPT, ["a"])[0].reward == 1.0
@@ -110,6 +116,9 @@ def test_http_retries_temporary_errors() -> None:
         httpx.Response(200, text="no json"),
         httpx.Response(200, json={"rewards": [1, 2]}),
         httpx.Response(200, json={"rewards": ["1"]}),
+        httpx.Response(200, json={"rewards": [1], "ranks": [1, 2]}),
+        httpx.Response(200, json={"rewards": [1], "ranks": ["high"]}),
+        httpx.Response(200, text='{"rewards": [1], "ranks": [NaN]}'),
         httpx.Response(200, json=[]),
     ],
 )

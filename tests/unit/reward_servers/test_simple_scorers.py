@@ -21,6 +21,9 @@ def length(sample, row):
 def voting(sample, row):
     return {"reward": 1.0, "answer": sample[0], "detail": "a\\nb"}
 
+def ranked(sample, row):
+    return {"reward": 1.0, "rank": {"long": len(sample), "none": None}.get(row["rank"], row["rank"])}
+
 def trouble(sample, row):
     if sample == "raise": raise KeyError("gone")
     if sample == "hang": time.sleep(60)
@@ -62,6 +65,17 @@ def test_python_may_return_an_answer() -> None:
     scorer = build_scorer(PythonScorer(target="my_rewards:voting"))
     (verdict,) = scorer.score(Prompt("p", ""), ["seven"])
     assert (verdict.answer, verdict.detail) == ("s", "a\\nb")
+    scorer.close()
+
+
+def test_python_may_return_a_rank() -> None:
+    scorer = build_scorer(PythonScorer(target="my_rewards:ranked"))
+    assert [v.rank for v in scorer.score(Prompt("p", "", {"rank": "long"}), ["seven", "a"])] == [5.0, 1.0]
+    assert [v.rank for v in scorer.score(Prompt("p", "", {"rank": "none"}), ["seven"])] == [None]
+    for wrong, detail in (("nan", "the rank is nan"), ("high", "could not convert")):
+        (verdict,) = scorer.score(Prompt("p", "", {"rank": wrong}), ["seven"])
+        assert verdict.status is VerdictStatus.INFRA_ERROR
+        assert detail in verdict.detail
     scorer.close()
 
 
