@@ -215,9 +215,8 @@ async def test_redis_may_die_or_hang_at_any_time(inputs: Path, ray_local: None, 
         pid = await redis_pid(url)
         os.kill(pid, signal.SIGSTOP)
         done = len(run.folder.read("metrics"))
-        await eventually(lambda: len(run.folder.read("metrics")) > done + 5 or not is_alive(pid), seconds=60)
-        assert len(run.folder.read("metrics")) > done + 5, "the run continues"
-        assert is_alive(pid), "nobody has killed it yet"
+        await eventually(lambda: len(run.folder.read("metrics")) > done + 2 or not is_alive(pid), seconds=60)
+        assert is_alive(pid), "nobody has killed it yet, but the run continues"
         await eventually(lambda: not is_alive(pid), seconds=60)
         await run.want(stopped=True)
         assert (await run.task).state == "stopped"
