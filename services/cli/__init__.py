@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
-from services.cli import local, models, runs, stack, steer, token
-from services.data import cli as data
+from services.cli import data, local, models, runs, stack, steer, token
 
 EXIT_CODES = (
-    "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, token or checkpoint; "
-    "4 conflict with the present state, such as a run that has ended; 130 interrupted."
+    "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, process, checkpoint or "
+    "token; 4 conflict with the present state, such as a run that has ended; 130 interrupted."
 )
 
 app = typer.Typer(

@@ -1,7 +1,9 @@
 """Commands that need no service: run a job in the foreground, check a job file or the host, serve scorers."""
 
+import contextlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +25,7 @@ def run(
     redis: Redis = None,
     ray: Ray = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Run a job on this machine until it ends; starts Redis and Ray if needed and writes a run folder."""
     _own_ray_is_private(ray)
@@ -33,16 +36,16 @@ def run(
 
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
-    display = Display(quiet=quiet)
+    display = Display(quiet=quiet, stderr=as_json)
     with quoting_header(job_file, job):
         prepared = prepare_alone(job)  # a job that cannot run leaves no folder
     folder = RunFolder.create(out, job)
     folder.keep_import_from(job_file.parent)
     display.say(f"{job.kind} job {job.name}: {folder.path}")
-    _run_here(prepared, folder, display, redis_url=redis, ray_address=ray)
+    _run_here(prepared, folder, display, as_json, redis_url=redis, ray_address=ray)
 
 
-def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool) -> None:
+def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool, as_json: bool) -> None:
     """Resume an interrupted run in its own folder, from its newest checkpoint or with the remaining prompts."""
     _own_ray_is_private(ray)
     from services.jobs.job_file import importable_from
@@ -64,10 +67,10 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     desired = read_desired(folder)
     if desired.stopped or desired.paused:
         change_in_folder(folder, job, {"stopped": False, "paused": False})
-    display = Display(quiet=quiet)
+    display = Display(quiet=quiet, stderr=as_json)
     after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
     display.say(f"resuming {job.name}{after}: {folder.path}")
-    _run_here(prepared, folder, display, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+    _run_here(prepared, folder, display, as_json, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
 
 
 def _own_ray_is_private(address: str | None) -> None:
@@ -78,18 +81,23 @@ def _own_ray_is_private(address: str | None) -> None:
         keep_to_loopback(os.environ)
 
 
-def _run_here(run: "Run", folder: "RunFolder", display: "Display", **options: Any) -> None:
-    """Run `services.runs.run.run_alone` until its end or Ctrl-C; then print how to resume."""
+def _run_here(run: "Run", folder: "RunFolder", display: "Display", as_json: bool, **options: Any) -> None:
+    """Run `services.runs.run.run_alone` until its end or Ctrl-C; then print how to resume, or the run as JSON."""
+    from services.cli.sources import FolderRun, run_object
     from services.runs.run import run_alone
     from services.signals import StopSignal, run_in_foreground
 
     stop_signal = StopSignal()
+    output = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # libraries print
     try:
-        result = run_in_foreground(run_alone(run, folder, display, stop_signal=stop_signal, **options), stop_signal)
+        with output:
+            result = run_in_foreground(run_alone(run, folder, display, stop_signal=stop_signal, **options), stop_signal)
     except KeyboardInterrupt:
         display.say(f"interrupted: {resume_hint(run.job, folder)}")
         raise
     display.say(f"{result.state} in {result.seconds:.0f} s")
+    if as_json:
+        print_json(run_object(FolderRun(folder, run.job).view()))
 
 
 def resume_hint(job: "Job", folder: "RunFolder") -> str:
@@ -105,7 +113,7 @@ def resume_hint(job: "Job", folder: "RunFolder") -> str:
     return f"`volley resume {folder.path}` continues after step {steps_of(checkpoints[-1])}, its newest checkpoint"
 
 
-def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
+def check(job_file: JobFile, set_: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
     """Check a job file and the files and code it names, without starting anything."""
     from services.data.chat import plain_text_notice
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
@@ -115,8 +123,12 @@ def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
     importable_from(job_file.parent)
     with quoting_header(job_file, job):
         prepare_alone(job)
-    if notice := plain_text_notice(job.data, job.model.path):
-        typer.echo(f"note: {notice}", err=True)
+    notes = list(filter(None, [plain_text_notice(job.data, job.model.path)]))
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if as_json:
+        print_json({"file": str(job_file), "kind": job.kind, "name": job.name, "valid": True, "notes": notes})
+        return
     parts = "tokenizer" if job.kind == "sft" else "tokenizer and scorer"
     typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, {parts} are valid")
 

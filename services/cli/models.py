@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, remote
+from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, service_run
 
 if TYPE_CHECKING:
     from services.jobs.job_file import Job
@@ -83,7 +83,7 @@ def eval_(
         "ks": _ks(ks, n),
         "prompts": prompts,
     }
-    display = Display(quiet=quiet or as_json)
+    display = Display(quiet=quiet, stderr=True)
     with contextlib.redirect_stdout(sys.stderr):
         job = eval_job(_model_path(Path(model), folder, checkpoint), folder, given, parse_overrides(set_))
         importable_from(Path.cwd())
@@ -187,8 +187,8 @@ def _folder(run: str, server: str | None) -> "RunFolder":
         if not (here.path / "job.yaml").exists():
             raise JobError(f"{run} is neither a model folder (no config.json) nor a run folder (no job.yaml)")
         return here
-    with remote(server) as api:
-        path = Path(api.run(run)["record"]["folder"])
+    with service_run(run, server) as found:
+        path = Path(found.view()["record"]["folder"])
     if not path.is_dir():
         raise HostError(f"run {run} is in {path}, which this machine cannot see: run this command on one that can")
     return RunFolder(path)

@@ -2,13 +2,28 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from services.recording.terminal import make_console
 
 LINE_SECONDS = 15.0  # between lines when the output is not a terminal
+FIGURES = (MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn)
+
+
+class _NotedProgress(Progress):
+    """A bar with the task's note on a line of its own, so that neither takes the other's room."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if note := task.fields["note"]:
+                yield Text(f"  {note}", no_wrap=True, overflow="ellipsis")
 
 
 def evaluation_words(row: Mapping[str, Any]) -> str:
@@ -26,13 +41,11 @@ class Bar:
         self._pending_line = ""
         self._progress: Progress | None = None
         if display.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("  {task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+            self._progress = _NotedProgress(
+                TextColumn("  {task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2)),
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                *(column(table_column=Column(no_wrap=True)) for column in FIGURES),
+                expand=True,
                 console=display.console,
                 transient=True,
             )
@@ -72,16 +85,22 @@ class Bar:
 
 
 class Display:
-    """Prints what a run tells its user; with ``quiet``, nothing."""
+    """Prints what a run tells its user.
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False)
+    Args:
+        quiet: print nothing.
+        stderr: print to standard error, because standard output is for a result.
+    """
+
+    def __init__(self, *, quiet: bool = False, stderr: bool = False) -> None:
+        self.console = make_console(quiet=quiet, stderr=stderr)
         self._begun = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print one line, with the time since the start."""
         elapsed = time.monotonic() - self._begun
-        self.console.print(f"[dim]{int(elapsed // 60):2d}:{elapsed % 60:04.1f}[/dim] {text}", soft_wrap=True)
+        clock = Text(f"{int(elapsed // 60):2d}:{elapsed % 60:04.1f}", style="dim")
+        self.console.print(Text.assemble(clock, f" {text}"), soft_wrap=True)
 
     @contextlib.contextmanager
     def bar(self, label: str, total: int) -> Iterator[Bar]:

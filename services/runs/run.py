@@ -147,7 +147,7 @@ async def run_on(
         if await store.record(folder.run_id) is None:
             await store.create(_record(run.job, folder))
         sinks = Sinks(run.job, folder, partial(_report_trouble, RunRecorder(folder, outbox, display, samples_kept=0)))
-        status = Status(outbox, await store.observed(folder.run_id))
+        status = Status(outbox, await store.observed(folder.run_id), folder)
         stop_signal = stop_signal or StopSignal()
         context = Context(folder, store, outbox, display, status, sinks, checkpoint, stop_signal)
         folder.write_summary(_summary(run.job, folder, "running"))
