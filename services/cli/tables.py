@@ -19,7 +19,7 @@ COLOURS = {
     "stopping": "yellow",
     "stopped": "yellow",
 }
-HEADLINES = ("reward_mean", "live_group_fraction", "kl_k1", "samples_per_second", "seconds_step")
+HEADLINES = ("live_group_fraction", "kl_k1", "loss", "samples_per_second", "seconds_step")
 UNBROKEN: Any = {"no_wrap": True, "overflow": "ignore"}  # of a line with an id or path, which is there to be copied
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -80,7 +80,7 @@ def run(
 def headlines(row: Mapping[str, Any], job: Mapping[str, Any]) -> list[str]:
     """The most telling metrics of a step, with pass@k for the job's k."""
     k = headline_k(row, job.get("objective", {}).get("k"))
-    names = [HEADLINES[0], f"pass_at_{k}", *HEADLINES[1:]]
+    names = ["reward_mean", f"pass_at_{k}", *HEADLINES]
     return [f"{name} {row[name]:.4g}" for name in names if isinstance(row.get(name), int | float)]
 
 

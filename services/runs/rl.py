@@ -106,7 +106,7 @@ class RLRun:
             await pools.learner.export(folder.model)
         from services.recording import plots  # imported here because matplotlib takes a second
 
-        plots.learning_curves(folder)
+        plots.learning_curves(folder, getattr(job.objective, "k", None))
         display.say(f"  model: {folder.model}")
 
     async def _start(self, sized: RLJob, context: Context, stack: contextlib.AsyncExitStack) -> "Pools":

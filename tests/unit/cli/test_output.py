@@ -8,16 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 from rich.console import Console
 
-from services.cli import app, doctor
+from services.cli import app, doctor, sources
 from services.cli.client import ApiClient
+from services.cli.sources import FolderRun
+from services.cli.tables import headlines
 from services.jobs.job_file import load_job
 from services.recording.display import Display
+from services.recording.recorder import _note
 from services.recording.terminal import ItemList, TableRow, TerminalTable
 from services.store.folder import RunFolder
 from services.store.state import Observed
@@ -130,6 +134,53 @@ def test_the_bar_shows_all_numbers_at_80_columns(narrow: None, capsys: pytest.Ca
 def test_square_brackets_in_a_message_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     Display().say("pip install 'volley-rl[cpu]'")
     assert "'volley-rl[cpu]'" in capsys.readouterr().out
+
+
+def test_a_step_is_summed_up_with_the_jobs_k(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"reward_mean": 0.25, "pass_at_1": 0.25, "pass_at_6": 0.6, "pass_at_16": 0.9, "live_group_fraction": 1.0}
+    assert headlines(row, {"objective": {"k": 6}})[:2] == ["reward_mean 0.25", "pass_at_6 0.6"]
+    assert headlines(row, {"objective": {"kind": "mean"}})[:2] == ["reward_mean 0.25", "pass_at_16 0.9"]
+    assert headlines({"loss": 2.0}, {}) == ["loss 2"]
+    step = {**row, "samples_per_second": 12.0}
+    assert _note(step, 6) == "reward 0.250  pass@6 0.600  live 1.00  12 samples/s"
+    assert _note({**step, "pass_at_16": 0.9}, None).split("  ")[1] == "pass@16 0.900"
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_run_folder_is_shown_and_followed_like_a_run(volley: Volley, run_folder: RunFolder, follow: bool) -> None:
+    row = {"step": 0, "reward_mean": 0.25, "pass_at_8": 0.5, "groups_trained": 7}
+    run_folder.append("metrics", [row])
+    estimates = [{"k": 8, "mean": 0.75, "low": 0.7, "high": 0.8}]
+    run_folder.append("evaluations", [{"version": 1, "estimates": estimates}])
+    (run_folder.logs / "actor-0.log").write_text("one\ntwo\n")
+    run_folder.write_summary({"state": "done", "problem": ""})
+    code, out, _ = volley("show", str(run_folder.path), *(["--follow"] if follow else []))
+    assert code == 0
+    if follow:
+        assert out == "sevens-1: done\n"
+        return
+    for told in ("sevens-1  rl  done", "step 1/4", "pass_at_8 0.5", "trained 7", "0.750"):
+        assert told in out
+    assert volley("logs", str(run_folder.path))[1].splitlines()[1].split() == ["actor-0", "8"]
+    assert volley("logs", str(run_folder.path), "actor-0", "--tail", "4")[1] == "two\n"
+    code, _, errors = volley("logs", str(run_folder.path), "learner-0")
+    assert code == 3
+    assert errors.strip().endswith("has no log of learner-0; it has actor-0")
+
+
+def test_following_a_folder_yields_what_is_appended(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def grow(_: float) -> None:
+        run_folder.append("metrics", [{"step": 0, "reward_mean": 0.5}])
+        run_folder.append("events", [{"kind": "actor_died", "time": 1.0}])
+        run_folder.write_summary({"state": "failed", "problem": "gone"})
+
+    monkeypatch.setattr(sources, "time", SimpleNamespace(sleep=grow))
+    found = []
+    for event in FolderRun.open(run_folder.path).follow():
+        found.append((event.kind, event.data.get("state") or len(event.data.get("rows", event.data.get("items", ())))))
+        if found[-1] == ("observed", "failed"):
+            break
+    assert found == [("observed", "running"), ("metrics", 1), ("events", 1), ("observed", "failed")]
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------
