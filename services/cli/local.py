@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,11 +38,13 @@ def run(
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
     display = Display(quiet=quiet, stderr=as_json)
+    display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
     with quoting_header(job_file, job):
         prepared = prepare_alone(job)  # a job that cannot run leaves no folder
+    warn_of_scorer(prepared, display)
     folder = RunFolder.create(out, job)
     folder.keep_import_from(job_file.parent)
-    display.say(f"{job.kind} job {job.name}: {folder.path}")
+    display.say(f"run folder {folder.path}")
     _run_here(prepared, folder, display, as_json, redis_url=redis, ray_address=ray)
 
 
@@ -63,14 +66,26 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     if (where := folder.import_from()) is not None:
         importable_from(where)
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
+    display = Display(quiet=quiet, stderr=as_json)
+    display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
     prepared = prepare_alone(job)
     desired = read_desired(folder)
     if desired.stopped or desired.paused:
         change_in_folder(folder, job, {"stopped": False, "paused": False})
-    display = Display(quiet=quiet, stderr=as_json)
     after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
     display.say(f"resuming {job.name}{after}: {folder.path}")
     _run_here(prepared, folder, display, as_json, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+
+
+def warn_of_scorer(run: "Run", display: "Display") -> None:
+    """Call a scorer function once; if it fails, say so. It may fail for this answer only, so the run goes on."""
+    from services.runs.trial import score_once
+    from volley.errors import JobError
+
+    try:
+        score_once(run, "")
+    except JobError as error:
+        display.say(f"warning: {error}\nwarning: samples for which it fails leave their group; too many pause the run")
 
 
 def _own_ray_is_private(address: str | None) -> None:
@@ -113,24 +128,37 @@ def resume_hint(job: "Job", folder: "RunFolder") -> str:
     return f"`volley resume {folder.path}` continues after step {steps_of(checkpoints[-1])}, its newest checkpoint"
 
 
-def check(job_file: JobFile, set_: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
-    """Check a job file and the files and code it names, without starting anything."""
-    from services.data.chat import plain_text_notice
+def check(
+    job_file: JobFile,
+    set_: Overrides = [],  # noqa: B006
+    answer: Annotated[str, typer.Option(help="answer with which a scorer function is called once")] = "",
+    as_json: Json = False,
+) -> None:
+    """Check a job file and the files and code it names, and call a scorer function once, without starting anything."""
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
     from services.runs.run import prepare_alone
+    from services.runs.trial import notes_on, score_once
 
     job = load_job(job_file, parse_overrides(set_))
+    typer.echo(f"{job_file}: checking {what_is_checked(job)}", err=True)
     importable_from(job_file.parent)
     with quoting_header(job_file, job):
-        prepare_alone(job)
-    notes = list(filter(None, [plain_text_notice(job.data, job.model.path)]))
+        prepared = prepare_alone(job)
+    notes, calls = notes_on(job), score_once(prepared, answer)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if as_json:
-        print_json({"file": str(job_file), "kind": job.kind, "name": job.name, "valid": True, "notes": notes})
+        about = {"file": str(job_file), "kind": job.kind, "name": job.name, "valid": True}
+        print_json({**about, "notes": notes, "calls": [asdict(call) for call in calls]})
         return
-    parts = "tokenizer" if job.kind == "sft" else "tokenizer and scorer"
-    typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, {parts} are valid")
+    for call in calls:
+        typer.echo(f"{call.target} was called once: {call}")
+    typer.echo(f"{job_file}: {job.kind} job {job.name}: {what_is_checked(job)} are valid")
+
+
+def what_is_checked(job: "Job") -> str:
+    """What `volley check` looks at, in words."""
+    return "the job, its data and tokenizer" if job.kind == "sft" else "the job, its data, tokenizer and scorer"
 
 
 def reward_server(
@@ -166,8 +194,6 @@ def schema() -> None:
 
 def doctor(as_json: Json = False) -> None:
     """Check whether this host can execute runs, and say how to fix what is missing."""
-    from dataclasses import asdict
-
     from services.cli.doctor import examine, report
 
     findings = examine()

@@ -89,6 +89,7 @@ def eval_(
         importable_from(Path.cwd())
         if folder is not None and (where := folder.import_from()) is not None:
             importable_from(where)
+        display.say(f"{job.name}: checking the job, its data, tokenizer and scorer")
         prepared = prepare(job)
         created = RunFolder.create(out, job)
         run_in_foreground(run_alone(prepared, created, display, redis_url=redis, ray_address=ray))

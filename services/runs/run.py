@@ -109,6 +109,8 @@ async def run_alone(
         try:
             needs = needs_of(job)
             check_host(needs, folder.path)
+            if servers := " and ".join(name for name, url in (("Redis", redis_url), ("Ray", ray_address)) if not url):
+                display.say(f"starting {servers}")
             async with local_stack(
                 needs,
                 folder.logs,
@@ -155,7 +157,7 @@ async def run_on(
             display.say(f"note: {notice}")
         ended_by: BaseException | None = None
         try:
-            async with heartbeats(status), sinks:
+            async with heartbeats(status, display), sinks:
                 await run.run(context)
         except RunStopped as stop:
             ended_by = stop
