@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import data, local, models, runs, stack, steer, token
+from services.cli import compare, data, local, models, runs, stack, steer, token
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, process, checkpoint or "
@@ -41,6 +41,7 @@ _commands: tuple[dict[str, Callable[..., None]], ...] = (
     {"run": local.run, "check": local.check, "doctor": local.doctor, "schema": local.schema},
     {"up": stack.up, "down": stack.down},
     {"submit": runs.submit, "ls": runs.ls, "show": runs.show, "logs": runs.logs, "rm": runs.rm},
+    {"compare": compare.compare},
     {"scale": steer.scale, "set": steer.set_, "pause": steer.pause, "resume": steer.resume, "stop": steer.stop},
     {"eval": models.eval_, "export": models.export, "reward-server": local.reward_server},
 )

@@ -64,6 +64,11 @@ class TerminalTable:
             if row.note:
                 yield from _indented(_text(row.note), width)
 
+    @property
+    def width(self) -> int:
+        """Columns that the table takes if none is left out."""
+        return _total(self._width(at) for at in range(len(self.columns)))
+
     def _kept(self, width: int) -> list[int]:
         kept = list(range(len(self.columns)))
         for name in self.optional:
