@@ -136,6 +136,7 @@ def check(
 ) -> None:
     """Check a job file and the files and code it names, and call a scorer function once, without starting anything."""
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
+    from services.jobs.needs import GIB, needs_of
     from services.runs.run import prepare_alone
     from services.runs.trial import notes_on, score_once
 
@@ -144,15 +145,16 @@ def check(
     importable_from(job_file.parent)
     with quoting_header(job_file, job):
         prepared = prepare_alone(job)
-    notes, calls = notes_on(job), score_once(prepared, answer)
+    notes, calls, memory = notes_on(job), score_once(prepared, answer), needs_of(job).memory_bytes
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if as_json:
         about = {"file": str(job_file), "kind": job.kind, "name": job.name, "valid": True}
-        print_json({**about, "notes": notes, "calls": [asdict(call) for call in calls]})
+        print_json({**about, "memory_bytes": memory, "notes": notes, "calls": [asdict(call) for call in calls]})
         return
     for call in calls:
         typer.echo(f"{call.target} was called once: {call}")
+    typer.echo(f"the run needs about {memory / GIB:.1f} GiB of memory")
     typer.echo(f"{job_file}: {job.kind} job {job.name}: {what_is_checked(job)} are valid")
 
 

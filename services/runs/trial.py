@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from reward_servers.scorers import try_scorer
 from services.data.chat import plain_text_notice
 from services.jobs.job_file import Job
+from services.jobs.needs import GIB, needs_of
 from services.jobs.runtime_env import code_is_here
 from services.runs.context import Run
 from services.runs.eval import EvalRun
 from services.runs.rft import RFTRun
 from services.runs.rl import RLRun
+from volley.memory import available_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +46,13 @@ def score_once(run: Run, answer: str) -> list[Call]:
 
 def notes_on(job: Job) -> list[str]:
     """Advice on a valid job."""
-    return list(filter(None, [plain_text_notice(job.data, job.model.path)]))
+    return list(filter(None, [plain_text_notice(job.data, job.model.path), _memory_note(needs_of(job).memory_bytes)]))
+
+
+def _memory_note(needed: int) -> str:
+    free = available_memory()
+    if needed <= free:
+        return ""
+    return (
+        f"the run needs about {needed / GIB:.1f} GiB of memory on one host, and this one has {free / GIB:.1f} GiB free"
+    )

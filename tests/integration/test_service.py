@@ -55,7 +55,7 @@ class Service:
 
     def up(self) -> None:
         told = self.json(
-            *("up", "--port", "0", "--object-store-mb", "400"),
+            *("up", "--port", "0", "--object-store-mb", "400", "--cpus", "8"),
             *("--import-from", str(Path.cwd()), "--allow-code", "tests"),
         )
         assert told["started"]
