@@ -74,7 +74,7 @@ class Shape:
         return self.num_hidden_layers * ((6 * h + 2 * kv + 4 * m) * width + 2 * h * FP32)
 
     def kept_bytes(self, width: int, *, checkpointed: bool) -> int:
-        """`activation_bytes`, or with ``checkpointed`` layers the input of each layer, plus one layer being recomputed."""
+        """`activation_bytes`; if layers are ``checkpointed``, the input of each, and one layer being recomputed."""
         whole = self.activation_bytes(width)
         if not checkpointed:
             return whole

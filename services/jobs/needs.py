@@ -20,7 +20,7 @@ ACTOR_BYTES = int(1.6 * GIB)
 RANK_BYTES = int(0.9 * GIB)
 WORKER_BYTES = int(0.15 * GIB)
 RAY_BYTES = int(0.7 * GIB)
-# Per parameter: weight, gradient, two moments and the reference in float32; in bfloat16, with a float32 master copy, too.
+# Per parameter: weight, gradient, two moments, reference in float32; in bfloat16, with a float32 master copy, as many.
 STATE_BYTES = 20
 PROMPT_TOKENS = 512  # assumed, as the prompts are not read here
 MOST_HEADER = 100 << 20  # bytes; the format's own limit
