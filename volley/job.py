@@ -266,7 +266,7 @@ class RLJob(_Sampled):
 
 
 class SFTJob(_Job):
-    """Supervised fine-tuning, with loss on the answer's tokens only."""
+    """Supervised fine-tuning, with loss on the answer's tokens and the end token, which is appended to it."""
 
     kind: Literal["sft"] = "sft"
     steps: int = Field(ge=1, le=MOST_STEPS)
