@@ -87,9 +87,10 @@ def headlines(row: Mapping[str, Any], job: Mapping[str, Any]) -> list[str]:
 def overview(view: Mapping[str, Any], now: float) -> Group:
     """Summarise the state of a run in a few lines."""
     record, observed, desired = view["record"], view["observed"], view["desired"]
+    steps = observed["steps"] or record["job"].get("steps") or 0  # a driver that starts has not reported them yet
     lines: list[RenderableType] = [
         Text.assemble((record["id"], "bold"), f"  {record['kind']}  ", state_text(view["state"]), **UNBROKEN),
-        Text(f"step {observed['step']}/{observed['steps']}  version {observed['version']}  life {observed['life']}"),
+        Text(f"step {observed['step']}/{steps}  version {observed['version']}  life {observed['life']}"),
         Text(
             f"actors {observed['actors']}/{observed['actors_wanted']}  reward workers "
             f"{observed['reward_workers']}/{observed['reward_workers_wanted']}  ranks {observed['learner_ranks']}"

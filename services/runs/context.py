@@ -93,6 +93,8 @@ async def _keep_talking(status: Status, display: Display) -> None:
 def doing(observed: Observed) -> str:
     """What the run is doing, in a few words."""
     match observed.state:
+        case "starting" if observed.step >= observed.steps > 0:
+            return "writing the model"
         case "starting" | "stopping":
             return f"still {observed.state}"
         case "running" if observed.groups:

@@ -82,6 +82,7 @@ def test_a_live_bar_shows_what_the_run_does_until_its_first_note(
 
 def test_what_a_run_does_in_words() -> None:
     assert doing(Observed(state="starting")) == "still starting"
+    assert doing(Observed(state="starting", step=2, steps=2)) == "writing the model"
     assert doing(Observed(state="running")) == "working"
     busy = Observed(state="running", groups={"generating": 12, "ready": 3}, waiting=("learner has waited 9 s", "b"))
     assert doing(busy) == "groups: generating 12  ready 3  learner has waited 9 s"
