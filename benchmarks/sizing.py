@@ -16,12 +16,11 @@ from pathlib import Path
 import yaml
 
 from volley.job import JOB, RLJob
-from volley.lora import LoraSpec
+from volley.shape import BF16, FP32, Shape, micro_batch_tokens
 
 GIB = 1 << 30
 SHAPES = Path(__file__).parents[1] / "deploy" / "jobs" / "models"
 
-BF16, FP32 = 2, 4
 # ZeRO-3 under bf16, bytes per parameter, all sharded: weight 2, gradient 4, master copy 4, two moments 8.
 STATE_BYTES = BF16 + FP32 + FP32 + 2 * FP32
 OFFLOADED_BYTES = {"offload_param": BF16, "offload_optimizer": STATE_BYTES - BF16}  # bytes per parameter on the host
@@ -32,61 +31,10 @@ PCIE = 20e9  # bytes per second between host and GPU
 NIC_SHARE = 0.7  # share of the line rate that object transfer is assumed to reach
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of a decoder of the Llama family; field names as in ``config.json``."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    vocab_size: int
-    tie_word_embeddings: bool
-    attention_bias: bool = False
-
-    @classmethod
-    def of(cls, model: Path) -> "Shape":
-        """Read the shape of ``model``. Raises FileNotFoundError if neither the model nor its shape file exists."""
-        own = model / "config.json"
-        config = json.loads((own if own.exists() else SHAPES / f"{model.name}.json").read_text())
-        return cls(**{name: config.get(name, False) for name in cls.__dataclass_fields__})
-
-    @property
-    def kv_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads * self.num_key_value_heads
-
-    @property
-    def parameters(self) -> int:
-        """Embeddings, attention, gated feed-forward, norms."""
-        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
-        layer = 2 * h * h + 2 * h * kv + 3 * h * m + 2 * h + (h + 2 * kv if self.attention_bias else 0)
-        return (1 if self.tie_word_embeddings else 2) * self.vocab_size * h + self.num_hidden_layers * layer + h
-
-    def adapters(self, lora: LoraSpec) -> int:
-        """Number of parameters of the low-rank adapters on every matrix that ``lora`` targets."""
-        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
-        sides = {"q_proj": 2 * h, "k_proj": h + kv, "v_proj": h + kv, "o_proj": 2 * h}
-        sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + m)
-        named = sides.values() if lora.target_modules == "all-linear" else (sides[name] for name in lora.target_modules)
-        return self.num_hidden_layers * lora.rank * sum(named)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of key-value cache per token."""
-        return 2 * self.num_hidden_layers * self.kv_size * BF16
-
-    @property
-    def activation_bytes(self) -> int:
-        """Bytes kept per token for the backward pass without checkpointing: the inputs of the matmuls, and those of
-        the two norms in float32. `benchmarks.learner.memory` compares the formula with PyTorch."""
-        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
-        return self.num_hidden_layers * ((6 * h + 2 * kv + 4 * m) * BF16 + 2 * h * FP32)
-
-    @property
-    def checkpointed_bytes(self) -> int:
-        """The same with checkpointed layers: the input of each layer, plus one layer while it is recomputed."""
-        return self.num_hidden_layers * self.hidden_size * BF16 + self.activation_bytes // self.num_hidden_layers
+def shape_of(model: Path) -> Shape:
+    """The shape of ``model``. Raises FileNotFoundError if neither the model nor its shape file exists."""
+    own = model / "config.json"
+    return Shape.of_config(json.loads((own if own.exists() else SHAPES / f"{model.name}.json").read_text()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +83,8 @@ def size(job: RLJob, shape: Shape, *, gpu_bytes: float, nic_gbit: float, prompt_
     on_host = trained * offloaded + (frozen if offloaded in (BF16, STATE_BYTES) else 0)
     state = (trained * STATE_BYTES + frozen - on_host) / ranks
     reference = shape.parameters * BF16 / ranks if job.update.kl.wanted and lora is None else 0.0
-    kept = shape.checkpointed_bytes if job.learner.gradient_checkpointing else shape.activation_bytes
-    activations = float(max(row, job.learner.tokens_per_micro_batch) * kept)
+    kept = shape.kept_bytes(BF16, checkpointed=job.learner.gradient_checkpointing)
+    activations = float(max(row, micro_batch_tokens(job.learner, shape, BF16)) * kept)
 
     gpus = max(1, math.ceil(job.actors.gpus))
     utilization = float(job.actors.engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION))
@@ -191,7 +139,7 @@ def page(jobs: Sequence[tuple[RLJob, Sizing]], gpu_gib: float, nic_gbit: float) 
 def _column(job: RLJob, made: Sizing, gpu_gib: float, nic_gbit: float) -> dict[str, str]:
     ranks, actors, offloaded = job.learner.ranks, job.actors, _offloaded_bytes(job)
     formula = f" = {STATE_BYTES - offloaded} B x parameters / {ranks}" if job.model.lora is None else ""
-    tokens = max(made.row_tokens, job.learner.tokens_per_micro_batch)
+    tokens = max(made.row_tokens, micro_batch_tokens(job.learner, None, BF16))
     return {
         f"fits GPUs of {gpu_gib:g} GiB": "yes" if made.fits else "no",
         "parameters": f"{made.parameters / 1e9:.2f} billion",
@@ -228,7 +176,7 @@ def main() -> None:
         job = JOB.validate_python(yaml.safe_load(path.read_text()))
         if not isinstance(job, RLJob):
             parser.error(f"{path} is a job of kind {job.kind}; only rl jobs have actors and a learner")
-        gpu_bytes, shape = options.gpu_gib * GIB, Shape.of(job.model.path)
+        gpu_bytes, shape = options.gpu_gib * GIB, shape_of(job.model.path)
         made = size(job, shape, gpu_bytes=gpu_bytes, nic_gbit=options.nic_gbit, prompt_tokens=options.prompt_tokens)
         sized.append((job, made))
     print(page(sized, options.gpu_gib, options.nic_gbit))

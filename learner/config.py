@@ -5,6 +5,7 @@ from pathlib import Path
 
 from volley.job import ModelSpec
 from volley.objectives import Objective
+from volley.shape import WIDTHS, Shape, micro_batch_tokens
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 
 
@@ -39,3 +40,8 @@ class LearnerConfig:
     max_lag: int = 0
     ks: tuple[int, ...] = ()
     prefix: str = ""
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Padded tokens of a rank's forward pass."""
+        return micro_batch_tokens(self.learner, Shape.of(self.model.path), WIDTHS[self.model.dtype])

@@ -73,7 +73,7 @@ class RankWorker:
         join_ranks(rank, spec.ranks, store, cuda=spec.gpus_per_rank > 0, deadline_s=spec.step_deadline_s)
         engine = _policy_engine(config)
         pack = Packer(
-            budget=spec.tokens_per_micro_batch,
+            budget=config.micro_batch_tokens,
             width=engine.module.lm.config.get_text_config().hidden_size,
             allow_shared=probe_layouts(engine.module, config.model.dtype, engine.device),
             device=engine.device,

@@ -64,7 +64,7 @@ class Critic:
     """A rank's value model under ZeRO-3, with its own optimiser. Every rank must make the same calls."""
 
     def __init__(self, config: LearnerConfig, spec: ValueModel) -> None:
-        self.spec, self.budget = spec, config.learner.tokens_per_micro_batch
+        self.spec, self.budget = spec, config.micro_batch_tokens
         self.engine = Engine(
             lambda: PromptValue(
                 load_trunk(

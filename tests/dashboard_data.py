@@ -89,7 +89,7 @@ def metrics_row(step: int, steps: int, start: float, chance: random.Random, *, s
         "seconds_wait": max(0.02, 0.8 + chance.gauss(0, 0.15)),
         "seconds_learn": 0.95 + abs(chance.gauss(0, 0.05)),
         "seconds_publish": 0.09,
-        "seconds_broadcast": 0.13 + abs(chance.gauss(0, 0.02)),
+        "seconds_broadcast": 0.13 + abs(chance.gauss(0, 0.02)) + (10.0 if step == 0 else 0.0),  # the actors wake up
         "groups_admitted": 32 * (step + 2),
         "groups_trained": 32 * (step + 1) - step // 40,
         "groups_dropped": step // 40,

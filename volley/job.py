@@ -266,7 +266,7 @@ class RLJob(_Sampled):
 
 
 class SFTJob(_Job):
-    """Supervised fine-tuning, with loss on the answer's tokens only."""
+    """Supervised fine-tuning, with loss on the answer's tokens and the end token, which is appended to it."""
 
     kind: Literal["sft"] = "sft"
     steps: int = Field(ge=1, le=MOST_STEPS)
@@ -309,6 +309,7 @@ class EvalJob(_Sampled):
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=1)
     weights: WeightOfK | None = Field(None, description="also report the mean of pass@k over k with these weights")
     prompts: int | None = Field(None, ge=1, description="limit on prompts; the first are used")
+    version: int = Field(0, ge=0, description="number of steps the model was trained for, which the evaluation states")
 
     @model_validator(mode="after")
     def _trains_nothing(self) -> Self:

@@ -192,7 +192,12 @@ class LearnerSpec(Spec):
     gpus_per_rank: float = Field(0, ge=0)
     resources_per_rank: Resources = Field(default_factory=dict, description="custom Ray resources per rank")
     threads_per_rank: int = Field(1, ge=1, description="torch threads per rank on CPU")
-    tokens_per_micro_batch: int = Field(16384, ge=1, description="padded tokens per forward pass of a rank")
+    tokens_per_micro_batch: int | None = Field(
+        None,
+        ge=1,
+        description="padded tokens per forward pass of a rank; null: 16384, or on a CPU fewer (512 at least) if that "
+        "many would keep more than 2 GiB of activations",
+    )
     gradient_checkpointing: bool = Field(
         False, description="recompute layers in the backward pass: less memory, a third more compute"
     )

@@ -96,7 +96,7 @@ class Service:
         self.folder = folder
         self.environment = {**os.environ, MARK: folder.name}
         done = subprocess.run(
-            [VOLLEY, "up", "--dir", str(folder), "--port", "0", "--object-store-mb", "400"],
+            [VOLLEY, "up", "--dir", str(folder), "--port", "0", "--object-store-mb", "400", "--cpus", "8"],
             **self._started_with(),
             capture_output=True,
             text=True,

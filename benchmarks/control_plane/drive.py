@@ -152,7 +152,7 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
         steering.steer(coordinator, learner)
         status = Status(outbox, Observed())
         status.source = steering.view
-        await stack.enter_async_context(heartbeats(status))
+        await stack.enter_async_context(heartbeats(status, display))
         await stack.enter_async_context(steering.running())
         return await _run(setting, latencies, coordinator, recorder, folder, redis.Redis.from_url(url), simulation_ms)
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.sizing import Shape
+from benchmarks.sizing import shape_of
 from learner.layout import MicroBatch
 from learner.policy import Policy, checkpoint_layers
+from volley.shape import BF16
 
 LAYERS = 28
 ATTENTIONS = ("sdpa", "eager")
@@ -84,14 +85,14 @@ def main() -> None:
     batch = row_of(tokens)
     with tempfile.TemporaryDirectory() as folder:
         narrow_model("sdpa").config.save_pretrained(folder)
-        shape = Shape.of(Path(folder))
+        shape = shape_of(Path(folder))
     print(f"{LAYERS} layers, hidden {shape.hidden_size}, feed-forward {shape.intermediate_size}, {tokens} tokens, bf16")
     for attention in ATTENTIONS:
         plain = measured(narrow_model(attention), batch)
         lm = narrow_model(attention)
         checkpoint_layers(lm)
         checkpointed = measured(lm, batch)
-        formulas = (shape.activation_bytes, shape.checkpointed_bytes)
+        formulas = (shape.kept_bytes(BF16, checkpointed=each) for each in (False, True))
         for name, done, formula in zip(("kept", "checkpointed"), (plain, checkpointed), formulas, strict=True):
             print(
                 f"{attention:6} {name:13} {done.kept / tokens / 1024:8.0f} KiB per token, formula "

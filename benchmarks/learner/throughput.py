@@ -94,7 +94,7 @@ def make_methods(
     )
 
     def learner(engine: Any, *, shared: bool, spec: PolicyUpdate = WHOLE) -> Callable[[], object]:
-        budget = arguments.budget or config.learner.tokens_per_micro_batch
+        budget = arguments.budget or config.micro_batch_tokens
         reference = Policy(load_lm(model, "float32"), 1.0) if spec.kl.wanted else None
         worker = Reinforcer(spec, engine, Packer(budget, arguments.width, shared, engine.device), reference=reference)
         return lambda: worker.step(batch, OBJECTIVE, 0)

@@ -8,10 +8,10 @@ from typing import Any
 from reward_servers.scorers.base import Scorer
 from volley.errors import JobError
 from volley.plugins import SCORERS, ScorerPlugin, plugin_of, resolved
-from volley.records import Prompt
+from volley.records import Prompt, Verdict
 from volley.scoring import FormatTerm, LengthTerm, PythonScorer, ScorerSpec, SumScorer, Term
 
-__all__ = ["Scorer", "build_scorer", "check_scorer", "import_functions", "names_plugin"]
+__all__ = ["Scorer", "build_scorer", "check_scorer", "import_functions", "names_plugin", "try_scorer"]
 
 _KINDS = {  # imported on demand, so that a worker loads only what its scorer needs
     "arc": "arc:Arc",
@@ -46,6 +46,19 @@ def check_scorer(spec: ScorerSpec | Term, rows: Iterable[Prompt], *, code_is_her
         for part, scorer in zip(parts, classes, strict=True):
             if hasattr(scorer, "check_row"):
                 scorer.check_row(part, row)
+
+
+def try_scorer(spec: ScorerSpec | Term, prompt: Prompt, text: str) -> list[tuple[str, Verdict]]:
+    """Call every function of the user that the scorer names, once, isolated as when a run scores.
+
+    Returns:
+        (target, verdict) of each function.
+
+    Raises:
+        JobError: a function raised, hung or ended its process; the message has the traceback.
+    """
+    functions = [part for part in _parts(spec) if isinstance(part, PythonScorer)]
+    return [(part.target, _class_of(part).attempt(part, prompt, text)) for part in functions]
 
 
 def names_plugin(spec: ScorerSpec | Term) -> bool:

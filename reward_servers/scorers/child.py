@@ -12,6 +12,7 @@ from typing import Any
 
 START_DEADLINE_S = 60.0  # the user's imports may be heavy
 KILL_SECONDS = 10.0
+EXIT_SECONDS = 1.0
 
 
 class Child:
@@ -58,6 +59,8 @@ class Child:
                 raise TimeoutError(f"no {awaited} within {timeout_s:g} s")
             piece = self._process.stdout.read1(65536)  # type: ignore[attr-defined]
             if not piece:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it may have closed its output only
+                    self._process.wait(EXIT_SECONDS)
                 raise EOFError(f"the process ended with exit status {self._process.poll()} before its {awaited}")
             line += piece
         return line

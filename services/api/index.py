@@ -15,7 +15,7 @@ from typing import Any
 from services.api.problems import Problem
 from services.api.schemas import RunPage, RunSummary, SeenState
 from services.store.redis import Store
-from services.store.state import Desired, Observed, RunRecord
+from services.store.state import Desired, Observed, RunRecord, objective_text
 from volley.objectives.tries import with_tries
 
 AT_ONCE = 100  # runs read in one round trip
@@ -67,11 +67,13 @@ class Filter:
     kind: str | None = None
     name: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
+    id_prefix: str | None = None
 
     def matches(self, card: RunCard) -> bool:
         return (
             (self.kind is None or card.kind == self.kind)
             and (self.name is None or self.name.lower() in card.name.lower())
+            and (self.id_prefix is None or card.id.startswith(self.id_prefix))
             and all(card.tags.get(key) == value for key, value in self.tags)
         )
 
@@ -184,16 +186,6 @@ class RunIndex:
 def seen_state(observed: Observed) -> SeenState:
     """Return the state as the API reports it."""
     return "lost" if observed.lost() else observed.state
-
-
-def objective_text(objective: Mapping[str, Any]) -> str:
-    """Format an objective as in ``max_at_k k=8``, ``max_at_k 1:0.5 8:0.5`` or ``max_at_k harmonic 16``."""
-    kind, weights = str(objective.get("kind", "")), objective.get("weights")
-    if isinstance(weights, Mapping):
-        return " ".join([kind, *(f"{k}:{weight:g}" for k, weight in weights.items())])
-    if weights == "harmonic":
-        return f"{kind} {weights} {objective.get('order')}"
-    return f"{kind} k={objective['k']}" if kind and objective.get("k") is not None else kind
 
 
 def cursor_of(place: tuple[float, str]) -> str:

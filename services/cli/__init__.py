@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
-from services.cli import local, models, runs, stack, steer, token
-from services.data import cli as data
+from services.cli import compare, data, local, models, runs, stack, steer, token
 
 EXIT_CODES = (
-    "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, token or checkpoint; "
-    "4 conflict with the present state, such as a run that has ended; 130 interrupted."
+    "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, process, checkpoint or "
+    "token; 4 conflict with the present state, such as a run that has ended; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -42,6 +41,7 @@ _commands: tuple[dict[str, Callable[..., None]], ...] = (
     {"run": local.run, "check": local.check, "doctor": local.doctor, "schema": local.schema},
     {"up": stack.up, "down": stack.down},
     {"submit": runs.submit, "ls": runs.ls, "show": runs.show, "logs": runs.logs, "rm": runs.rm},
+    {"compare": compare.compare},
     {"scale": steer.scale, "set": steer.set_, "pause": steer.pause, "resume": steer.resume, "stop": steer.stop},
     {"eval": models.eval_, "export": models.export, "reward-server": local.reward_server},
 )

@@ -97,29 +97,37 @@ class ApiClient:
     """The API of one server; use as a context manager.
 
     Args:
+        seconds: how long a call may take, unless it says otherwise.
         transport: replaces the network, for tests.
     """
 
-    def __init__(self, server: str, token: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        token: str | None = None,
+        *,
+        seconds: float = CALL_SECONDS,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         self.server = server.rstrip("/")
         self._http = httpx.Client(
             base_url=self.server,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=CALL_SECONDS,
+            timeout=seconds,
             transport=transport,
         )
 
     @classmethod
-    def find(cls, server: str | None = None) -> "ApiClient":
+    def find(cls, server: str | None = None, *, seconds: float = CALL_SECONDS) -> "ApiClient":
         """Return a client for ``server`` or the configured server. Raises `HostError` if there is none."""
         configured = Configuration.read()
         token = os.environ.get("VOLLEY_TOKEN")
         where = server or os.environ.get("VOLLEY_SERVER") or configured.server
         if where is None:
-            return cls(*_local_stack(token))
+            return cls(*_local_stack(token), seconds=seconds)
         if token is None and where == configured.server:
             token = configured.token
-        return cls(where, token)
+        return cls(where, token, seconds=seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -172,8 +180,9 @@ class ApiClient:
     def delete(self, run_id: str) -> None:
         self._call("DELETE", _path(run_id))
 
-    def metrics(self, run_id: str, names: str | None = None, points: int = 1000) -> dict[str, Any]:
-        params: dict[str, Any] = {"points": points, **({"names": names} if names else {})}
+    def metrics(self, run_id: str, names: str | None = None, points: int = 1000, first: int = 0) -> dict[str, Any]:
+        """Return metrics by step, from step ``first``; rows beyond ``points`` are averaged in buckets."""
+        params: dict[str, Any] = {"points": points, "from": first, **({"names": names} if names else {})}
         return self._json("GET", _path(run_id, "metrics"), params=params)
 
     def events(self, run_id: str, limit: int = 100, **filters: str | bool) -> list[dict[str, Any]]:

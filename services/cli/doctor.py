@@ -9,11 +9,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from services.jobs.needs import GIB
+from services.recording.terminal import TableRow, TerminalTable, make_console
 from services.stack.redis_binary import server_binary
 from volley.errors import JobError
 from volley.memory import available_memory
@@ -52,16 +51,14 @@ def examine() -> list[Finding]:
 
 
 def report(findings: list[Finding]) -> None:
-    """Print the findings as a table."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "what", "found", "what to do"):
-        table.add_column(column, overflow="fold")
+    """Print the findings as a table, each with its fix below it."""
+    rows = []
     for finding in findings:
         mark = (
-            "[red]missing[/red]" if finding.blocks else "[yellow]note[/yellow]" if finding.fix else "[green]ok[/green]"
+            Text("missing", "red") if finding.blocks else Text("note", "yellow") if finding.fix else Text("ok", "green")
         )
-        table.add_row(mark, *map(escape, (finding.what, finding.state, finding.fix)))
-    Console().print(table)
+        rows.append(TableRow((mark, finding.what, finding.state), finding.fix))
+    make_console().print(TerminalTable(("", "what", "found"), rows))
 
 
 def _python() -> Finding:

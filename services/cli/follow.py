@@ -5,15 +5,16 @@ import time
 from typing import Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from services.cli import tables
-from services.cli.client import ApiClient, Event
+from services.cli.client import Event
+from services.cli.sources import RunSource
 from services.recording.display import evaluation_words
+from services.recording.terminal import ItemList, make_console
 from services.store.state import ENDED
 
 EVENTS_SHOWN = 8
@@ -23,18 +24,18 @@ POLL_SECONDS = 2.0
 LOG_BYTES = 1 << 20  # most bytes of a log per request
 
 
-def follow_run(api: ApiClient, run_id: str, *, as_json: bool) -> int:
+def follow_run(source: RunSource, *, as_json: bool) -> int:
     """Show the run until it ends. Returns the exit code: 0 if it is done, 1 if it failed or was stopped."""
-    view = api.run(run_id)
+    view = source.view()
     if as_json:
-        return _print_events(api, run_id)
-    console = Console(highlight=False)
+        return _print_events(source)
+    console = make_console()
     screen = Screen(view)
     if not console.is_terminal:
-        return _print_lines(api, run_id, screen)
+        return _print_lines(source, screen)
     with Live(screen, console=console, refresh_per_second=2) as live:
         if not screen.ended():
-            for event in api.follow(run_id):
+            for event in source.follow():
                 screen.take(event)
                 live.refresh()
                 if screen.ended():
@@ -42,14 +43,17 @@ def follow_run(api: ApiClient, run_id: str, *, as_json: bool) -> int:
     return screen.exit_code
 
 
-def follow_log(api: ApiClient, run_id: str, process: str, tail: int) -> None:
-    """Print the log's end, then whatever is appended, until interrupted."""
-    text, offset = api.log_piece(run_id, process, tail)
+def follow_log(source: RunSource, process: str, tail: int, *, as_json: bool) -> None:
+    """Print the log's end, then whatever is appended, until interrupted; as JSON, one object per piece."""
+    text, offset = source.log_piece(process, tail)
     while True:
-        typer.echo(text, nl=False)
+        if not as_json:
+            typer.echo(text, nl=False)
+        elif text:
+            typer.echo(json.dumps({"process": process, "text": text}))
         if not text:
             time.sleep(POLL_SECONDS)
-        text, offset = api.log_piece(run_id, process, LOG_BYTES, offset)
+        text, offset = source.log_piece(process, LOG_BYTES, offset)
 
 
 class Screen:
@@ -84,13 +88,9 @@ class Screen:
             case "evaluations":
                 self.evaluations += _items(event.data)
 
-    def figures(self) -> str:
-        """Return the headline metrics of the newest step in one line."""
-        if not self.rows:
-            return ""
-        row = self.rows[max(self.rows)]
-        numbers = [f"{name} {row[name]:.4g}" for name in tables.HEADLINES if isinstance(row.get(name), int | float)]
-        return "  ".join(numbers)
+    def figures(self) -> list[str]:
+        """Return the headline metrics of the newest step."""
+        return tables.headlines(self.rows[max(self.rows)], self.view["record"]["job"]) if self.rows else []
 
     def __rich__(self) -> Group:
         observed = self.view["observed"]
@@ -101,26 +101,27 @@ class Screen:
         if rewards:
             parts.append(Text.assemble(("reward ", "dim"), tables.sparkline(rewards[-CURVE:])))
         if figures := self.figures():
-            parts.append(Text(figures))
+            parts.append(ItemList(figures))
         if self.evaluations:
             parts.append(tables.evaluations(self.evaluations))
         if self.events:
-            parts.append(_events(self.events))
+            parts += [Text.assemble((_clock(event), "dim"), f"  {_event_words(event)}") for event in self.events]
         return Group(*parts)
 
 
-def _print_lines(api: ApiClient, run_id: str, screen: Screen) -> int:
+def _print_lines(source: RunSource, screen: Screen) -> int:
     printed_state, printed_at, printed_step = "", 0.0, -1
+    run_id = source.run_id
     typer.echo(f"{run_id}: {screen.view['state']}")
     if screen.ended():
         return screen.exit_code
-    for event in api.follow(run_id):
+    for event in source.follow():
         screen.take(event)
         newest = max(screen.rows, default=-1)
         due = event.kind == "metrics" and time.monotonic() - printed_at > LINE_SECONDS
         if newest > printed_step and (due or screen.ended()):
             printed_step, printed_at = newest, time.monotonic()
-            typer.echo(f"  step {newest}  {screen.figures()}")
+            typer.echo(f"  step {newest}  {'  '.join(screen.figures())}")
         state = " ".join(filter(None, (screen.view["state"], screen.view["observed"]["problem"])))
         if event.kind == "observed" and state != printed_state:
             printed_state = state
@@ -133,9 +134,9 @@ def _print_lines(api: ApiClient, run_id: str, screen: Screen) -> int:
     return screen.exit_code
 
 
-def _print_events(api: ApiClient, run_id: str) -> int:
+def _print_events(source: RunSource) -> int:
     """Print one JSON object per line."""
-    for event in api.follow(run_id):
+    for event in source.follow():
         typer.echo(json.dumps({"event": event.kind, **event.data}))
         state = event.data.get("state") if event.kind == "observed" else None
         if state in ENDED:
@@ -147,11 +148,8 @@ def _items(data: dict[str, Any]) -> list[dict[str, Any]]:
     return list(data.get("items") or data.get("rows") or ())
 
 
-def _events(events: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for event in events:
-        table.add_row(Text(time.strftime("%H:%M:%S", time.localtime(event["time"])), style="dim"), _event_words(event))
-    return table
+def _clock(event: dict[str, Any]) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(event["time"]))
 
 
 def _event_words(event: dict[str, Any]) -> str:

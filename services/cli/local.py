@@ -1,7 +1,10 @@
 """Commands that need no service: run a job in the foreground, check a job file or the host, serve scorers."""
 
+import contextlib
 import json
 import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +26,7 @@ def run(
     redis: Redis = None,
     ray: Ray = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Run a job on this machine until it ends; starts Redis and Ray if needed and writes a run folder."""
     _own_ray_is_private(ray)
@@ -33,16 +37,18 @@ def run(
 
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
-    display = Display(quiet=quiet)
+    display = Display(quiet=quiet, stderr=as_json)
+    display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
     with quoting_header(job_file, job):
         prepared = prepare_alone(job)  # a job that cannot run leaves no folder
+    warn_of_scorer(prepared, display)
     folder = RunFolder.create(out, job)
     folder.keep_import_from(job_file.parent)
-    display.say(f"{job.kind} job {job.name}: {folder.path}")
-    _run_here(prepared, folder, display, redis_url=redis, ray_address=ray)
+    display.say(f"run folder {folder.path}")
+    _run_here(prepared, folder, display, as_json, redis_url=redis, ray_address=ray)
 
 
-def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool) -> None:
+def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool, as_json: bool) -> None:
     """Resume an interrupted run in its own folder, from its newest checkpoint or with the remaining prompts."""
     _own_ray_is_private(ray)
     from services.jobs.job_file import importable_from
@@ -60,14 +66,26 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     if (where := folder.import_from()) is not None:
         importable_from(where)
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
+    display = Display(quiet=quiet, stderr=as_json)
+    display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
     prepared = prepare_alone(job)
     desired = read_desired(folder)
     if desired.stopped or desired.paused:
         change_in_folder(folder, job, {"stopped": False, "paused": False})
-    display = Display(quiet=quiet)
     after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
     display.say(f"resuming {job.name}{after}: {folder.path}")
-    _run_here(prepared, folder, display, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+    _run_here(prepared, folder, display, as_json, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+
+
+def warn_of_scorer(run: "Run", display: "Display") -> None:
+    """Call a scorer function once; if it fails, say so. It may fail for this answer only, so the run goes on."""
+    from services.runs.trial import score_once
+    from volley.errors import JobError
+
+    try:
+        score_once(run, "")
+    except JobError as error:
+        display.say(f"warning: {error}\nwarning: samples for which it fails leave their group; too many pause the run")
 
 
 def _own_ray_is_private(address: str | None) -> None:
@@ -78,18 +96,23 @@ def _own_ray_is_private(address: str | None) -> None:
         keep_to_loopback(os.environ)
 
 
-def _run_here(run: "Run", folder: "RunFolder", display: "Display", **options: Any) -> None:
-    """Run `services.runs.run.run_alone` until its end or Ctrl-C; then print how to resume."""
+def _run_here(run: "Run", folder: "RunFolder", display: "Display", as_json: bool, **options: Any) -> None:
+    """Run `services.runs.run.run_alone` until its end or Ctrl-C; then print how to resume, or the run as JSON."""
+    from services.cli.sources import FolderRun, run_object
     from services.runs.run import run_alone
     from services.signals import StopSignal, run_in_foreground
 
     stop_signal = StopSignal()
+    output = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # libraries print
     try:
-        result = run_in_foreground(run_alone(run, folder, display, stop_signal=stop_signal, **options), stop_signal)
+        with output:
+            result = run_in_foreground(run_alone(run, folder, display, stop_signal=stop_signal, **options), stop_signal)
     except KeyboardInterrupt:
         display.say(f"interrupted: {resume_hint(run.job, folder)}")
         raise
     display.say(f"{result.state} in {result.seconds:.0f} s")
+    if as_json:
+        print_json(run_object(FolderRun(folder, run.job).view()))
 
 
 def resume_hint(job: "Job", folder: "RunFolder") -> str:
@@ -105,20 +128,39 @@ def resume_hint(job: "Job", folder: "RunFolder") -> str:
     return f"`volley resume {folder.path}` continues after step {steps_of(checkpoints[-1])}, its newest checkpoint"
 
 
-def check(job_file: JobFile, set_: Overrides = []) -> None:  # noqa: B006
-    """Check a job file and the files and code it names, without starting anything."""
-    from services.data.chat import plain_text_notice
+def check(
+    job_file: JobFile,
+    set_: Overrides = [],  # noqa: B006
+    answer: Annotated[str, typer.Option(help="answer with which a scorer function is called once")] = "",
+    as_json: Json = False,
+) -> None:
+    """Check a job file and the files and code it names, and call a scorer function once, without starting anything."""
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
+    from services.jobs.needs import GIB, needs_of
     from services.runs.run import prepare_alone
+    from services.runs.trial import notes_on, score_once
 
     job = load_job(job_file, parse_overrides(set_))
+    typer.echo(f"{job_file}: checking {what_is_checked(job)}", err=True)
     importable_from(job_file.parent)
     with quoting_header(job_file, job):
-        prepare_alone(job)
-    if notice := plain_text_notice(job.data, job.model.path):
-        typer.echo(f"note: {notice}", err=True)
-    parts = "tokenizer" if job.kind == "sft" else "tokenizer and scorer"
-    typer.echo(f"{job_file}: {job.kind} job {job.name}: the job, its data, {parts} are valid")
+        prepared = prepare_alone(job)
+    notes, calls, memory = notes_on(job), score_once(prepared, answer), needs_of(job).memory_bytes
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if as_json:
+        about = {"file": str(job_file), "kind": job.kind, "name": job.name, "valid": True}
+        print_json({**about, "memory_bytes": memory, "notes": notes, "calls": [asdict(call) for call in calls]})
+        return
+    for call in calls:
+        typer.echo(f"{call.target} was called once: {call}")
+    typer.echo(f"the run needs about {memory / GIB:.1f} GiB of memory")
+    typer.echo(f"{job_file}: {job.kind} job {job.name}: {what_is_checked(job)} are valid")
+
+
+def what_is_checked(job: "Job") -> str:
+    """What `volley check` looks at, in words."""
+    return "the job, its data and tokenizer" if job.kind == "sft" else "the job, its data, tokenizer and scorer"
 
 
 def reward_server(
@@ -154,8 +196,6 @@ def schema() -> None:
 
 def doctor(as_json: Json = False) -> None:
     """Check whether this host can execute runs, and say how to fix what is missing."""
-    from dataclasses import asdict
-
     from services.cli.doctor import examine, report
 
     findings = examine()

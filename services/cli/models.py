@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, remote
+from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, service_run
 
 if TYPE_CHECKING:
     from services.jobs.job_file import Job
@@ -45,7 +45,9 @@ def eval_(
         str | None, typer.Option(help="kind of scorer, or YAML such as '{kind: math}' [default: the run's]")
     ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="samples per prompt")] = 64,
-    ks: Annotated[str, typer.Option("--k", help="values of k to estimate pass@k for")] = "1,2,4,8,16,32,64",
+    ks: Annotated[
+        str | None, typer.Option("--k", help="values of k to estimate pass@k for, such as 1,8 [default: 1, 2, 4 ... n]")
+    ] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="use only the first N prompts", metavar="N")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="render the prompts of --data with the model's chat template")
@@ -83,12 +85,14 @@ def eval_(
         "ks": _ks(ks, n),
         "prompts": prompts,
     }
-    display = Display(quiet=quiet or as_json)
+    display = Display(quiet=quiet, stderr=True)
     with contextlib.redirect_stdout(sys.stderr):
-        job = eval_job(_model_path(Path(model), folder, checkpoint), folder, given, parse_overrides(set_))
+        path, given["version"] = _model_path(Path(model), folder, checkpoint)
+        job = eval_job(path, folder, given, parse_overrides(set_))
         importable_from(Path.cwd())
         if folder is not None and (where := folder.import_from()) is not None:
             importable_from(where)
+        display.say(f"{job.name}: checking the job, its data, tokenizer and scorer")
         prepared = prepare(job)
         created = RunFolder.create(out, job)
         run_in_foreground(run_alone(prepared, created, display, redis_url=redis, ray_address=ray))
@@ -155,20 +159,24 @@ def _defaults_from(folder: "RunFolder") -> dict[str, Any]:
     return tree
 
 
-def _model_path(given: Path, folder: "RunFolder | None", checkpoint: int | None) -> Path:
-    """Return the model's folder; a checkpoint is first exported into the run folder."""
+def _model_path(given: Path, folder: "RunFolder | None", checkpoint: int | None) -> tuple[Path, int | None]:
+    """Return the model's folder and the steps it was trained for; a checkpoint is first exported into the run folder.
+
+    Steps are None if ``given`` is a model folder, which does not say.
+    """
     from services.runs.checkpoints import steps_of
     from services.runs.export import export_checkpoint, find_checkpoint
 
     if folder is None:
-        return given.resolve()
+        return given.resolve(), None
     if checkpoint is None and (folder.model / "config.json").exists():
-        return folder.model
+        rows = folder.read("metrics")
+        return folder.model, rows[-1]["step"] + 1 if rows else None
     step = steps_of(find_checkpoint(folder, checkpoint))
     out = folder.path / "exports" / f"step-{step}"
     if not out.exists():
         export_checkpoint(folder, step, out)
-    return out
+    return out, step
 
 
 def _hush() -> None:
@@ -187,8 +195,8 @@ def _folder(run: str, server: str | None) -> "RunFolder":
         if not (here.path / "job.yaml").exists():
             raise JobError(f"{run} is neither a model folder (no config.json) nor a run folder (no job.yaml)")
         return here
-    with remote(server) as api:
-        path = Path(api.run(run)["record"]["folder"])
+    with service_run(run, server) as found:
+        path = Path(found.view()["record"]["folder"])
     if not path.is_dir():
         raise HostError(f"run {run} is in {path}, which this machine cannot see: run this command on one that can")
     return RunFolder(path)
@@ -208,12 +216,24 @@ def _scorer(text: str | None) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 
-def _ks(text: str, n: int) -> list[int]:
-    """Return the values of k in ``text`` for which n samples suffice."""
+def _ks(text: str | None, n: int) -> list[int]:
+    """Return the values of k in ``text`` for which n samples suffice, and say which are left out.
+
+    Raises:
+        JobError: none of them, or no number, is in 1..n.
+    """
     from volley.errors import JobError
 
+    if text is None:
+        return [1 << power for power in range(n.bit_length())]
     try:
         ks = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise JobError(f"--k {text!r}: write numbers, such as 1,8,64") from error
+    left_out = [k for k in ks if k > n]
+    advice = f"k = {', '.join(map(str, left_out))} needs more than n = {n} samples per prompt: pass -n {max(ks)}"
+    if left_out == ks:
+        raise JobError(f"--k {text}: {advice}")
+    if left_out:
+        typer.echo(f"note: left out, because {advice}", err=True)
     return [k for k in ks if k <= n]

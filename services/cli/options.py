@@ -1,19 +1,31 @@
 """Options that several commands share, and helpers to use them."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli.complete import complete_run, complete_run_id
+
 if TYPE_CHECKING:
     from services.cli.client import ApiClient
+    from services.cli.sources import ServiceRun
     from services.store.folder import RunFolder
 
 JobFile = Annotated[Path, typer.Argument(help="job file, YAML")]
-RunId = Annotated[str, typer.Argument(help="id of a run", metavar="RUN")]
+RunId = Annotated[
+    str, typer.Argument(help="id of a run, or its beginning", metavar="RUN", autocompletion=complete_run_id)
+]
 RunOrFolder = Annotated[
-    str, typer.Argument(help="id of a run of the service, or a run folder on this machine", metavar="RUN")
+    str,
+    typer.Argument(
+        help="id of a run of the service, or its beginning, or a run folder on this machine",
+        metavar="RUN",
+        autocompletion=complete_run,
+    ),
 ]
 Redis = Annotated[
     str | None,
@@ -40,6 +52,15 @@ def remote(server: str | None) -> "ApiClient":
     from services.cli.client import ApiClient
 
     return ApiClient.find(server)
+
+
+@contextlib.contextmanager
+def service_run(run: str, server: str | None) -> "Iterator[ServiceRun]":
+    """The run of the service whose id is, or begins with, ``run``."""
+    from services.cli.sources import ServiceRun, find_id
+
+    with remote(server) as api:
+        yield ServiceRun(api, find_id(api, run))
 
 
 def local_folder(target: str) -> "RunFolder | None":

@@ -1,11 +1,12 @@
 """Commands for the runs of a service."""
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from services.cli.options import JobFile, Json, Overrides, RunId, Server, print_json, remote
+from services.cli.complete import complete_process
+from services.cli.options import JobFile, Json, Overrides, RunId, RunOrFolder, Server, print_json, remote, service_run
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="watch it until it ends; Ctrl-C ends only the view")]
 Tags = Annotated[list[str], typer.Option("--tag", help="only runs with this tag", metavar="KEY=VALUE")]
@@ -22,6 +23,7 @@ def submit(
 ) -> None:
     """Submit a job to the service; relative paths in the job file are relative to its folder."""
     from services.cli.follow import follow_run
+    from services.cli.sources import ServiceRun, run_object
     from services.jobs.job_file import load_job, parse_overrides
 
     job = load_job(job_file, parse_overrides(set_))
@@ -29,11 +31,11 @@ def submit(
         view = api.create(job.model_dump(mode="json"), _tags(tag), key)
         run_id = view["record"]["id"]
         if as_json and not follow:
-            print_json(view)
+            print_json(run_object(view))
         elif not as_json:
             typer.echo(f"{run_id}: {view['state']}  {api.server}/#/runs/{run_id}" if not follow else run_id)
         if follow:
-            raise typer.Exit(follow_run(api, run_id, as_json=as_json))
+            raise typer.Exit(follow_run(ServiceRun(api, run_id), as_json=as_json))
 
 
 def ls(
@@ -56,27 +58,29 @@ def ls(
         tables.runs(found, time.time())
 
 
-def show(run: RunId, follow: Follow = False, server: Server = None, as_json: Json = False) -> None:
+def show(run: RunOrFolder, follow: Follow = False, server: Server = None, as_json: Json = False) -> None:
     """Show a run: state, workers, what it waits for, evaluations, newest metrics."""
     from services.cli import tables
     from services.cli.follow import follow_run
+    from services.cli.sources import open_run, run_object
 
-    with remote(server) as api:
+    with open_run(run, server) as source:
         if follow:
-            raise typer.Exit(follow_run(api, run, as_json=as_json))
-        view: dict[str, Any] = api.run(run)
-        view["ledger"] = api.ledger(run)
-        view["evaluations"] = api.evaluations(run)
+            raise typer.Exit(follow_run(source, as_json=as_json))
+        view = source.view()
+        ledger, evaluations = source.ledger(), source.evaluations()
+        metrics = source.newest_metrics(view["observed"]["step"])
         if as_json:
-            print_json(view)
-            return
-        tables.run(view, api.metrics(run, ",".join(tables.HEADLINES), points=5000), time.time())
+            print_json(run_object(view, ledger=ledger, evaluations=evaluations, metrics=metrics))
+        else:
+            tables.run(view, ledger, evaluations, metrics, time.time())
 
 
 def logs(
-    run: RunId,
+    run: RunOrFolder,
     process: Annotated[
-        str | None, typer.Argument(help="such as driver, actor-0, learner-0 [default: list them]")
+        str | None,
+        typer.Argument(help="such as driver, actor-0, learner-0 [default: list them]", autocompletion=complete_process),
     ] = None,
     tail: Annotated[int, typer.Option(min=1, max=1 << 20, help="number of bytes from the end")] = 16384,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="keep printing as it grows, until Ctrl-C")] = False,
@@ -86,33 +90,38 @@ def logs(
     """Print the log of one process of a run."""
     from services.cli import tables
     from services.cli.follow import follow_log
+    from services.cli.sources import open_run
 
-    with remote(server) as api:
+    with open_run(run, server) as source:
         if process is None:
-            found = api.processes(run)
+            found = source.processes()
             if as_json:
                 print_json(found)
             else:
                 tables.processes(found)
         elif follow:
-            follow_log(api, run, process, tail)
+            follow_log(source, process, tail, as_json=as_json)
         elif as_json:
-            print_json({"process": process, "text": api.log(run, process, tail)})
+            print_json({"process": process, "text": source.log_piece(process, tail)[0]})
         else:
-            typer.echo(api.log(run, process, tail), nl=False)
+            typer.echo(source.log_piece(process, tail)[0], nl=False)
 
 
 def rm(
     run: RunId,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     server: Server = None,
+    as_json: Json = False,
 ) -> None:
     """Remove a run that has ended from the service. Its run folder stays."""
-    with remote(server) as api:
+    with service_run(run, server) as found:
         if not yes:
-            typer.confirm(f"remove run {run} from {api.server}?", abort=True)
-        api.delete(run)
-    typer.echo(f"{run}: removed; its run folder stays")
+            typer.confirm(f"remove run {found.run_id} from {found.api.server}?", abort=True)
+        found.api.delete(found.run_id)
+    if as_json:
+        print_json({"id": found.run_id, "removed": True})
+    else:
+        typer.echo(f"{found.run_id}: removed; its run folder stays")
 
 
 def _tags(pairs: list[str]) -> dict[str, str]:

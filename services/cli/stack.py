@@ -21,7 +21,7 @@ def up(
         str | None, typer.Option(help="URL of a Ray cluster's job server to use instead of a local head", metavar="URL")
     ] = None,
     cpus: Annotated[
-        int | None, typer.Option(min=1, help="CPUs that Ray schedules on [default: the machine's, at least 8]")
+        int | None, typer.Option(min=1, help="CPUs that Ray schedules on [default: the machine's, at least 4]")
     ] = None,
     object_store_mb: Annotated[int | None, typer.Option(min=80, help="size of Ray's object store in MiB")] = None,
     runs: Annotated[Path | None, typer.Option(help="folder for the run folders [default: DIR/runs]")] = None,

@@ -1,11 +1,12 @@
 """Commands that change a live run: one of the service, named by its id, or one of `volley run`, named by its folder."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, remote
+from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, service_run
 
 FIELDS = ("actors", "reward_workers", "paused", "learning_rate", "max_lag", "objective")
 
@@ -63,10 +64,10 @@ def resume(
     if local_folder(run) is not None:
         from services.cli.local import resume_here
 
-        resume_here(Path(run), redis, ray, quiet=quiet)
+        resume_here(Path(run), redis, ray, quiet=quiet, as_json=as_json)
         return
-    with remote(server) as api:
-        _print_view(api.resume(run), as_json)
+    with service_run(run, server) as found:
+        _print_view(found.api.resume(found.run_id), as_json)
 
 
 def stop(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:
@@ -79,8 +80,8 @@ def stop(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None
             raise RunHasEnded(f"{run} is {folder.state}: there is nothing to stop")
         _change(run, {"stopped": True}, server, as_json)
         return
-    with remote(server) as api:
-        _print_view(api.stop(run), as_json)
+    with service_run(run, server) as found:
+        _print_view(found.api.stop(found.run_id), as_json)
 
 
 def desired_changes(pairs: dict[str, Any]) -> dict[str, Any]:
@@ -108,31 +109,37 @@ def desired_changes(pairs: dict[str, Any]) -> dict[str, Any]:
 def _change(run: str, changes: dict[str, Any], server: str | None, as_json: bool) -> None:
     folder = local_folder(run)
     if folder is None:
-        with remote(server) as api:
-            _print_view(api.change(run, changes), as_json)
+        with service_run(run, server) as found:
+            _print_view(found.api.change(found.run_id, changes), as_json)
         return
+    from services.cli.sources import FolderRun, run_object
     from services.store.desired import change_in_folder
     from services.store.folder import RunFolder
 
     opened, job = RunFolder.open(folder.path)
     desired = change_in_folder(opened, job, changes).model_dump(mode="json")
     if as_json:
-        print_json({"desired": desired})
+        print_json(run_object(FolderRun(opened, job).view()))
     else:
         typer.echo(f"{job.name}: {_words(desired)}; if the run is live, it applies this within seconds")
 
 
 def _print_view(view: dict[str, Any], as_json: bool) -> None:
+    from services.cli.sources import run_object
+
     if as_json:
-        print_json(view)
+        print_json(run_object(view))
     else:
         typer.echo(f"{view['record']['id']}: {view['state']}; desired: {_words(view['desired'])}")
 
 
 def _words(desired: dict[str, Any]) -> str:
-    fields = [
-        f"{key}={value}"
-        for key, value in desired.items()
-        if key != "revision" and value is not None and value is not False and value != {}
-    ]
-    return f"{' '.join(fields) or 'as in the job'} (revision {desired['revision']})"
+    """The changes as `volley set` takes them."""
+    fields = {key: value for key, value in desired.items() if key not in ("revision", "objective")}
+    fields |= {f"objective.{key}": value for key, value in desired["objective"].items()}
+    changed = [f"{key}={_value(value)}" for key, value in fields.items() if value is not None and value is not False]
+    return f"{' '.join(changed) or 'as in the job'} (revision {desired['revision']})"
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -4,9 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
+
+from services.recording.terminal import ItemList, TableRow, TerminalTable, headline_k, make_console
 
 COLOURS = {
     "running": "green",
@@ -18,50 +19,78 @@ COLOURS = {
     "stopping": "yellow",
     "stopped": "yellow",
 }
-HEADLINES = ("reward_mean", "live_group_fraction", "kl_k1", "samples_per_second", "seconds_step")
+HEADLINES = ("live_group_fraction", "kl_k1", "loss", "samples_per_second", "seconds_step")
+UNBROKEN: Any = {"no_wrap": True, "overflow": "ignore"}  # of a line with an id or path, which is there to be copied
 BARS = "▁▂▃▄▅▆▇█"
 
 
 def runs(found: Sequence[Mapping[str, Any]], now: float) -> None:
-    table = _table("run", "kind", "state", "step", "objective", "reward", "workers", "age", "problem")
+    """Print the list of runs. What a narrow terminal has no room for, `volley show` has."""
+    rows = []
     for each in found:
         values = [value for value in each["spark"] if value is not None]
-        table.add_row(
+        cells = (
             each["id"],
             each["kind"],
             state_text(each["state"]),
             f"{each['step']}/{each['steps']}",
             each["objective"],
-            f"{sparkline(values[-12:])} {values[-1]:.3f}" if values else "",
+            f"{values[-1]:.3f}" if values else "",
+            sparkline(values[-12:]),
             f"{each['actors']}+{each['reward_workers']}",
             age(now - each["created"]),
-            each["problem"],
         )
-    Console().print(table if found else "no runs")
+        rows.append(
+            TableRow(cells, Text(each["problem"], style="red") if each["state"] == "failed" else each["problem"])
+        )
+    columns = ("run", "kind", "state", "step", "objective", "reward", "", "workers", "age")
+    print_table(TerminalTable(columns, rows, ("workers", "kind", "", "age")), "no runs")
 
 
-def run(view: Mapping[str, Any], metrics: Mapping[str, Any], now: float) -> None:
-    """Print everything that `volley show` shows."""
-    console = Console(highlight=False)
-    console.print(overview(view, now))
-    for part in (_workers(view["observed"]["workers"]), evaluations(view.get("evaluations") or ())):
-        if part.row_count:
+def print_table(table: TerminalTable, empty: str) -> None:
+    """Print the table, or ``empty`` if it has no rows."""
+    make_console().print(table if table.rows else empty, crop=False)
+
+
+def run(
+    view: Mapping[str, Any],
+    ledger: Mapping[str, int],
+    held_out: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, float],
+    now: float,
+) -> None:
+    """Print everything that `volley show` shows.
+
+    Args:
+        metrics: numbers of the newest step.
+    """
+    console = make_console()
+    console.print(overview(view, now), crop=False)
+    for table in (_workers(view["observed"]["workers"]), evaluations(held_out)):
+        if table.rows:
             console.print()
-            console.print(part)
-    figures = {name: values[-1] for name, values in metrics["series"].items() if values and values[-1] is not None}
-    if figures:
+            console.print(table, crop=False)
+    if figures := headlines(metrics, view["record"]["job"]):
         console.print()
-        console.print("newest step  " + "  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
-    if view.get("ledger"):
-        console.print("groups       " + "  ".join(f"{name} {count}" for name, count in view["ledger"].items()))
+        console.print(ItemList(figures, "newest step  "))
+    if ledger:
+        console.print(ItemList([f"{name} {count}" for name, count in ledger.items()], "groups       "))
+
+
+def headlines(row: Mapping[str, Any], job: Mapping[str, Any]) -> list[str]:
+    """The most telling metrics of a step, with pass@k for the job's k."""
+    k = headline_k(row, job.get("objective", {}).get("k"))
+    names = ["reward_mean", f"pass_at_{k}", *HEADLINES]
+    return [f"{name} {row[name]:.4g}" for name in names if isinstance(row.get(name), int | float)]
 
 
 def overview(view: Mapping[str, Any], now: float) -> Group:
     """Summarise the state of a run in a few lines."""
     record, observed, desired = view["record"], view["observed"], view["desired"]
-    lines = [
-        Text.assemble((record["id"], "bold"), "  ", state_text(view["state"]), f"  {record['kind']}"),
-        Text(f"step {observed['step']}/{observed['steps']}  version {observed['version']}  life {observed['life']}"),
+    steps = observed["steps"] or record["job"].get("steps") or 0  # a driver that starts has not reported them yet
+    lines: list[RenderableType] = [
+        Text.assemble((record["id"], "bold"), f"  {record['kind']}  ", state_text(view["state"]), **UNBROKEN),
+        Text(f"step {observed['step']}/{steps}  version {observed['version']}  life {observed['life']}"),
         Text(
             f"actors {observed['actors']}/{observed['actors_wanted']}  reward workers "
             f"{observed['reward_workers']}/{observed['reward_workers_wanted']}  ranks {observed['learner_ranks']}"
@@ -70,7 +99,7 @@ def overview(view: Mapping[str, Any], now: float) -> Group:
     if observed["checkpointed"]:
         lines.append(Text(f"checkpoint of step {observed['checkpoint']}, {age(now - observed['checkpointed'])} ago"))
     if observed["groups"]:
-        lines.append(Text("groups " + "  ".join(f"{name} {count}" for name, count in observed["groups"].items())))
+        lines.append(ItemList([f"{name} {count}" for name, count in observed["groups"].items()], "groups "))
     if observed["problem"]:
         lines.append(Text(observed["problem"], style="red"))
     lines += [Text(words, style="yellow") for words in observed["waiting"]]
@@ -79,23 +108,22 @@ def overview(view: Mapping[str, Any], now: float) -> Group:
             Text(f"revision {desired['revision']} is desired, {observed['revision']} is in effect", style="dim")
         )
     if observed["updated"]:
-        lines.append(Text(f"updated {age(now - observed['updated'])} ago  folder {record['folder']}", style="dim"))
+        lines.append(Text(f"updated {age(now - observed['updated'])} ago", style="dim"))
+    lines.append(Text(f"folder {record['folder']}", "dim", **UNBROKEN))
     return Group(*lines)
 
 
 def tokens(found: Sequence[Mapping[str, Any]]) -> None:
-    table = _table("name", "scope", "created")
+    rows = []
     for each in found:
         created = each.get("created")
-        table.add_row(each["name"], str(each.get("scope", "")), age(time.time() - created) if created else "")
-    Console().print(table if found else "no tokens")
+        rows.append(TableRow((each["name"], str(each.get("scope", "")), age(time.time() - created) if created else "")))
+    print_table(TerminalTable(("name", "scope", "created"), rows), "no tokens")
 
 
 def processes(found: Sequence[Mapping[str, Any]]) -> None:
-    table = _table("process", "bytes")
-    for each in found:
-        table.add_row(each["process"], str(each["bytes"]))
-    Console().print(table if found else "no logs")
+    rows = [TableRow((each["process"], "" if each["bytes"] is None else str(each["bytes"]))) for each in found]
+    print_table(TerminalTable(("process", "bytes"), rows), "no logs")
 
 
 def state_text(state: str) -> Text:
@@ -118,28 +146,22 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("worker", "state", "version", "busy", "pid")
+def _workers(workers: Sequence[Mapping[str, Any]]) -> TerminalTable:
+    rows = []
     for each in workers:
         version = "" if each["version"] is None else str(each["version"])
-        table.add_row(each["name"], each["state"], version, str(each["busy"]), str(each["pid"]))
-    return table
+        rows.append(TableRow((each["name"], each["state"], version, str(each["busy"]), str(each["pid"]))))
+    return TerminalTable(("worker", "state", "version", "busy", "pid"), rows)
 
 
-def evaluations(rows: Sequence[Mapping[str, Any]]) -> Table:
+def evaluations(rows: Sequence[Mapping[str, Any]]) -> TerminalTable:
+    """The newest held-out evaluations: one row per version, one column per k."""
     ks = sorted({estimate["k"] for row in rows for estimate in row["estimates"]})
     weighted = ["weighted"] if any(row.get("weighted") for row in rows) else []
-    table = _table("held out at version", *(f"pass@{k}" for k in ks), *weighted)
+    shown = []
     for row in rows[-5:]:
         means = {estimate["k"]: f"{estimate['mean']:.3f}" for estimate in row["estimates"]}
         if row.get("weighted"):
             means["weighted"] = f"{row['weighted']['mean']:.3f}"
-        table.add_row(str(row["version"]), *(means.get(k, "") for k in [*ks, *weighted]))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
-    return table
+        shown.append(TableRow((str(row["version"]), *(means.get(k, "") for k in [*ks, *weighted]))))
+    return TerminalTable(("held-out pass@k, version", *(f"@{k}" for k in ks), *weighted), shown)

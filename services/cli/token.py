@@ -40,8 +40,11 @@ def ls(server: Server = None, as_json: Json = False) -> None:
 
 
 @app.command("rm")
-def rm(name: Name, server: Server = None) -> None:
+def rm(name: Name, server: Server = None, as_json: Json = False) -> None:
     """Remove a token; the server rejects it within two seconds."""
     with remote(server) as api:
         api.delete_token(name)
-    typer.echo(f"{name}: removed")
+    if as_json:
+        print_json({"name": name, "removed": True})
+    else:
+        typer.echo(f"{name}: removed")

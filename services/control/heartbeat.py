@@ -4,12 +4,14 @@ A driver that stops reporting is taken for dead.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
+from services.store.folder import RunFolder
 from services.store.outbox import Outbox
 from services.store.state import HEARTBEAT_SECONDS, Observed, RunState, WorkerView
 from volley.base import replaced
@@ -43,15 +45,15 @@ class ObservedUpdate(TypedDict, total=False):
 
 
 class Status:
-    """The run's `Observed`, and its reporting to Redis. Used from the driver's event loop only.
+    """The run's `Observed`, and its reporting to Redis and to the run folder. Used from the driver's event loop only.
 
     Attributes:
         observed: the state reported last.
         source: called at every report for the fields that change on their own: counts, workers, waits.
     """
 
-    def __init__(self, outbox: Outbox, before: Observed) -> None:
-        self._outbox = outbox
+    def __init__(self, outbox: Outbox, before: Observed, folder: RunFolder | None = None) -> None:
+        self._outbox, self._folder = outbox, folder
         self.source: Callable[[], ObservedUpdate] = ObservedUpdate
         self.observed = Observed(
             state="starting",
@@ -82,9 +84,17 @@ class Status:
             actors=0,
             reward_workers=0,
         )
+        self._write()
+
+    def _write(self) -> None:
+        """Write the state to the run folder, for commands that are given the folder."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):  # on a full disk the run pauses, and Redis has the state
+                self._folder.write_observed(self.observed)
 
     async def report_forever(self) -> None:
         """Report every `HEARTBEAT_SECONDS` until cancelled."""
         while True:
             self.set()
+            self._write()
             await asyncio.sleep(HEARTBEAT_SECONDS)

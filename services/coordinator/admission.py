@@ -81,16 +81,14 @@ class Admission:
         """Note that a group under way has entered ``stage``."""
         self._stages[group_id] = stage
 
-    def scored(self, group_id: int, scores: Scores) -> bool:
-        """Note that a group has left the last stage; return whether that paused admission or ended its pause.
+    def scored(self, group_id: int, scores: Scores) -> list[tuple[str, str]]:
+        """Note that a group has left the last stage; return what that says of scoring, see `ScoringHealth.note`.
 
         Raises:
             NoSignal: scoring has failed for too long.
         """
         del self._stages[group_id]
-        failing = self._health.failing
-        self._health.note(scores)
-        return self._health.failing != failing
+        return self._health.note(scores)
 
     def ready(self, ready: ReadyGroup) -> None:
         """Let a scored group wait in the buffer to be trained on."""

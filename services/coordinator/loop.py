@@ -203,9 +203,8 @@ class Coordinator:
             turns=self.turns,
             on_stage=partial(self.admission.enter, group_id),
         )
-        if self.admission.scored(group_id, made.scores):
-            problem = self.admission.scoring_problem
-            await self.hooks.recorder.event("paused" if problem else "unpaused", problem=problem)
+        for kind, problem in self.admission.scored(group_id, made.scores):
+            await self.hooks.recorder.event(kind, problem=problem)
         if int(made.scores.valid_n.sum()) >= 2:
             lag = self.buffer.lag_of(group_id)
             self.admission.ready(

@@ -13,6 +13,8 @@ from volley.job import InfraErrorsSpec
 from volley.records import Scores
 
 FIRST_PROBE_SECONDS = 1.0
+MAX_REASONS = 3
+ADVICE = "`volley logs RUN reward-0` shows the log of a reward worker, with the traceback of a function that raised"
 
 
 class ScoringHealth:
@@ -26,6 +28,7 @@ class ScoringHealth:
         self._spec = spec
         self._recent: deque[tuple[int, int]] = deque(maxlen=spec.window)  # unscored samples and n of each group
         self._failing_since: float | None = None
+        self._reasons: set[str] = set()
         self._next_probe = 0.0
         self._pause = FIRST_PROBE_SECONDS
         self.problem = ""
@@ -43,23 +46,44 @@ class ScoringHealth:
         self._next_probe = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, self._spec.probe_every_s)
 
-    def note(self, scores: Scores) -> None:
+    def note(self, scores: Scores) -> list[tuple[str, str]]:
         """Take the scores of one more group into account.
+
+        Returns:
+            What there is to report, as (kind of event, problem): that admission pauses, that it goes on, and why a
+            sample could not be scored, for the first `MAX_REASONS` different reasons.
 
         Raises:
             NoSignal: scoring has failed for longer than ``give_up_s``.
         """
+        news = self._new_reasons(scores)
+        failing = self.failing
         unscored, n = int((~scores.valid_n).sum()), len(scores.valid_n)
-        if self.failing:
+        if failing:
             self._note_probe(unscored / n, scores)
-            return
+        else:
+            self._note_group(unscored, n, scores)
+        if self.failing != failing:
+            news.append(("paused" if self.failing else "unpaused", self.problem))
+        return news
+
+    def _new_reasons(self, scores: Scores) -> list[tuple[str, str]]:
+        reason = _reason(scores)
+        if not reason or reason in self._reasons or len(self._reasons) == MAX_REASONS:
+            return []
+        self._reasons.add(reason)
+        return [("trouble", f"a sample could not be scored and leaves its group: {reason}. {ADVICE}")]
+
+    def _note_group(self, unscored: int, n: int, scores: Scores) -> None:
         self._recent.append((unscored, n))
         share = sum(unscored for unscored, _ in self._recent) / sum(n for _, n in self._recent)
         if len(self._recent) == self._spec.window and share > self._spec.max_share:
             self._failing_since, self._pause, self._next_probe = time.monotonic(), FIRST_PROBE_SECONDS, 0.0
             self.problem = (
                 f"{share:.0%} of the samples of the last {self._spec.window} groups could not be scored, "
-                f"the last because: {_reason(scores)}"
+                f"the last because: {_reason(scores)}. {ADVICE}. The run tries again, for "
+                f"{self._spec.give_up_s:g} s; a mistake in a scorer's code does not go away: stop the run, mend it and "
+                "resume"
             )
 
     def _note_probe(self, share: float, scores: Scores) -> None:
@@ -71,10 +95,11 @@ class ScoringHealth:
         ):
             raise NoSignal(
                 f"samples could not be scored for {failed:.0f} s (infra_errors.give_up_s), the last because: "
-                f"{_reason(scores)}. Look at the reward workers' logs, repair the scorer, and resume the run"
+                f"{_reason(scores)}. {ADVICE}. Repair the scorer and resume the run"
             )
 
 
 def _reason(scores: Scores) -> str:
-    """Why the group's first unscored sample was not scored."""
-    return next((verdict.detail for verdict in scores.verdicts if verdict.reward is None), "") or "unknown"
+    """Why the group's first unscored sample was not scored; "" if all were."""
+    unscored = next((verdict for verdict in scores.verdicts if verdict.reward is None), None)
+    return "" if unscored is None else unscored.detail or "unknown"

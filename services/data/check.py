@@ -65,11 +65,31 @@ def examine(spec: DataSpec, tokenizer: "PreTrainedTokenizerBase | None" = None) 
     return Findings(prompts, report, bad, complete, why_unusable(spec, prompts, report) if not bad else "")
 
 
+def as_object(findings: Findings, tokenizer: "PreTrainedTokenizerBase | None") -> dict[str, object]:
+    """The findings as a JSON object; lengths are null without prompts, or without a tokenizer."""
+    prompts = findings.prompts
+    return {
+        "prompts": len(prompts),
+        "rows": _rows(findings),
+        "complete": findings.complete,
+        "first": prompts[0].text if prompts else None,
+        "characters": spread([len(prompt.text) for prompt in prompts]) if prompts else None,
+        "tokens": spread(token_lengths(tokenizer, prompts)) if prompts and tokenizer is not None else None,
+        "duplicates": len(prompts) - len({prompt.text for prompt in prompts}),
+        "fields": _fields(prompts),
+        "tags": {name: dict(sorted(counter.items())) for name, counter in sorted(_tag_counts(prompts).items())},
+        "dropped": findings.drops.as_json()["dropped"],
+        "bad": [str(error) for error in findings.bad],
+        "obstacle": findings.obstacle,
+    }
+
+
 def lines(findings: Findings, tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
     """Format the findings for the terminal."""
     prompts = findings.prompts
-    rows = max(findings.drops.read, len(prompts) + findings.drops.dropped + len(findings.bad))  # unparsable rows too
-    output = [f"{len(prompts)} prompts of {rows} rows{'' if findings.complete else '; reading stopped early'}"]
+    output = [
+        f"{len(prompts)} prompts of {_rows(findings)} rows{'' if findings.complete else '; reading stopped early'}"
+    ]
     if prompts:
         output += _prompt_lines(prompts, tokenizer)
     if findings.drops.dropped:
@@ -82,17 +102,22 @@ def lines(findings: Findings, tokenizer: "PreTrainedTokenizerBase | None") -> li
     return output
 
 
+def _rows(findings: Findings) -> int:
+    """The rows that were read, those that could not be parsed included."""
+    return max(findings.drops.read, len(findings.prompts) + findings.drops.dropped + len(findings.bad))
+
+
 def _prompt_lines(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
     output = [
         f"  first       {shortened(prompts[0].text)}",
-        f"  characters  {_spread([len(prompt.text) for prompt in prompts])}",
+        f"  characters  {_words([len(prompt.text) for prompt in prompts])}",
     ]
     if tokenizer is not None:
-        output.append(f"  tokens      {_spread(token_lengths(tokenizer, prompts))}")
+        output.append(f"  tokens      {_words(token_lengths(tokenizer, prompts))}")
     duplicates = len(prompts) - len({prompt.text for prompt in prompts})
     if duplicates:
         output.append(f"  {duplicates} prompts are identical to an earlier one")
-    output.append(f"  fields      {', '.join(sorted({name for prompt in prompts for name in prompt.reference}))}")
+    output.append(f"  fields      {', '.join(_fields(prompts))}")
     return output + _tags(prompts)
 
 
@@ -124,19 +149,31 @@ def load_spec(file: Path, recipe: str | None) -> list[tuple[str, DataSpec, Path 
     return found + ([("evaluation.data", evaluation.data, job.model.path)] if evaluation is not None else [])
 
 
-def _spread(lengths: Sequence[int]) -> str:
-    low, median, high, top = np.percentile(lengths, [0, 50, 99, 100]).astype(int)
-    return f"min {low}, median {median}, 99% {high}, max {top}, total {sum(lengths)}"
+def spread(lengths: Sequence[int]) -> dict[str, int]:
+    low, median, high, top = np.percentile(lengths, [0, 50, 99, 100]).astype(int).tolist()
+    return {"min": low, "median": median, "p99": high, "max": top, "total": sum(lengths)}
 
 
-def _tags(prompts: Sequence[Prompt]) -> list[str]:
+def _words(lengths: Sequence[int]) -> str:
+    return ", ".join(f"{'99%' if name == 'p99' else name} {value}" for name, value in spread(lengths).items())
+
+
+def _fields(prompts: Sequence[Prompt]) -> list[str]:
+    return sorted({name for prompt in prompts for name in prompt.reference})
+
+
+def _tag_counts(prompts: Sequence[Prompt]) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
     for prompt in prompts:
         for name, value in prompt.tags.items():
             counts.setdefault(name, Counter())[value] += 1
+    return counts
+
+
+def _tags(prompts: Sequence[Prompt]) -> list[str]:
     return [
         f"  tag {name}: "
         + ", ".join(f"{value} {count}" for value, count in sorted(counter.items())[:SHOWN_VALUES])
         + (f" and {len(counter) - SHOWN_VALUES} more" if len(counter) > SHOWN_VALUES else "")
-        for name, counter in sorted(counts.items())
+        for name, counter in sorted(_tag_counts(prompts).items())
     ]

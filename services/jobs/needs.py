@@ -1,13 +1,18 @@
 """The resources that a job needs, and whether the host has them."""
 
+import json
+import math
 import shutil
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from volley.errors import HostError
+from volley.errors import HostError, JobError
 from volley.job import ActorsSpec, EvalJob, RFTJob, RLJob, SFTJob
 from volley.memory import available_memory
+from volley.shape import WIDTHS, Shape, micro_batch_tokens
 
 GIB = 1 << 30
 # Measured resident memory of an idle process of each role, without the model.
@@ -15,6 +20,10 @@ ACTOR_BYTES = int(1.6 * GIB)
 RANK_BYTES = int(0.9 * GIB)
 WORKER_BYTES = int(0.15 * GIB)
 RAY_BYTES = int(0.7 * GIB)
+# Per parameter: weight, gradient, two moments, reference in float32; in bfloat16, with a float32 master copy, as many.
+STATE_BYTES = 20
+PROMPT_TOKENS = 512  # assumed, as the prompts are not read here
+MOST_HEADER = 100 << 20  # bytes; the format's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,8 @@ def _needs(
     trained: RLJob | SFTJob | RFTJob | None = None,
 ) -> Needs:
     """Add up the actors and reward workers of ``sampled`` and the learner of ``trained``."""
-    weights = sum(file.stat().st_size for file in job.model.path.glob("*.safetensors"))
+    parameters = _parameters(job.model.path)
+    weights = parameters * WIDTHS[job.model.dtype]
     cpus = gpus = 0.0
     memory, store = RAY_BYTES, 256 << 20
     processes: list[Mapping[str, float]] = []
@@ -79,12 +89,45 @@ def _needs(
         cpus += spec.ranks * spec.cpus_per_rank
         gpus += spec.ranks * spec.gpus_per_rank
         processes += [_reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)] * spec.ranks
-        full = trained.model.lora is None  # parameters, gradient, two moments, reference; with LoRA only the first
-        memory += spec.ranks * RANK_BYTES + (5 if full else 1) * weights
+        full = trained.model.lora is None  # with LoRA the learner keeps little more than the weights
+        states = 5 * weights if spec.gpus_per_rank else STATE_BYTES * parameters
+        memory += spec.ranks * (RANK_BYTES + _activations(trained)) + (states if full else weights)
         store += 2 * weights if full else 0  # the version in use and the one being sent
     reserving = tuple(process for process in processes if process)
     actors_spec = None if sampled is None else sampled.actors
     return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving), actors_spec)
+
+
+def _parameters(model: Path) -> int:
+    """The number of parameters in the model's files, from their headers."""
+    return sum(
+        math.prod(tensor["shape"])
+        for file in model.glob("*.safetensors")
+        for name, tensor in _header(file).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The header of a safetensors file: shape and dtype of each tensor. Raises `JobError` if there is none."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            return dict(json.loads(opened.read(min(length, MOST_HEADER))))
+    except (OSError, ValueError, struct.error) as error:
+        raise JobError(f"{file} is not a safetensors file: {error}") from error
+
+
+def _activations(job: RLJob | SFTJob | RFTJob) -> int:
+    """Bytes that a rank on a CPU keeps for the backward pass of a micro-batch; 0 on a GPU, or for unknown shapes."""
+    spec, shape, width = job.learner, Shape.of(job.model.path), WIDTHS[job.model.dtype]
+    if spec.gpus_per_rank or shape is None:
+        return 0
+    tokens = micro_batch_tokens(spec, shape, width)
+    if isinstance(job, RLJob):  # a small batch does not fill a micro-batch
+        rows = math.ceil(job.prompts_per_step / spec.ranks) * job.sampling.n
+        tokens = min(tokens, rows * (PROMPT_TOKENS + job.sampling.max_tokens))
+    return tokens * shape.kept_bytes(width, checkpointed=spec.gradient_checkpointing)
 
 
 def _most(*phases: Needs) -> Needs:
@@ -115,7 +158,7 @@ def check_host(needs: Needs, folder: Path) -> None:
     if needs.memory_bytes > available:
         raise HostError(
             f"the run needs about {needs.memory_bytes / GIB:.1f} GiB of memory and {available / GIB:.1f} GiB are free: "
-            "lower actors.count, actors.kv_cache_gb or learner.ranks, or free memory"
+            "lower actors.count, actors.kv_cache_gb, learner.ranks or learner.tokens_per_micro_batch, or free memory"
         )
     try:
         shared = shutil.disk_usage("/dev/shm").free

@@ -9,8 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from services.recording.terminal import headline_k
 from services.store.folder import RunFolder
 
+HELD_OUT = "held-out prompts"
 INK, FAINT = "#1b1f24", "#d8dee4"
 PALETTE = ("#8c959f", "#d1495b", "#1f77b4", "#2a9d8f", "#edae49", "#6f4e9c")
 STYLE = {
@@ -42,31 +44,54 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
-def learning_curves(folder: RunFolder) -> Path:
-    """``plots/learning_curves.png`` of one run."""
-    return compare_runs({folder.run_id: folder}, folder.plots / "learning_curves.png")
+def learning_curves(folder: RunFolder, k: int | None = None) -> Path:
+    """``plots/learning_curves.png`` of one rl run.
+
+    Args:
+        k: the objective's; see `compare_runs`.
+    """
+    return compare_runs({folder.run_id: folder}, folder.plots / "learning_curves.png", k=k)
 
 
-def compare_runs(runs: Mapping[str, RunFolder], path: Path, colours: Mapping[str, str] | None = None) -> Path:
-    """Training curves of several runs in one picture: mean reward, pass@n within groups, entropy and KL."""
+def loss_curves(folder: RunFolder) -> Path:
+    """``plots/learning_curves.png`` of an sft or rft run: loss and gradient norm."""
+    rows, path = folder.read("metrics"), folder.plots / "learning_curves.png"
+    panels = (("loss", "Loss", "nats per answer token"), ("grad_norm", "Gradient norm", "before clipping"))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 3.4), dpi=150, layout="constrained")
+        for axes, (key, title, unit) in zip(figure.subplots(1, 2).flat, panels, strict=True):
+            _curve(axes, rows, key, folder.run_id, PALETTE[1])
+            _name(axes, title, unit)
+        figure.savefig(path)
+    return path
+
+
+def compare_runs(
+    runs: Mapping[str, RunFolder], path: Path, colours: Mapping[str, str] | None = None, *, k: int | None = None
+) -> Path:
+    """Curves of several runs in one picture: mean reward, pass@k, entropy and KL; held-out evaluations are dashed.
+
+    Args:
+        k: of pass@k within groups; without one, or where rows lack it, the largest in the rows.
+    """
     rows = {name: folder.read("metrics") for name, folder in runs.items()}
-    n = max(int(key.removeprefix("pass_at_")) for row in rows.values() for key in row[0] if key.startswith("pass_at_"))
+    shown = max((headline_k(run[0], k) or 1 for run in rows.values() if run), default=1)
     panels = (
-        ("reward_mean", "Mean reward", "pass@1 on training prompts"),
-        (f"pass_at_{n}", f"pass@{n}", f"share of training prompts solved by one of {n}"),
-        ("entropy", "Entropy", "nats per token"),
-        ("kl_k1", "KL to the start", "nats per token"),
+        ("reward_mean", 1, "Mean reward", "pass@1"),
+        (f"pass_at_{shown}", shown, f"pass@{shown}", f"share of prompts solved by one of {shown}"),
+        ("entropy", None, "Entropy", "nats per token"),
+        ("kl_k1", None, "KL to the start", "nats per token"),
     )
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 6.2), dpi=150, layout="constrained")
-        for axes, (key, title, unit) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        for axes, (key, held_out_k, title, unit) in zip(figure.subplots(2, 2).flat, panels, strict=True):
             for index, (name, run) in enumerate(rows.items()):
                 colour = (colours or {}).get(name) or PALETTE[(index + 1) % len(PALETTE)]
-                _curve(axes, run, key, name, colour)
-            axes.set_title(title)
-            axes.set_ylabel(unit, fontsize=8.5)
-            axes.set_xlabel("step", fontsize=8.5)
-        if len(rows) > 1:
+                _curve(axes, run, key, name if len(rows) > 1 else "training prompts", colour)
+                if held_out_k is not None:
+                    _held_out(axes, runs[name].read("evaluations"), held_out_k, colour)
+            _name(axes, title, unit)
+        if len(figure.axes[0].get_lines()) > 2:  # each training curve is two lines
             figure.axes[0].legend(loc="best")
         figure.savefig(path)
     return path
@@ -112,6 +137,24 @@ def _curve(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, name: str, c
     steps, values = zip(*points, strict=True)
     axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8)
     axes.plot(steps, smooth(values, max(1, len(values) // 20)), color=colour, linewidth=2, label=name)
+
+
+def _held_out(axes: Axes, evaluations: Sequence[Mapping[str, Any]], k: int, colour: str) -> None:
+    """Held-out pass@k by version, with its interval; the first such curve is named in the legend."""
+    points = [(row["version"], each) for row in evaluations for each in row["estimates"] if each["k"] == k]
+    if not points:
+        return
+    versions, means = [version for version, _ in points], [each["mean"] for _, each in points]
+    lows, highs = ([each[end] for _, each in points] for end in ("low", "high"))
+    label = "_" if any(line.get_label() == HELD_OUT for line in axes.get_lines()) else HELD_OUT
+    axes.plot(versions, means, color=colour, linestyle="--", marker="o", markersize=4.5, label=label)
+    axes.fill_between(versions, lows, highs, color=colour, alpha=0.12, linewidth=0)
+
+
+def _name(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title)
+    axes.set_ylabel(unit, fontsize=8.5)
+    axes.set_xlabel("step", fontsize=8.5)
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], k: float) -> None:

@@ -14,6 +14,7 @@ from services.recording.disk_space import DiskGuard
 from services.recording.display import Bar, Display, evaluation_words
 from services.recording.progress import Progress, passed
 from services.recording.sinks.sinks import Sinks
+from services.recording.terminal import headline_k
 from services.recording.timeline import timeline
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
@@ -31,6 +32,7 @@ class RunRecorder:
         bar: advanced with every step.
         sinks: receive every step and evaluation.
         prompts: the prompts that are trained on, for figures by tag.
+        k: the objective's k, for the note beside the bar.
 
     Attributes:
         disk: guards every write to the run folder.
@@ -45,9 +47,10 @@ class RunRecorder:
         bar: Bar | None = None,
         sinks: Sinks | None = None,
         prompts: Sequence[Prompt] = (),
+        k: int | None = None,
     ) -> None:
         self.folder, self.outbox, self.display, self.bar = folder, outbox, display, bar
-        self.samples_kept, self.sinks = samples_kept, sinks
+        self.samples_kept, self.sinks, self._k = samples_kept, sinks, k
         self.progress = Progress(prompts)
         self.disk = DiskGuard(self._report_disk)
         self._last = time.time()
@@ -65,7 +68,7 @@ class RunRecorder:
         if finished.step % EXCERPT_EVERY == 0:
             await self._excerpt(finished)
         if self.bar is not None:
-            self.bar.advance(_note(row))
+            self.bar.advance(_note(row, self._k))
 
     def start_clock(self, step: int) -> None:
         """Time the step numbered ``step`` from now on, not from the start of the processes before it."""
@@ -205,9 +208,11 @@ def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list
     return rows
 
 
-def _note(row: dict[str, Any]) -> str:
+def _note(row: dict[str, Any], k: int | None) -> str:
+    k = headline_k(row, k)
+    best = f"pass@{k} {row[f'pass_at_{k}']:.3f}  " if k is not None and k > 1 else ""
     divergence = f"KL {row['kl_k1']:.3f}  " if "kl_k1" in row else ""
     return (
-        f"reward {row['reward_mean']:.3f}  live {row['live_group_fraction']:.2f}  "
+        f"reward {row['reward_mean']:.3f}  {best}live {row['live_group_fraction']:.2f}  "
         f"{divergence}{row['samples_per_second']:.0f} samples/s"
     )

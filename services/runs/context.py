@@ -19,7 +19,7 @@ from services.store.desired import newest_desired
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import Desired
+from services.store.state import Desired, Observed
 from services.tasks import cancel_all
 from volley.errors import HostError, RunStopped
 
@@ -74,15 +74,36 @@ class Run(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def heartbeats(status: Status) -> AsyncIterator[None]:
-    """Report the run's state at regular intervals while the block runs."""
+async def heartbeats(status: Status, display: Display) -> AsyncIterator[None]:
+    """Report the run's state at regular intervals while the block runs, and say what it does when it is silent."""
     reporting = asyncio.create_task(status.report_forever(), name="heartbeat")
+    talking = asyncio.create_task(_keep_talking(status, display), name="display")
     try:
         yield
     finally:
-        reporting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reporting
+        await cancel_all((reporting, talking))
+
+
+async def _keep_talking(status: Status, display: Display) -> None:
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        display.idle(doing(status.observed))
+
+
+def doing(observed: Observed) -> str:
+    """What the run is doing, in a few words."""
+    match observed.state:
+        case "starting" if observed.step >= observed.steps > 0:
+            return "writing the model"
+        case "starting" | "stopping":
+            return f"still {observed.state}"
+        case "running" if observed.groups:
+            groups = "  ".join(f"{name} {count}" for name, count in observed.groups.items())
+            return "  ".join([f"groups: {groups}", *observed.waiting[:1]])
+        case "running":
+            return "working"
+        case state:
+            return f"{state}: {observed.problem}" if observed.problem else state
 
 
 @contextlib.asynccontextmanager

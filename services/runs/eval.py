@@ -44,7 +44,7 @@ class EvalRun:
         return cls(job, encoded, needed_length(encoded, room["room"]), turns_of(job.turns, tokenizer))
 
     async def run(self, context: Context) -> None:
-        """Evaluate the job's model, which is version 0.
+        """Evaluate the job's model.
 
         Every sample goes to ``samples.jsonl``. Prompts that an interrupted driver sampled there are not sampled again;
         if all of them were, no process is started. The folder holds one evaluation, however often it is resumed.
@@ -66,7 +66,7 @@ class EvalRun:
             turns=self.turns,
         )
         terms = terms_of(None, job.weights, None)
-        evaluation = evaluation_of(prompts, sampled, job.ks, terms=terms, version=0, seed=job.seed)
+        evaluation = evaluation_of(prompts, sampled, job.ks, terms=terms, version=job.version, seed=job.seed)
         (folder.path / "evaluations.jsonl").unlink(
             missing_ok=True
         )  # an earlier driver's evaluation: the same, or incomplete

@@ -94,7 +94,10 @@ class RLRun:
             pools = await self._start(with_desired_counts(job, desired), context, stack)
             with display.bar(f"{job.name} steps", job.steps) as bar:
                 prompts = [encoded.prompt for encoded in self.prompts]
-                recorder = RunRecorder(folder, context.outbox, display, job.samples_kept, bar, context.sinks, prompts)
+                recorder = RunRecorder(
+                    *(folder, context.outbox, display, job.samples_kept, bar, context.sinks, prompts),
+                    k=getattr(job.objective, "k", None),
+                )
                 session = RLSession(self, context, recorder, stack, pools, desired)
                 with context.stop_signal.grace_period(job.checkpoint.grace_s):
                     finished = await session.run()
@@ -103,7 +106,7 @@ class RLRun:
             await pools.learner.export(folder.model)
         from services.recording import plots  # imported here because matplotlib takes a second
 
-        plots.learning_curves(folder)
+        plots.learning_curves(folder, getattr(job.objective, "k", None))
         display.say(f"  model: {folder.model}")
 
     async def _start(self, sized: RLJob, context: Context, stack: contextlib.AsyncExitStack) -> "Pools":

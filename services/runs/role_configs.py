@@ -37,7 +37,7 @@ def rl_learner_config(job: RLJob, folder: RunFolder) -> LearnerConfig:
         objective=job.objective,
         temperature=job.sampling.temperature,
         max_lag=job.max_lag,
-        ks=powers_of_two(job.sampling.n),
+        ks=tuple(sorted({*powers_of_two(job.sampling.n), getattr(job.objective, "k", None) or 1})),
         prefix=f"{folder.run_id}-",
     )
 

@@ -109,6 +109,8 @@ async def run_alone(
         try:
             needs = needs_of(job)
             check_host(needs, folder.path)
+            if servers := " and ".join(name for name, url in (("Redis", redis_url), ("Ray", ray_address)) if not url):
+                display.say(f"starting {servers}")
             async with local_stack(
                 needs,
                 folder.logs,
@@ -147,7 +149,7 @@ async def run_on(
         if await store.record(folder.run_id) is None:
             await store.create(_record(run.job, folder))
         sinks = Sinks(run.job, folder, partial(_report_trouble, RunRecorder(folder, outbox, display, samples_kept=0)))
-        status = Status(outbox, await store.observed(folder.run_id))
+        status = Status(outbox, await store.observed(folder.run_id), folder)
         stop_signal = stop_signal or StopSignal()
         context = Context(folder, store, outbox, display, status, sinks, checkpoint, stop_signal)
         folder.write_summary(_summary(run.job, folder, "running"))
@@ -155,7 +157,7 @@ async def run_on(
             display.say(f"note: {notice}")
         ended_by: BaseException | None = None
         try:
-            async with heartbeats(status), sinks:
+            async with heartbeats(status, display), sinks:
                 await run.run(context)
         except RunStopped as stop:
             ended_by = stop

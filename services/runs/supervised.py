@@ -64,6 +64,9 @@ async def fine_tune(
                 if stop_signal.requested.is_set() and step + 1 < plan.steps:
                     raise context.stop_exception()
         await learner.export(folder.model)
+    from services.recording import plots  # imported here because matplotlib takes a second
+
+    plots.loss_curves(folder)
     display.say(f"  model: {folder.model}")
 
 

@@ -40,6 +40,8 @@ from volley.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
 
+LEAST_CPUS = 4  # two actors, four reward workers and a rank reserve 3.4; two runs with default counts 4.2
+
 
 class UpSettings(Spec):
     """The settings of a stack, from the options of ``volley up``."""
@@ -69,8 +71,8 @@ class UpSettings(Spec):
 
 
 def default_cpus() -> int:
-    """Return the number of CPUs for Ray; more than a small machine has, because the roles of a run share cores."""
-    return max(os.cpu_count() or 1, 8)
+    """Return the number of CPUs for Ray: the machine's, but enough for one run of small models on a few cores."""
+    return max(os.cpu_count() or 1, LEAST_CPUS)
 
 
 def main() -> int:

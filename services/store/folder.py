@@ -9,6 +9,7 @@ ledger.jsonl        one object per group trained on: its prompt and its step
 samples.jsonl       an excerpt of samples with verdicts and advantages; all samples of an eval or rft job
 kept.jsonl          the samples that an rft job trained on: prompt, answer, reward
 evaluations.jsonl   one object per evaluation
+observed.json       the state as the run's driver reported it last, every few seconds while it is live
 summary.json        how the run ended, and how long its roles took to start
 plots/              PNG
 logs/               one file per process
@@ -27,8 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from services.jobs.job_file import Job, dump_job, load_job
+from services.store.state import Observed
 from volley.errors import HostError, JobError
-from volley.files import replace_text
+from volley.files import partial_path, replace_text
+
+OBSERVED = "observed.json"
 
 
 class RunHasEnded(JobError):
@@ -145,6 +149,19 @@ class RunFolder:
     def state(self) -> str:
         """The run's state according to its summary; "" before it has one."""
         return str(self.summary()["state"]) if (self.path / "summary.json").exists() else ""
+
+    def observed(self) -> Observed | None:
+        """The state that the run's driver reported last; None before its first report."""
+        try:
+            return Observed.model_validate_json((self.path / OBSERVED).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def write_observed(self, observed: Observed) -> None:
+        """Replace `OBSERVED`, atomically. It is not synced to disk: the next report replaces it."""
+        partial = partial_path(self.path / OBSERVED)
+        partial.write_text(observed.model_dump_json(indent=2) + "\n")
+        partial.replace(self.path / OBSERVED)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -6,6 +6,7 @@ Observed    what is: written every few seconds by the run's driver, and by the s
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -84,3 +85,13 @@ class Observed(Spec):
         """Return whether the run has not ended but its driver has been silent for too long."""
         silent = (time.time() if now is None else now) - self.updated
         return self.state not in ENDED and self.state != "queued" and silent > LOST_SECONDS
+
+
+def objective_text(objective: Mapping[str, Any]) -> str:
+    """Format an objective as in ``max_at_k k=8``, ``max_at_k 1:0.5 8:0.5`` or ``max_at_k harmonic 16``."""
+    kind, weights = str(objective.get("kind", "")), objective.get("weights")
+    if isinstance(weights, Mapping):
+        return " ".join([kind, *(f"{k}:{weight:g}" for k, weight in weights.items())])
+    if weights == "harmonic":
+        return f"{kind} {weights} {objective.get('order')}"
+    return f"{kind} k={objective['k']}" if kind and objective.get("k") is not None else kind

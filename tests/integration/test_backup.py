@@ -31,7 +31,7 @@ def test_a_run_continues_from_a_backup_taken_while_it_trained(tmp_path: Path) ->
     service, copy = Service(tmp_path), tmp_path / "copies" / "monday"
     service.up()
     try:
-        run = service.json("submit", str(file))["record"]["id"]
+        run = service.json("submit", str(file))["id"]
         service.wait(run, lambda now: now["step"] >= 20)
         backup(service.home, copy)
         kept = max(int(path.name.removeprefix("step-")) for path in (copy / "runs" / run / "checkpoints").iterdir())
@@ -48,7 +48,7 @@ def test_a_run_continues_from_a_backup_taken_while_it_trained(tmp_path: Path) ->
         view = service.json("show", run)
     finally:
         service.run("down")
-    folder = Path(view["record"]["folder"])
+    folder = Path(view["folder"])
     check_exact(folder, view, STEPS)
     assert [row["step"] for row in rows(folder / "events.jsonl") if row["kind"] == "resumed"] == [kept]
     assert (folder / "model" / "model.safetensors").exists()

@@ -31,7 +31,7 @@ SMALLER: dict[str, Any] = {"prompts_per_step": 4, "checkpoint": {"every": 1}, "l
 STEPS = {"sft": 3, "rl": 2}
 CHANGED = (
     (r"\.venv/bin/", ""),
-    (r"\bvolley up\b", "volley up --port 0 --object-store-mb 400"),
+    (r"\bvolley up\b", "volley up --port 0 --object-store-mb 400 --cpus 8"),
     (r"\bvolley down\b", "true"),  # one stack for all pages, which is stopped after the last one
     (r"--supervised 20000 --train 2000 --heldout 50", "--supervised 400 --train 40 --heldout 4"),
     (r"\b(volley \w+ )RUN\b", r'\1"$(newest)"'),

@@ -55,7 +55,7 @@ class Service:
 
     def up(self) -> None:
         told = self.json(
-            *("up", "--port", "0", "--object-store-mb", "400"),
+            *("up", "--port", "0", "--object-store-mb", "400", "--cpus", "8"),
             *("--import-from", str(Path.cwd()), "--allow-code", "tests"),
         )
         assert told["started"]
@@ -116,8 +116,8 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(service: Service, job: Path, tmp_path: Path) -> None:
-    run = service.json("submit", str(job), "--key", "once")["record"]["id"]
-    assert service.json("submit", str(job), "--key", "once")["record"]["id"] == run
+    run = service.json("submit", str(job), "--key", "once")["id"]
+    assert service.json("submit", str(job), "--key", "once")["id"] == run
     follower = service.start("show", run, "--follow", "--json")
     service.wait(run, lambda now: now["step"] >= 12)
     service.run("scale", run, "--actors", "2")
@@ -137,7 +137,7 @@ def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(service: Servi
     assert follower.returncode == 0, out
     told = [json.loads(line) for line in out.splitlines()]
     assert {"observed", "metrics", "events"} <= {event["event"] for event in told}
-    check_exact(Path(service.json("show", run)["record"]["folder"]), service.json("show", run))
+    check_exact(Path(service.json("show", run)["folder"]), service.json("show", run))
     check_export(service, run, tmp_path)
     assert "Traceback" not in service.run("logs", run, "driver")
     assert service.run("pause", run, code=4) == ""
@@ -149,9 +149,9 @@ def test_down_leaves_no_process_and_up_resumes_the_run(service: Service, job: Pa
     service.look()
     assert "127.0.0.1" in listened_on(service.seen)
     assert listened_on(service.seen) <= {"127.0.0.1", "::ffff:127.0.0.1"}
-    run = service.json("submit", str(job))["record"]["id"]
+    run = service.json("submit", str(job))["id"]
     service.wait(run, lambda now: now["step"] >= 20)
-    folder = Path(service.json("show", run)["record"]["folder"])
+    folder = Path(service.json("show", run)["folder"])
     assert not service.json("up")["started"]
     service.run("down")
     wait_until_gone(service.seen, 30)
@@ -164,7 +164,7 @@ def test_down_leaves_no_process_and_up_resumes_the_run(service: Service, job: Pa
     assert resumed == done, "no step is repeated"
     service.run("stop", run)
     stopped = service.wait(run, lambda now: now["state"] == "stopped")["step"]
-    assert (Path(service.json("show", run)["record"]["folder"]) / "checkpoints" / f"step-{stopped}").is_dir()
+    assert (Path(service.json("show", run)["folder"]) / "checkpoints" / f"step-{stopped}").is_dir()
     service.run("down")
     wait_until_gone(service.seen, 30)
 
@@ -211,7 +211,7 @@ def check_exact(folder: Path, view: dict[str, Any], steps: int = STEPS) -> None:
 
 def check_export(service: Service, run: str, tmp_path: Path) -> None:
     """Assert that the export of the last checkpoint equals the model that the learner exported."""
-    folder = Path(service.json("show", run)["record"]["folder"])
+    folder = Path(service.json("show", run)["folder"])
     told = service.json("export", run, "--out", str(tmp_path / "exported"))
     assert told["checkpoint"] == STEPS
     ours, learners = (load_file(where / "model.safetensors") for where in (tmp_path / "exported", folder / "model"))

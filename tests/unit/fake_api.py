@@ -77,10 +77,11 @@ class FakeApi:
             return JSONResponse(self.add(job["name"] + "-1"), 201)
 
         @app.get("/v1/runs")
-        async def listing(limit: int = 50, cursor: int = 0) -> dict[str, Any]:
-            items = [self._summary(view) for view in reversed(self.runs.values())][cursor : cursor + min(limit, 2)]
+        async def listing(limit: int = 50, cursor: int = 0, id_prefix: str = "") -> dict[str, Any]:
+            found = [view for name, view in reversed(self.runs.items()) if name.startswith(id_prefix)]
+            items = [self._summary(view) for view in found[cursor : cursor + min(limit, 2)]]
             more = cursor + len(items)
-            return {"items": items, "next": str(more) if more < len(self.runs) else None}
+            return {"items": items, "next": str(more) if more < len(found) else None}
 
         @app.get("/v1/runs/{run_id}")
         async def get(run_id: str) -> dict[str, Any]:

@@ -128,17 +128,17 @@ def test_while_scoring_fails_one_group_at_a_time_probes_it(monkeypatch: pytest.M
     monkeypatch.setattr("services.coordinator.scoring_health.time.monotonic", lambda: now[0])
     made, _, _ = admission(infra_errors={"window": 2}, steps=9)
     assert admit_all(made) == [0, 1, 2, 3]
-    assert [_fail(made, group_id) for group_id in (0, 1)] == [False, True], "the second one fills the window"
+    assert [_fail(made, group_id) for group_id in (0, 1)] == [["trouble"], ["paused"]], "the second fills the window"
     assert "100% of the samples of the last 2 groups could not be scored" in made.scoring_problem
     assert made.pause_reason(RUNNING) == made.scoring_problem
     assert admit_all(made) == [], "two groups are still under way"
-    assert [_fail(made, group_id) for group_id in (2, 3)] == [False, False]
+    assert [_fail(made, group_id) for group_id in (2, 3)] == [[], []]
     assert admit_all(made) == [4], "one probe"
     assert not _fail(made, 4)
     assert admit_all(made) == [], "the next probe is due a second later"
     now[0] += 1.0
     assert admit_all(made) == [5]
-    assert made.scored(5, SCORED), "the pause is over"
+    assert made.scored(5, SCORED) == [("unpaused", "")]
     assert made.scoring_problem == made.pause_reason(RUNNING) == ""
 
 
@@ -147,13 +147,25 @@ def test_scoring_that_fails_for_too_long_ends_the_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr("services.coordinator.scoring_health.time.monotonic", lambda: now[0])
     made, _, _ = admission(infra_errors={"window": 1, "give_up_s": 60})
     admit_all(made)
-    assert _fail(made, 0)
+    assert _fail(made, 0) == ["trouble", "paused"]
     now[0] += 61.0
     with pytest.raises(NoSignal, match=r"could not be scored for 61 s .* the last because: boom"):
         _fail(made, 1)
 
 
-def _fail(made: Admission, group_id: int) -> bool:
-    changed = made.scored(group_id, UNSCORED)
+def test_the_first_reasons_of_unscored_samples_are_reported_with_advice() -> None:
+    made, _, _ = admission(steps=9, max_lag=9)
+    admit_all(made)
+    found = []
+    for group_id, reason in enumerate(("KeyError: 'a'", "KeyError: 'a'", "b", "c", "d")):
+        verdicts = [Verdict(VerdictStatus.PASSED, 1.0), Verdict(VerdictStatus.INFRA_ERROR, None, detail=reason)]
+        found += made.scored(group_id, Scores.pack(verdicts))
+    assert [kind for kind, _ in found] == ["trouble"] * 3, "few enough to be read"
+    assert "leaves its group: KeyError: 'a'. `volley logs RUN reward-0` shows" in found[0][1]
+
+
+def _fail(made: Admission, group_id: int) -> list[str]:
+    """The kinds of events that one more unscored group causes."""
+    news = made.scored(group_id, UNSCORED)
     made.drop(group_id, "0 of 2 samples could be scored")
-    return changed
+    return [kind for kind, _ in news]

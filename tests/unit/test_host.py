@@ -1,15 +1,27 @@
 """What a job needs from its host, and a clear error if the host lacks it."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from services.cli.doctor import examine
 from services.jobs.needs import GIB, Needs, check_host, needs_of
-from volley.errors import HostError
+from services.stack.keeper import default_cpus
+from volley.base import replaced
+from volley.errors import HostError, JobError
 from volley.job import RLJob
+from volley.shape import Shape, micro_batch_tokens
+from volley.update import LearnerSpec
+
+SMOLLM2 = {
+    **{"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3},
+    **{"intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True},
+}
 
 
 def job(model: Path, **changes: Any) -> RLJob:
@@ -31,8 +43,56 @@ def test_needs_grow_with_every_role_and_with_the_model(tmp_path: Path) -> None:
     more = needs_of(job(tmp_path, actors={"count": 2}, learner={"ranks": 2}, reward_workers={"count": 3}))
     assert more.cpus == pytest.approx(small.cpus + 1 + 1 + 0.2)
     assert more.memory_bytes > small.memory_bytes + 2 * GIB
-    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
-    assert needs_of(job(tmp_path)).memory_bytes - small.memory_bytes == (1 + 5 + 2) << 20
+    save_file({"w": torch.zeros(1 << 18, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    assert needs_of(job(tmp_path)).memory_bytes - small.memory_bytes == (1 + 5 + 2) << 20, "the job computes in float32"
+    half = job(tmp_path)
+    half = replaced(half, model=replaced(half.model, dtype="bfloat16"))
+    assert needs_of(half).memory_bytes - small.memory_bytes == (1 + 10 + 2) << 19, "ZeRO keeps a float32 master copy"
+
+
+def test_the_activations_of_a_micro_batch_are_part_of_the_needs(tmp_path: Path) -> None:
+    without = needs_of(job(tmp_path)).memory_bytes
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    shape = Shape.of(tmp_path)
+    assert shape is not None
+    per_token = 30 * ((6 * 576 + 2 * 192 + 4 * 1536) * 4 + 2 * 576 * 4)
+    assert shape.kept_bytes(4, checkpointed=False) == per_token
+
+    def kept(**changes: Any) -> int:
+        return needs_of(job(tmp_path, **changes)).memory_bytes - without
+
+    assert kept() == 1024 * per_token, "a power of two that keeps less than 2 GiB"
+    assert kept(learner={"tokens_per_micro_batch": 4096}) == 4096 * per_token
+    assert kept(learner={"tokens_per_micro_batch": 10**6}, prompts_per_step=1, sampling={"n": 4, "max_tokens": 88}) == (
+        4 * (512 + 88) * per_token
+    ), "no more than a batch"
+    assert kept(learner={"gpus_per_rank": 1}) == 0
+    assert kept(learner={"gradient_checkpointing": True}) < 1 << 31
+
+
+def test_a_micro_batch_is_large_for_a_small_model_and_on_a_gpu(tmp_path: Path) -> None:
+    def tokens(shape: dict[str, Any] | None, **learner: Any) -> int:
+        made = None if shape is None else Shape.of_config(shape)
+        return micro_batch_tokens(LearnerSpec.model_validate(learner), made, 4)
+
+    small = {**SMOLLM2, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    assert tokens(small) == 16384
+    assert tokens(SMOLLM2, gpus_per_rank=1) == tokens(None) == 16384
+    assert tokens({**SMOLLM2, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}) == 512
+    assert tokens(SMOLLM2, tokens_per_micro_batch=100) == 100
+
+
+def test_a_file_that_is_not_safetensors_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
+    with pytest.raises(JobError, match=r"model\.safetensors is not a safetensors file"):
+        needs_of(job(tmp_path))
+
+
+def test_the_service_offers_the_machines_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert default_cpus() == 4, "one run with a second actor, but not two runs"
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert default_cpus() == 6
 
 
 def test_too_little_memory_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

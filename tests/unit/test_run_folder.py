@@ -1,9 +1,11 @@
 """What a run writes to its folder, and what a resumed run keeps of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from services.cli import app
@@ -80,6 +82,43 @@ def test_plots_are_drawn_from_rows(folder: RunFolder, tmp_path: Path) -> None:
     assert plots.learning_curves(folder).read_bytes().startswith(PNG)
     row = {"estimates": [{"k": k, "mean": 0.1 * k, "low": 0.05 * k, "high": 0.12 * k} for k in (1, 2, 4)]}
     assert plots.pass_at_k({"a": row, "b": row}, tmp_path / "p.png").read_bytes().startswith(PNG)
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that are drawn from now on."""
+    figures: list[Any] = []
+
+    def made(**options: Any) -> Figure:
+        figures.append(Figure(**options))
+        return figures[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(plots, "Figure", made)
+    return figures
+
+
+def test_curves_have_the_jobs_k_and_the_held_out_prompts(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = drawn(monkeypatch)
+    folder.append(
+        "metrics", [{"step": s, "reward_mean": 0.1, **{f"pass_at_{k}": k / 99 for k in (1, 4, 6, 16)}} for s in (0, 1)]
+    )
+    estimates = [{"k": k, "mean": 0.05 * k, "low": 0.0, "high": 1.0} for k in (1, 6)]
+    folder.append("evaluations", [{"version": version, "estimates": estimates} for version in (0, 2)])
+    plots.learning_curves(folder, k=6)
+    first, second, *_ = figures[0].axes
+    assert second.get_title(loc="left") == "pass@6"
+    assert second.get_lines()[0].get_ydata().tolist() == pytest.approx([6 / 99] * 2)
+    for axes, mean in ((first, 0.05), (second, 0.3)):
+        (held_out,) = [line for line in axes.get_lines() if line.get_label() == "held-out prompts"]
+        assert list(held_out.get_xdata()) == [0, 2]
+        assert list(held_out.get_ydata()) == pytest.approx([mean, mean])
+    assert [text.get_text() for text in first.get_legend().get_texts()] == ["training prompts", "held-out prompts"]
+
+
+def test_supervised_runs_have_a_plot_of_their_loss(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = drawn(monkeypatch)
+    folder.append("metrics", [{"step": step, "loss": 2.0 - step, "grad_norm": 0.5} for step in (0, 1)])
+    assert plots.loss_curves(folder) == folder.plots / "learning_curves.png"
+    assert figures[0].axes[0].get_lines()[0].get_ydata().tolist() == [2.0, 1.0]
 
 
 def test_smoothing_keeps_a_constant_and_the_length() -> None:

@@ -11,7 +11,6 @@ from fastapi.responses import PlainTextResponse
 from services.api.auth import READ
 from services.api.context import Ctx, RunPath
 from services.api.index import CURSOR_HINT, cursor_of, place_of
-from services.api.logs import DRIVER, NAME, Piece, log_files, read_log
 from services.api.openapi import problems
 from services.api.problems import Problem
 from services.api.routes.answers import as_json, raw_json
@@ -26,6 +25,7 @@ from services.api.schemas import (
     SamplePage,
     Series,
 )
+from services.store.logs import DRIVER, NAME, Piece, log_files, read_log
 
 read = APIRouter(prefix="/v1/runs/{run_id}", tags=["data"], dependencies=[READ], responses=problems(404))
 
@@ -130,7 +130,8 @@ async def get_timeline(
 async def list_logs(run_id: RunPath, context: Ctx) -> Response:
     """The processes that have a log."""
     record, _, _ = await context.find_run(run_id)
-    files = await asyncio.to_thread(log_files, Path(record.folder))
+    found = await asyncio.to_thread(log_files, Path(record.folder))
+    files = [LogFile(process=file.process, bytes=file.bytes) for file in found]
     if context.launcher is not None and all(file.process != DRIVER for file in files):
         files = [LogFile(process=DRIVER, bytes=None), *files]
     return as_json(LogList(items=files))

@@ -84,12 +84,13 @@ async def list_runs(
         list[Annotated[str, StringConstraints(pattern=TAG)]] | None,
         Query(description="KEY=VALUE; a run must match all of several", max_length=32),
     ] = None,
+    id_prefix: Annotated[str | None, Query(max_length=128, description="beginning of the id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=400, description="`next` of the previous page")] = None,
 ) -> Response:
     """Runs, newest first."""
     tags = tuple((key, value) for key, _, value in (each.partition("=") for each in tag or ()))
-    return as_json(await context.index.page(Filter(state, kind, name, tags), limit=limit, cursor=cursor))
+    return as_json(await context.index.page(Filter(state, kind, name, tags, id_prefix), limit=limit, cursor=cursor))
 
 
 @read.get("/runs/{run_id}", response_model=RunView, responses=problems(404))

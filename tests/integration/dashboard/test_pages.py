@@ -229,6 +229,24 @@ async def test_nothing_scrolls_sideways_on_a_phone(visit: Open, address: str) ->
         assert box is None or box["x"] + box["width"] <= NARROW["width"], await part.evaluate("e => e.outerHTML")
 
 
+TOPS = """async () => {
+    const {calmTop} = await import("/js/charts/range.js");
+    return [
+        calmTop([12, 2, 2, 2.1, 2], 12), calmTop([2, 2.1, 2, 1.9, 4], 4),
+        calmTop([9, 1], 9), calmTop([0, 0, 0, 0, 3], 3),
+        calmTop([null, 10, ...new Array(99).fill(1), 10], 10),
+        calmTop([...new Array(10).fill(9), ...new Array(10).fill(1)], 9),
+    ];
+}"""
+
+
+async def test_one_long_step_does_not_flatten_the_others(visit: Open) -> None:
+    page = await visit(RUNNING)
+    chart = page.locator(".chart", has_text="Seconds per step")
+    await expect(chart.locator("header")).to_contain_text(re.compile(r"cut off at \d.* highest \d"))
+    assert await page.evaluate(TOPS) == [2.1 * 1.25, 4, 9, 3, 1.25, 9], "few or common values are whole"
+
+
 async def colours(page: Page) -> tuple[float, float]:
     found = await page.evaluate(ROLE_OF_COLOURS)
     return found["page"], found["text"]

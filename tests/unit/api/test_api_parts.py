@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.api.cluster import holders, node_view
-from services.api.index import Filter, RunCard, cursor_of, objective_text, place_of
+from services.api.index import Filter, RunCard, cursor_of, place_of
 from services.api.live import BACKLOG, Message, Subscription, entries_event, only_new, position_text, positions_of
 from services.api.problems import Problem
 from services.api.settings import ApiSettings
-from services.store.state import Observed, RunRecord
+from services.store.state import Observed, RunRecord, objective_text
 
 
 @pytest.mark.parametrize(

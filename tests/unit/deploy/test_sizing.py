@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.sizing import GIB, SHAPES, Shape, Sizing, page, size
+from benchmarks.sizing import GIB, SHAPES, Sizing, page, shape_of, size
 from volley.job import JOB, ModelSpec, RLJob
 from volley.lora import LoraSpec
 
@@ -24,7 +24,7 @@ def load(path: Path, **changes: Any) -> RLJob:
 
 def sized(job: RLJob, **changes: Any) -> Sizing:
     options = {"gpu_bytes": 80 * GIB, "nic_gbit": 100, "prompt_tokens": 512, **changes}
-    return size(job, Shape.of(job.model.path), **options)
+    return size(job, shape_of(job.model.path), **options)
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
@@ -49,7 +49,7 @@ def test_the_page_shows_what_the_calculator_prints() -> None:
     ("name", "billions"), [("qwen2.5-1.5b", 1.543714304), ("qwen2.5-7b", 7.615616512), ("qwen2.5-32b", 32.763876352)]
 )
 def test_parameters_of_published_models(name: str, billions: float) -> None:
-    assert Shape.of(Path(name)).parameters == round(billions * 1e9)
+    assert shape_of(Path(name)).parameters == round(billions * 1e9)
     assert (SHAPES / f"{name}.json").exists()
 
 
@@ -68,16 +68,16 @@ def test_parameter_counts_equal_those_of_a_real_model(tmp_path: Path) -> None:
     )
     config.save_pretrained(tmp_path)
     model = LlamaForCausalLM(config)
-    shape = Shape.of(tmp_path)
+    shape = shape_of(tmp_path)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.kv_bytes == 2 * 3 * 2 * (32 // 4) * 2
 
 
 def test_the_arithmetic_of_one_job() -> None:
-    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), Shape.of(Path("qwen2.5-7b"))
+    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), shape_of(Path("qwen2.5-7b"))
     made = sized(job)
     assert made.state == shape.parameters * 18 / 4
-    assert made.activations == 4096 * shape.activation_bytes
+    assert made.activations == 4096 * shape.activation_bytes(2)
     assert made.reference == shape.parameters * 2 / 4
     assert made.rank == made.state + made.reference + made.activations + 5 * GIB
     assert made.cache == pytest.approx(0.9 * 80 * GIB - 2 * shape.parameters - 5 * GIB)
@@ -95,8 +95,8 @@ def test_with_adapters_frozen_weights_have_no_optimizer_state(tmp_path: Path) ->
         lora = LoraSpec(rank=4, target_modules=targets)
         model = ModelSpec(path=tiny_llama(tmp_path / "tiny", head_dim=16), lora=lora)
         made = sum(each.numel() for _, each in published(load_trained(model, seed=0)))
-        assert Shape.of(model.path).adapters(lora) == made
-    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), Shape.of(Path("qwen2.5-7b"))
+        assert shape_of(model.path).adapters(lora) == made
+    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), shape_of(Path("qwen2.5-7b"))
     adapted = job.model_copy(update={"model": job.model.model_copy(update={"lora": LoraSpec()})})
     parameters = shape.adapters(LoraSpec())
     made_of_it = sized(adapted)
@@ -122,7 +122,7 @@ def test_a_job_that_does_not_fit_is_reported() -> None:
 
 
 def test_offloaded_states_are_not_counted_on_the_gpu() -> None:
-    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), Shape.of(Path("qwen2.5-7b"))
+    job, shape = load(Path("deploy/jobs/gpu-8.yaml")), shape_of(Path("qwen2.5-7b"))
     device = {"device": "cpu"}
     zero = {"zero_optimization": {"offload_optimizer": device}}
     offloading = job.model_copy(update={"learner": job.learner.model_copy(update={"deepspeed": zero})})

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reward_servers.scorers import build_scorer, check_scorer
+from reward_servers.scorers import build_scorer, check_scorer, try_scorer
 from volley.errors import JobError
 from volley.records import Prompt, VerdictStatus
-from volley.scoring import ExactScorer, PythonScorer
+from volley.scoring import ExactScorer, PythonScorer, SumScorer, WeightedTerm
 
 FUNCTIONS = """
 import os, sys, time
@@ -99,3 +99,28 @@ def test_a_failing_function_is_an_infra_error_and_the_next_sample_is_scored() ->
 def test_the_python_target_must_be_importable(target: str, message: str) -> None:
     with pytest.raises(JobError, match=message):
         check_scorer(PythonScorer(target=target), [])
+
+
+def test_a_raising_function_is_quoted_with_its_line_and_its_traceback_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scorer = build_scorer(PythonScorer(target="my_rewards:trouble"))
+    verdicts = scorer.score(Prompt("p", "", {}), ["raise", "raise", "fine"])
+    scorer.close()
+    line = FUNCTIONS.splitlines().index('    if sample == "raise": raise KeyError("gone")') + 1
+    where = f"KeyError: 'gone' (line {line} of my_rewards.py, in trouble)"
+    assert [verdict.detail for verdict in verdicts] == [f"my_rewards:trouble raised {where}"] * 2 + [""]
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert 'if sample == "raise": raise KeyError("gone")' in logged
+    assert "python_child" not in logged, "only the user's frames"
+
+
+@pytest.mark.parametrize(("answer", "told"), [("raise", "KeyError: 'gone'"), ("exit", "exit status 3")])
+def test_trying_a_scorer_raises_what_the_function_raises(answer: str, told: str) -> None:
+    spec = SumScorer(terms=(WeightedTerm(scorer=PythonScorer(target="my_rewards:trouble")),))
+    (called,) = try_scorer(spec, Prompt("p:1", "", {}), "")
+    assert (called[0], called[1].reward) == ("my_rewards:trouble", 1.0)
+    with pytest.raises(JobError, match=rf"called with prompt p:1 and the answer '{answer}': .*{told}") as error:
+        try_scorer(spec, Prompt("p:1", "", {}), answer)
+    assert ("Traceback" in str(error.value)) == (answer == "raise")
+    assert try_scorer(ExactScorer(), Prompt("p:1", "", {}), "") == [], "it names no function"

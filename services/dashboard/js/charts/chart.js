@@ -4,6 +4,7 @@ import uPlot from "../../vendor/uplot.min.js";
 import { h, setText } from "../dom.js";
 import { number, short } from "../format.js";
 import { color, faded } from "../palette.js";
+import { calmTop } from "./range.js";
 
 /**
  * Options
@@ -14,6 +15,7 @@ import { color, faded } from "../palette.js";
  *   xFormat, xName  format and name of the values on the x axis
  *   sync            charts with one key share their cursor
  *   stacked         series are shares, or parts of a sum
+ *   calm            cut off a few values far above the others, and say so
  *   log2            x is the exponent of a power of two
  *
  * Series of `draw`: {label, color (name in the style sheet), values, points (only points), dash, width, band: [low, high],
@@ -27,10 +29,11 @@ export class Chart {
     this.plot = h("div", { class: "plot", role: "img" }, this.none);
     const { title, note, size } = this.options;
     this.at = h("span", { class: "at" });
+    this.note = h("span", { class: "soft clip" }, note ?? "");
     this.element = h(
       "section",
       { class: `card chart ${size ?? ""}` },
-      h("header", {}, h("h3", {}, title), h("span", { class: "soft clip" }, note ?? ""), this.at),
+      h("header", {}, h("h3", {}, title), this.note, this.at),
       this.legend,
       this.plot,
     );
@@ -117,7 +120,7 @@ export class Chart {
         drag: { x: true, y: false },
         points: { size: 7 },
       },
-      scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
+      scales: { x: { time: false }, y: { range: (plot, low, high) => this.range(low, this.calmed(plot, high)) } },
       axes: [
         { ...axis, size: 30, space: 60, values: splits(xFormat), ...this.xSplits() },
         { ...axis, size: 50, space: 34, values: splits(format) },
@@ -130,6 +133,16 @@ export class Chart {
   xSplits() {
     if (this.options.log2) return { splits: () => this.drawn.xs };
     return this.options.wholeX ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5] } : {};
+  }
+
+  /** Where the y axis ends: `high`, or lower if a few of the visible values are far above the others. */
+  calmed(plot, high) {
+    if (!this.options.calm || high === null) return high;
+    const { min, max } = plot.scales.x;
+    const tops = this.columns()[1].filter((_, i) => (min ?? -Infinity) <= this.drawn.xs[i] && this.drawn.xs[i] <= (max ?? Infinity));
+    const top = calmTop(tops, high);
+    setText(this.note, top < high ? `cut off at ${this.options.format(top)}, highest ${this.options.format(high)}` : this.options.note);
+    return top;
   }
 
   range(low, high) {

@@ -237,7 +237,7 @@ export function chartsOf(kind) {
     new Lines({ title: "Distance from the initial model", note: "nats per token", size: "tall", range: [0, null] }, [["kl_k1", "KL (k1)", "series-4"], ["kl_k3", "KL (k3)", "series-0"], ["entropy", "entropy", "series-3"]]),
     new Verdicts(),
     new Lags(),
-    new Lines({ title: "Seconds per step", note: "by what the learner was doing", stacked: true, range: [0, null], format: duration }, TIMES),
+    new Lines({ title: "Seconds per step", note: "by what the learner was doing", stacked: true, calm: true, range: [0, null], format: duration }, TIMES),
     new Lines({ title: "Throughput", note: "samples per second", range: [0, null], format: count }, [["samples_per_second", "samples/s", "series-0"]]),
     speed,
     gradient,

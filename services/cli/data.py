@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from services.cli.options import Json, print_json
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -24,16 +26,22 @@ def check(
     file: Annotated[Path, typer.Argument(help="data file, folder, or job file (YAML)")],
     model: Annotated[Path | None, typer.Option(help="model folder, for lengths in tokens")] = None,
     recipe: Recipe = None,
+    as_json: Json = False,
 ) -> None:
     """Print counts, lengths, tags, dropped rows and every bad row with its line; exit code 1 if there is a bad row."""
-    from services.data.check import examine, lines, load_spec
+    from services.data.check import as_object, examine, lines, load_spec
 
-    bad = False
+    bad, objects = False, []
     for name, spec, of_job in _valid(lambda: load_spec(file, recipe)):
         tokenizer = _tokenizer(model or of_job)
         findings = examine(spec, tokenizer)
-        typer.echo("\n".join([f"{name}:", *lines(findings, tokenizer)]))
+        if as_json:
+            objects.append({"data": name, **as_object(findings, tokenizer)})
+        else:
+            typer.echo("\n".join([f"{name}:", *lines(findings, tokenizer)]))
         bad |= bool(findings.bad or findings.obstacle)
+    if as_json:
+        print_json(objects)
     if bad:
         raise typer.Exit(1)
 
@@ -51,6 +59,7 @@ def convert(
         str | None, typer.Option(help="code: drop problems without a correct solution in this language")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="write the number of dropped rows by reason, JSON")] = None,
+    as_json: Json = False,
 ) -> None:
     """Convert a published data set to JSON lines that a job can read directly."""
     from services.data.files import write_prompts, write_report
@@ -64,9 +73,14 @@ def convert(
     drops = DropReport()
     prompts = read_prompts(spec, report=drops)
     write_prompts(out, prompts)
-    typer.echo("\n".join([f"{out}: {len(prompts)} prompts of {drops.read} rows", *drops.lines()]))
     tags = list(prompts[0].tags)
-    typer.echo(f"in a job: data: {{path: {out}, id_field: id{', tags: [' + ', '.join(tags) + ']' if tags else ''}}}")
+    if as_json:
+        data = {"path": str(out), "id_field": "id", **({"tags": tags} if tags else {})}
+        print_json({"data": data, "prompts": len(prompts), **drops.as_json()})
+    else:
+        typer.echo("\n".join([f"{out}: {len(prompts)} prompts of {drops.read} rows", *drops.lines()]))
+        used = f"path: {out}, id_field: id{', tags: [' + ', '.join(tags) + ']' if tags else ''}"
+        typer.echo(f"in a job: data: {{{used}}}")
     if report is not None:
         write_report(report, drops.as_json())
 
@@ -84,6 +98,7 @@ def decontaminate(
     recipe: Recipe = None,
     prompt_field: Annotated[str, typer.Option(help="field with the prompt, in all sets")] = "prompt",
     against_recipe: Annotated[str | None, typer.Option(help="published layout of the evaluation sets")] = None,
+    as_json: Json = False,
 ) -> None:
     """Find training prompts that overlap with an evaluation set, and write the training set without them."""
     from services.data.decontaminate import find_contaminated, problem_text
@@ -102,8 +117,6 @@ def decontaminate(
             threshold=threshold,
         )
     )
-    exact = sum(each.exact for each in found)
-    typer.echo(f"{len(found)} of {len(training)} prompts overlap: {exact} exactly, {len(found) - exact} by n-grams")
     dropped = {each.index for each in found}
     if out is not None:
         write_prompts(out, [prompt for index, prompt in enumerate(training) if index not in dropped])
@@ -116,8 +129,14 @@ def decontaminate(
         }
         for each in found
     ]
+    overlaps = {"ngram": ngram, "threshold": threshold, "overlaps": rows}
     if report is not None:
-        write_report(report, {"ngram": ngram, "threshold": threshold, "overlaps": rows})
+        write_report(report, overlaps)
+    if as_json:
+        print_json({"prompts": len(training), **overlaps})
+        return
+    exact = sum(each.exact for each in found)
+    typer.echo(f"{len(found)} of {len(training)} prompts overlap: {exact} exactly, {len(found) - exact} by n-grams")
     for row in rows[:20]:
         typer.echo(f"  {row['id']}  {row['overlap']:.2f} of {row['against']}")
 

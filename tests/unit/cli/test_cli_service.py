@@ -2,16 +2,12 @@
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 
 from services.cli import client as remote
-from services.cli import main
 from services.cli.client import ApiClient, read_events
 from services.cli.local import resume_hint
 from services.cli.steer import desired_changes
@@ -21,55 +17,9 @@ from services.stack.folder import StackFolder, StackState
 from services.stack.keeper import UpSettings
 from services.store.desired import read_desired
 from services.store.folder import RunFolder
+from tests.unit.cli.commands import Volley
 from tests.unit.fake_api import FakeApi, served, sse
 from volley.errors import HostError, JobError
-
-Volley = Callable[..., tuple[int, str, str]]
-JOB = {
-    "kind": "rl",
-    "name": "sevens",
-    "steps": 4,
-    "model": {"path": "model"},
-    "data": {"path": "train.jsonl"},
-    "scorer": {"kind": "countdown"},
-    "objective": {"kind": "max_at_k", "k": 8},
-}
-
-
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeApi]:
-    fake = FakeApi()
-    for name in ("VOLLEY_TOKEN", "VOLLEY_SERVER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("VOLLEY_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
-    with served(fake.app) as url:
-        monkeypatch.setenv("VOLLEY_SERVER", url)
-        yield fake
-
-
-@pytest.fixture
-def volley(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Volley:
-    """Run one command; returns its exit code, output and errors."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["volley", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
-
-    return run
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(JOB))
-    return file
-
 
 # ---- runs ----------------------------------------------------------------------------------------------------------
 
@@ -77,7 +27,7 @@ def job_file(tmp_path: Path) -> Path:
 def test_submit_sends_the_resolved_job_with_absolute_paths(api: FakeApi, volley: Volley, job_file: Path) -> None:
     code, out, _ = volley("submit", str(job_file), "--set", "steps=7", "--tag", "who=me", "--key", "k1", "--json")
     assert code == 0
-    assert json.loads(out)["record"]["id"] == "sevens-1"
+    assert json.loads(out)["id"] == "sevens-1"
     method, path, headers, body = api.seen[-1]
     assert (method, path, headers["idempotency-key"]) == ("POST", "/v1/runs", "k1")
     assert body["tags"] == {"who": "me"}

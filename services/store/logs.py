@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from services.api.schemas import LogFile
-
 DRIVER = "driver"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _TEXT = frozenset({".log", ".out", ".err", ".txt", ".jsonl"})
@@ -17,8 +15,16 @@ _CHARACTER = 4  # bytes of the longest one in UTF-8
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes within a character
 
 
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A process of a run that has a log, and the log's size."""
+
+    process: str
+    bytes: int
+
+
 def log_files(folder: Path) -> list[LogFile]:
-    """Return the log files in ``folder/logs``; none if this server cannot see the folder."""
+    """Return the log files in ``folder/logs``; none if this machine cannot see the folder."""
     try:
         with os.scandir(folder / "logs") as entries:
             found = [

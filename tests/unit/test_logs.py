@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.api.logs import Piece, read_log
 from services.cli import follow
 from services.cli.client import ApiClient
+from services.cli.sources import ServiceRun
+from services.store.logs import Piece, read_log
 from tests.unit.fake_api import FakeApi, served
 
 
@@ -66,5 +67,5 @@ def test_following_a_log_prints_everything_appended(
     monkeypatch.setattr(follow, "LOG_BYTES", 16)
     monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=grow))
     with served(fake.app) as url, ApiClient(url, None) as api, pytest.raises(KeyboardInterrupt):
-        follow.follow_log(api, "a", "driver", 5)
+        follow.follow_log(ServiceRun(api, "a"), "driver", 5, as_json=False)
     assert capsys.readouterr().out == "there and more\n" + "x" * 100 + "\n"
