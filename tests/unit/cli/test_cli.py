@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -96,11 +95,10 @@ def job(tmp_path: Path) -> Path:
 
 def failed(job: Path, *arguments: str) -> str:
     """The error line of a ``volley run`` that fails before it starts anything."""
-    begun = time.perf_counter()
     done = volley("run", "job.yaml", *arguments, cwd=job)
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stderr
-    assert time.perf_counter() - begun < 20
+    assert not (job / "runs").exists()
     return done.stderr.strip()
 
 
