@@ -9,5 +9,6 @@ calls      one call: plan, sample, record
 answers    the bodies of OpenAI's API
 http       routes, keys, sizes and errors
 server     the listening socket, on the event loop of the engine
+served     gateway and server of one actor
 groups     n sessions to the `Group` that the learner takes
 """
