@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from actors.gateway.messages import Message, describe_difference, first_difference
 from actors.gateway.rendering import NoEnd, Renderer, Setting
 
-OnRewrite = Literal["drop", "longest"]
+OnRewrite = Literal["drop", "keep_longest"]
 
 
 class End(StrEnum):

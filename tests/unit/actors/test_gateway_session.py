@@ -83,7 +83,7 @@ def test_another_history_ends_the_session_and_is_named(second: Chat, named: str)
 
 
 def test_another_history_starts_a_branch_if_the_job_keeps_the_longest() -> None:
-    session = Session(Limits(4, 200, 1000, on_rewrite="longest"))
+    session = Session(Limits(4, 200, 1000, on_rewrite="keep_longest"))
     call(session, chat(user("a")), "long reply")
     summary = chat(user("in short: a"))
     prompt = call(session, summary, "b")
@@ -98,7 +98,7 @@ def test_another_history_starts_a_branch_if_the_job_keeps_the_longest() -> None:
 
 
 def test_the_longest_matching_branch_is_continued() -> None:
-    session = Session(Limits(5, 500, 1000, on_rewrite="longest"))
+    session = Session(Limits(5, 500, 1000, on_rewrite="keep_longest"))
     call(session, chat(user("a")), "b")
     call(session, chat(user("a")), "b")
     call(session, chat(user("a"), assistant("b"), user("c")), "d")
