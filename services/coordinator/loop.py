@@ -311,7 +311,7 @@ class Coordinator:
         return None
 
     async def _wait_for_progress(self) -> None:
-        """Wait until a batch can be taken, one more group is ready (not dropped), or the wait's bound may have changed."""
+        """Wait until a batch can be taken, one more group is ready, not dropped, or the wait's bound may change."""
         ready, before = self.buffer.ready, self._wait_conditions()
 
         def progressed() -> bool:

@@ -1,6 +1,8 @@
-"""Whole runs whose samples are made by programs, on the real stack."""
+"""Whole runs whose samples are made by programs, on the real stack; one of them is the example of docs/agents.md."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from services.stack.ephemeral import Stack
 from services.store.folder import RunFolder
 from tests.chat_models import chat_tokenizer
 from tests.models import tiny_llama
+from tests.pages import ROOT, blocks
 
 pytestmark = pytest.mark.integration
 
+VOLLEY = str(Path(sys.executable).parent / "volley")
 TROUBLES = ("raise", "hang", "kill", "rewrite", "defer")
 
 
@@ -142,3 +146,24 @@ async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, in
     assert all(row["reward"] == float("e" in row["sample"]) for row in rows)
     (evaluation,) = done.folder.read("evaluations")
     assert evaluation["estimates"][0]["mean"] == pytest.approx(sum(row["reward"] for row in rows) / 24)
+
+
+async def test_the_example_of_the_page(
+    stack: Stack, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """agents.md, with a smaller model and two steps."""
+    program, job, commands = blocks(ROOT / "docs" / "agents.md")
+    (tmp_path / "agent.py").write_text(program.text)
+    tree = yaml.safe_load(job.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    tree |= {"model": {"path": str(inputs / "model")}, "data": {"path": str(inputs / "train.jsonl")}}
+    tree |= {"steps": 2, "prompts_per_step": 2, "sampling": {"n": 4, "max_tokens": 60}}
+    tree |= {"actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1}}
+    done = await run(stack, tmp_path, tree)
+    last = done.folder.read("metrics")[-1]
+    assert (last["groups_trained"], last["groups_dropped"]) == (4, 0)
+    file = str(tmp_path / "job.yaml")
+    assert commands.text.splitlines() == ["volley check job.yaml", "volley run job.yaml"]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    checked = subprocess.run([VOLLEY, "check", file], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
