@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -273,7 +273,10 @@ class RLSession:
         return ResumePoint.start()
 
     async def _check_served(self) -> float | None:
-        return await check_served(self._pools.actors, self._pools.learner, self._run.job, self._run.prompts[0])
+        first = self._run.prompts[0]
+        if self._run.job.rollout is not None:  # programs make their own prompts, so this one may be too long
+            first = replace(first, tokens_p=first.tokens_p[: max(1, self._run.length // 2)])
+        return await check_served(self._pools.actors, self._pools.learner, self._run.job, first)
 
     async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
         groups = [CheckpointedGroup.of(each, await fetched(each.group)) for each in ready]

@@ -23,6 +23,8 @@ def once(row: dict[str, Any], what: str) -> bool:
 
 async def two_calls(row: dict[str, Any], base_url: str, api_key: str) -> Any:
     """The reward is the share of vowels in both answers."""
+    if once(row, "early"):
+        raise RuntimeError("no luck at all")
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
         first = await client.chat.completions.create(model="any", messages=messages, max_tokens=8)

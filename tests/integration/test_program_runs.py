@@ -1,5 +1,6 @@
 """Whole runs whose samples are made by programs, on the real stack; one of them is the example of docs/agents.md."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tests.pages import ROOT, blocks
 pytestmark = pytest.mark.integration
 
 VOLLEY = str(Path(sys.executable).parent / "volley")
-TROUBLES = ("raise", "hang", "kill", "rewrite", "defer")
+TROUBLES = ("early", "raise", "hang", "kill", "rewrite", "defer")
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     tiny_llama(folder / "model", tokenizer=chat_tokenizer())
     (folder / "flags").mkdir()
-    rows: list[dict[str, Any]] = [
-        {"prompt": f"say {word}", "answer": "x"} for word in ["one", "two", "three", "four", "five"]
-    ]
+    rows: list[dict[str, Any]] = [{"prompt": f"say {word}", "answer": "x"} for word in ("one", "two", "three", "four")]
     rows += [{"prompt": f"then {does}", "answer": "x", "does": does} for does in TROUBLES]
     for name, chosen in (("train", rows), ("heldout", rows[:3])):
         lines = [json.dumps({**row, "flags": str(folder / "flags")}) + "\n" for row in chosen]
@@ -89,7 +88,7 @@ async def test_log_probs_of_all_calls_are_the_learners(trained: Result) -> None:
         assert row["logprob_mismatch_max"] < 1e-4
         assert row["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
         assert row["lag_histogram"] == {"0": row["lag_histogram"]["0"]}
-        assert 1.9 <= row["turns_mean"] <= 2.0
+        assert 1.8 <= row["turns_mean"] <= 2.0
 
 
 async def test_every_group_ends_once(trained: Result) -> None:
@@ -100,9 +99,9 @@ async def test_every_group_ends_once(trained: Result) -> None:
 
 
 async def test_what_fails_leaves_its_group_and_nothing_else(trained: Result) -> None:
-    """Three episodes were lost to a raise, a hang and a rewritten history; those of the killed worker were repeated."""
+    """Four episodes were lost to two raises, a hang and a rewritten history; the killed worker's were repeated."""
     unscored = sum(row.get("verdict_infra_error", 0.0) * 20 for row in trained.folder.read("metrics"))
-    assert unscored == pytest.approx(3)
+    assert unscored == pytest.approx(4)
     deaths = [row for row in trained.folder.read("events") if row["kind"] == "environment_worker_died"]
     assert len(deaths) == 1
     assert "environment-" in deaths[0]["problem"]
@@ -118,7 +117,7 @@ async def test_samples_show_their_calls(trained: Result) -> None:
     for row in rows:
         if row["status"] == "infra_error":
             assert row["reward"] is None
-            assert any(each in row["detail"] for each in ("bad luck", "timeout_s", "rewritten"))
+            assert any(each in row["detail"] for each in ("luck", "timeout_s", "rewritten"))
         else:
             assert "<|im_start|>user\n" + row["prompt"] + " again" in row["earlier"]
     assert {row["status"] for row in rows} <= {"infra_error", "wrong_answer", "passed"}
@@ -165,5 +164,5 @@ async def test_the_example_of_the_page(
     file = str(tmp_path / "job.yaml")
     assert commands.text.splitlines() == ["volley check job.yaml", "volley run job.yaml"]
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    checked = subprocess.run([VOLLEY, "check", file], capture_output=True, text=True, check=False)
+    checked = await asyncio.to_thread(subprocess.run, [VOLLEY, "check", file], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
