@@ -210,7 +210,7 @@ class Engine:
             raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probs, {len(versions)} versions in one call")
         return Drawn(tokens, logprobs, versions, stopped=last.finish_reason == "stop")
 
-    def _params(self, *, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY, **sampling: Any) -> SamplingParams:
+    def _params(self, *, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY, **sampling: object) -> SamplingParams:
         return SamplingParams(
             **sampling,
             stop_token_ids=self._stop_ids,

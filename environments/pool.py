@@ -14,9 +14,10 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -30,6 +31,7 @@ from volley.restarts import Restarts
 from volley.rollout import PROGRAM_GRACE_S
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class EnvironmentPool:
@@ -208,10 +210,10 @@ class EnvironmentPool:
         self._living.discard(worker)
         ray.kill(worker.actor, no_restart=True)
 
-    def _log_of(self, name: str) -> Any:
+    def _log_of(self, name: str) -> Path:
         return self._config.log_dir / f"{name}.log"
 
-    async def _answer(self, worker: "_Worker", ref: Any, awaited: str, seconds: float) -> Any:
+    async def _answer(self, worker: "_Worker", ref: Awaitable[_T], awaited: str, seconds: float) -> _T:
         try:
             async with asyncio.timeout(seconds):
                 return await ref

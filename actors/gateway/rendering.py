@@ -23,13 +23,21 @@ from actors.gateway.messages import BadMessages, Message, parsed
 class Tokenizer(Protocol):
     """The part of a transformers tokenizer used here."""
 
-    chat_template: Any
+    @property
+    def chat_template(self) -> object: ...
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
-    def apply_chat_template(self, conversation: Any, *, tools: Any, tokenize: bool, **options: Any) -> Any: ...
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[Mapping[str, Any]] | None,
+        tokenize: bool,
+        **options: object,
+    ) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
