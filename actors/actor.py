@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from actors import environment, prefork
 from actors.columns import context_of, joined
-from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest, Observation
+from actors.config import (
+    ActorConfig,
+    ActorInfo,
+    ActorUpdate,
+    EpisodesRequest,
+    GenerateRequest,
+    Observation,
+    OpenedSessions,
+)
+from actors.gateway.groups import EpisodeReport
 from actors.uncompiled import uncompiled
 from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
@@ -28,6 +38,7 @@ from volley.weight_group import WeightGroupTerms
 if TYPE_CHECKING:
     from actors.adapters import Merger
     from actors.engine import Engine
+    from actors.gateway.served import ServedGateway
 
 FETCH_SECONDS = 60.0  # limit for one bucket of the weights
 
@@ -44,12 +55,13 @@ class Actor:
         self._engine: Engine | None = None
         self._updating = asyncio.Lock()
         self._merger: Merger | None = None
+        self._gateway: ServedGateway | None = None
 
     async def start(self) -> ActorInfo:
         """Start the engine and wait until it serves at full speed.
 
         Raises:
-            JobError: the model does not load, or vLLM does not have an engine option.
+            JobError: the model does not load, or vLLM does not have an engine option or a parser.
         """
         self._scratch_lock = environment.enter(self._config.actors, self._log, self._scratch)
         on_cpu = self._config.actors.gpus == 0
@@ -62,6 +74,11 @@ class Actor:
             if on_cpu:
                 prefork.use()
             self._engine = await Engine.start(self._config, self._index, self._name, self._log)
+            if self._config.gateway is not None:
+                from actors.gateway.served import ServedGateway
+
+                model = self._config.model.path.name
+                self._gateway = ServedGateway(self._engine, self._config.gateway, model, ray.util.get_node_ip_address())
         return ActorInfo(
             name=self._name,
             pid=os.getpid(),
@@ -97,6 +114,17 @@ class Actor:
 
         turns = await asyncio.gather(*(turn(sample) for sample in range(group.n)))
         return joined(group, after, turns, actor=self._name, seconds=time.perf_counter() - started)
+
+    async def open_sessions(self, request: EpisodesRequest) -> OpenedSessions:
+        """Open the gateway's sessions for the episodes of a group."""
+        return self._episodes.open(request)
+
+    async def close_sessions(
+        self, request: EpisodesRequest, opened: OpenedSessions
+    ) -> tuple[Group, tuple[GroupMeta, tuple[EpisodeReport, ...]]]:
+        """End the sessions and return what they recorded. Call with ``num_returns=2``, as `generate`."""
+        group, reports = await self._episodes.close(request, opened, self._name)
+        return group, (group.meta(), reports)
 
     async def update(self, update: WeightUpdate) -> ActorUpdate:
         """Load ``update`` and serve it. Generation pauses only while the engine loads.
@@ -158,6 +186,8 @@ class Actor:
 
     async def stop(self) -> None:
         """End the engine and remove its scratch folder. The caller then ends this process."""
+        if self._gateway is not None:
+            await self._gateway.stop()
         if self._engine is not None:
             await self._engine.stop()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -167,6 +197,12 @@ class Actor:
         if self._engine is None:
             raise RuntimeError(f"{self._name} was not started")
         return self._engine
+
+    @property
+    def _episodes(self) -> "ServedGateway":
+        if self._gateway is None:
+            raise RuntimeError(f"{self._name} was started without a gateway")
+        return self._gateway
 
 
 async def _fetch(ref: Ref[tuple[NDArray[np.uint8], ...]], version: int) -> tuple[NDArray[np.uint8], ...]:

@@ -57,8 +57,8 @@ def to_group(
     """
     stopped_n = np.array([c.finish_reason == "stop" for c in completions], dtype=np.bool_)
     lengths_n = np.array([len(c.token_ids) for c in completions], dtype=np.int32)
-    tokens_T = _flat([c.token_ids for c in completions], np.int32)
-    logprobs_T = _flat([c.logprobs.logprobs for c in completions], np.float32)
+    tokens_T = flat([c.token_ids for c in completions], np.int32)
+    logprobs_T = flat([c.logprobs.logprobs for c in completions], np.float32)
     versions_T = _versions([c.weight_versions for c in completions])
     if not len(tokens_T) == len(logprobs_T) == len(versions_T) == lengths_n.sum():
         raise ValueError(
@@ -82,7 +82,8 @@ def to_group(
     )
 
 
-def _flat(columns: Sequence[Sequence[float]], dtype: type[_T]) -> NDArray[_T]:
+def flat(columns: Sequence[Sequence[float]], dtype: type[_T]) -> NDArray[_T]:
+    """The columns end to end."""
     return np.fromiter(chain.from_iterable(columns), dtype=dtype)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.gateway.session import Limits
+from volley.gateway import GatewaySpec
 from volley.job import ActorsSpec, ModelSpec
 from volley.records import Group
 from volley.refs import Ref
@@ -22,6 +24,7 @@ class ActorConfig:
         seed: actor i samples with ``seed + i``.
         log_dir: actor i and its engine log to ``actor-<i>.log`` in this folder.
         verify: before serving weights that carry a checksum, recompute it.
+        gateway: how programs call the model; None without programs.
     """
 
     model: ModelSpec
@@ -30,6 +33,7 @@ class ActorConfig:
     seed: int
     log_dir: Path
     verify: bool = False
+    gateway: GatewaySpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,36 @@ class GenerateRequest:
     max_tokens: int
     seed: int | None = None
     after: Observation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodesRequest:
+    """The n episodes of a group, which programs are about to run. Fields as in `GenerateRequest`.
+
+    Attributes:
+        limits: what each episode may use.
+    """
+
+    group_id: int
+    prompt_id: str
+    n: int
+    temperature: float
+    top_p: float
+    limits: Limits
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSessions:
+    """Where the episodes of a group find the model.
+
+    Attributes:
+        url: the base URL for OpenAI's clients.
+        keys: the API key of each episode.
+    """
+
+    url: str
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import gc
 import itertools
 import re
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,13 +16,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from actors.columns import to_group
 from actors.config import ActorConfig, GenerateRequest
+from actors.gateway.session import Drawn
 from actors.options import engine_args, stop_token_ids
 from volley.errors import JobError, WorkerDied
 from volley.processes import last_lines
@@ -30,6 +31,7 @@ from volley.records import Group
 from volley.weight_group import WeightGroupTerms
 
 _T = TypeVar("_T")
+OnTokens = Callable[[list[int]], None]
 EXIT_SECONDS = 5.0
 
 
@@ -70,6 +72,15 @@ class Engine:
         return engine
 
     @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end a sample."""
+        return self._stop_ids
+
+    @property
     def version(self) -> int:
         """The version of the weights with which a new sample starts."""
         return self._version
@@ -104,6 +115,29 @@ class Engine:
         except VLLMClientError as error:
             raise JobError(f"vLLM rejects prompt {request.prompt_id!r}: {error}") from error
         return to_group(request, completions, self._decode, actor=self._name, seconds=time.perf_counter() - started)
+
+    async def draw(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        on_tokens: OnTokens | None,
+    ) -> Drawn:
+        """Draw one answer, as `generate` does. ``on_tokens`` is called with the tokens of each step.
+
+        Raises:
+            JobError: vLLM rejects the prompt.
+        """
+        kind = RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.DELTA
+        params = self._params(n=1, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, kind=kind)
+        await self._open.wait()
+        try:
+            return await self._alive(self._draw(prompt, params, on_tokens))
+        except VLLMClientError as error:
+            raise JobError(f"vLLM rejects the prompt: {error}") from error
 
     async def load(self, version: int, paths: list[str]) -> tuple[float, float]:
         """Load new weights in the middle of samples. Only one call at a time.
@@ -151,23 +185,46 @@ class Engine:
         return WeightTransferInitRequest({"partial": self._config.model.lora is not None, **weight_group})
 
     async def _completions(self, request: GenerateRequest) -> list[CompletionOutput]:
-        params = SamplingParams(
+        params = self._params(
             n=request.n,
             temperature=request.temperature,
             top_p=request.top_p,
             max_tokens=request.max_tokens,
             seed=request.seed,
+        )
+        async for output in self._outputs(request.prompt_p.tolist(), params):
+            final = output
+        return list(final.outputs)
+
+    async def _draw(self, prompt: list[int], params: SamplingParams, on_tokens: OnTokens | None) -> Drawn:
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        async for output in self._outputs(prompt, params):
+            (last,) = output.outputs
+            tokens += last.token_ids
+            logprobs += last.logprobs.logprobs
+            if on_tokens is not None:
+                on_tokens(list(last.token_ids))
+        versions = [int(span.version) for span in last.weight_versions for _ in range(span.start, span.end)]
+        if not len(tokens) == len(logprobs) == len(versions):
+            raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probs, {len(versions)} versions in one call")
+        return Drawn(tokens, logprobs, versions, stopped=last.finish_reason == "stop")
+
+    def _params(self, *, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY, **sampling: object) -> SamplingParams:
+        return SamplingParams(
+            **sampling,
             stop_token_ids=self._stop_ids,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=kind,
         )
+
+    def _outputs(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         # The salt prevents a prompt from reusing cached keys and values of other weights.
-        prompt = tokens_input(request.prompt_p.tolist(), cache_salt=str(self._version))
-        async for output in self._llm.generate(prompt, params, str(next(self._requests))):
-            final = output
-        return list(final.outputs)
+        salted = tokens_input(prompt, cache_salt=str(self._version))
+        outputs: AsyncIterator[RequestOutput] = self._llm.generate(salted, params, str(next(self._requests)))
+        return outputs
 
     async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:
         llm, core = self._llm, self._llm.engine_core

@@ -1,11 +1,12 @@
 """A handle on one actor, for the coordinator's process: calls have deadlines, errors the actor's last log lines."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.actor import Actor, log_path
-from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
+from actors.config import ActorConfig, ActorInfo, ActorUpdate, EpisodesRequest, GenerateRequest, OpenedSessions
+from actors.gateway.groups import EpisodeReport
 from volley.errors import DeadlineExceeded, WorkerDied
 from volley.processes import death_cause, last_lines
 from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
@@ -74,17 +76,52 @@ class ActorHandle:
 
     async def generate(self, request: GenerateRequest) -> tuple[Ref[Group], GroupMeta]:
         """Generate a group. If this call is cancelled or exceeds its deadline, the actor gives the group up too."""
-        self.samples += request.n
-        self.idle.clear()
-        group, meta = self._handle.generate.options(num_returns=2).remote(request)
+        with self.in_flight(request.n):
+            group, meta = self._handle.generate.options(num_returns=2).remote(request)
+            try:
+                return group, await self._answer(meta, f"group {request.group_id}", self._spec.group_deadline_s)
+            except BaseException:
+                ray.cancel(meta)
+                asyncio.gather(group, meta, return_exceptions=True)  # or Ray would report errors that nothing retrieved
+                raise
+
+    async def open_sessions(self, request: EpisodesRequest) -> OpenedSessions:
+        """Open sessions for the episodes of a group."""
+        awaited = f"sessions of group {request.group_id}"
+        opened: OpenedSessions = await self._answer(
+            self._handle.open_sessions.remote(request), awaited, self._spec.group_deadline_s
+        )
+        return opened
+
+    async def close_sessions(
+        self, request: EpisodesRequest, opened: OpenedSessions
+    ) -> tuple[Ref[Group], GroupMeta, tuple[EpisodeReport, ...]]:
+        """End the sessions; returns what they recorded."""
+        group, described = self._handle.close_sessions.options(num_returns=2).remote(request, opened)
         try:
-            return group, await self._answer(meta, f"group {request.group_id}", self._spec.group_deadline_s)
+            awaited = f"the record of group {request.group_id}"
+            meta, reports = await self._answer(described, awaited, self._spec.group_deadline_s)
         except BaseException:
-            ray.cancel(meta)
-            asyncio.gather(group, meta, return_exceptions=True)  # or Ray would report errors that nothing retrieved
+            asyncio.gather(
+                group, described, return_exceptions=True
+            )  # or Ray would report errors that nothing retrieved
             raise
+        return group, meta, reports
+
+    def drop_sessions(self, request: EpisodesRequest, opened: OpenedSessions) -> None:
+        """End the sessions in the background, and drop what they recorded."""
+        refs = self._handle.close_sessions.options(num_returns=2).remote(request, opened)
+        asyncio.gather(*refs, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def in_flight(self, samples: int) -> Iterator[None]:
+        """Count ``samples`` as in flight during the block."""
+        self.samples += samples
+        self.idle.clear()
+        try:
+            yield
         finally:
-            self.samples -= request.n
+            self.samples -= samples
             if self.samples == 0:
                 self.idle.set()
 

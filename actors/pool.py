@@ -9,14 +9,23 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.config import ActorConfig, ActorInfo, ActorUpdate, BroadcastReport, GenerateRequest
+from actors.config import (
+    ActorConfig,
+    ActorInfo,
+    ActorUpdate,
+    BroadcastReport,
+    EpisodesRequest,
+    GenerateRequest,
+    OpenedSessions,
+)
 from actors.dealing import LeastLoaded
+from actors.gateway.groups import EpisodeReport
 from actors.handle import ActorHandle
 from volley.errors import DeadlineExceeded, JobError, VolleyError, WeightsGone, WorkerDied
 from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
@@ -113,6 +122,39 @@ class ActorPool:
                 return await actor.generate(request)
             except (WorkerDied, DeadlineExceeded) as end:
                 self._lost(actor, end)
+            finally:
+                self._dealing.lighter(actor)
+
+    async def episodes(
+        self, request: EpisodesRequest, run: Callable[[OpenedSessions], Awaitable[_T]]
+    ) -> tuple[_T, Ref[Group], GroupMeta, tuple[EpisodeReport, ...]]:
+        """Open sessions on the actor with the fewest samples in flight, and await ``run`` with them.
+
+        Returns what ``run`` returned and what the sessions recorded. If the actor dies meanwhile, ``run`` is awaited
+        again with sessions of another one. Without any actor, waits for one.
+
+        Raises:
+            WorkerDied, DeadlineExceeded: an actor ended or took too long, and may not be replaced.
+            WeightsGone: no actor is left, and none can get the latest weights.
+        """
+        while True:
+            actor = await self._least_loaded()
+            try:
+                with actor.in_flight(request.n):
+                    try:
+                        opened = await actor.open_sessions(request)
+                    except (WorkerDied, DeadlineExceeded) as end:
+                        self._lost(actor, end)
+                        continue
+                    try:
+                        result = await run(opened)
+                    except BaseException:
+                        actor.drop_sessions(request, opened)
+                        raise
+                    try:
+                        return (result, *await actor.close_sessions(request, opened))
+                    except (WorkerDied, DeadlineExceeded) as end:
+                        self._lost(actor, end)
             finally:
                 self._dealing.lighter(actor)
 

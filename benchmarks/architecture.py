@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("volley", "actors", "learner", "reward_servers", "services")
+PACKAGES = ("volley", "actors", "environments", "learner", "reward_servers", "services")
 LONGEST = 5  # files and functions printed
 
 Arrow = tuple[str, str]

@@ -18,6 +18,7 @@ class Stoppable(Protocol):
 A = TypeVar("A", bound=Stoppable)
 B = TypeVar("B", bound=Stoppable)
 C = TypeVar("C", bound=Stoppable)
+D = TypeVar("D", bound=Stoppable)
 T = TypeVar("T")
 
 
@@ -39,6 +40,17 @@ async def start_all(
     c: Coroutine[Any, Any, C],
     /,
 ) -> tuple[A, B, C]: ...
+
+
+@overload
+async def start_all(
+    stack: contextlib.AsyncExitStack,
+    a: Coroutine[Any, Any, A],
+    b: Coroutine[Any, Any, B],
+    c: Coroutine[Any, Any, C],
+    d: Coroutine[Any, Any, D],
+    /,
+) -> tuple[A, B, C, D]: ...
 
 
 @overload

@@ -7,12 +7,16 @@ CHARACTERS = "0123456789+-*=()/, abcdefghijklmnopqrstuvwxyz?"
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 
 
-def tiny_llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Write a Llama of about 0.1M parameters to ``folder`` and return it; ``overrides`` go to ``LlamaConfig``."""
+def tiny_llama(folder: Path, seed: int = 0, tokenizer: Any = None, **overrides: Any) -> Path:
+    """Write a Llama of about 0.1M parameters to ``folder`` and return it; ``overrides`` go to ``LlamaConfig``.
+
+    Args:
+        tokenizer: None for `character_tokenizer`.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = character_tokenizer()
+    tokenizer = tokenizer or character_tokenizer()
     config = LlamaConfig(
         **{
             "vocab_size": len(tokenizer),

@@ -13,9 +13,11 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from volley.base import Resources, Spec
 from volley.data import DataSpec
+from volley.gateway import GatewaySpec
 from volley.lora import LoraSpec
 from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
 from volley.objectives.tries import Terms, WeightOfK, terms_of
+from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
 from volley.runtime_env import RuntimeEnvSpec
 from volley.scoring import ScorerSpec, may_rank
 from volley.sinks import SinkSpec
@@ -184,12 +186,40 @@ class _Job(Spec):
 
 
 class _Sampled(_Job):
-    scorer: ScorerSpec
+    scorer: ScorerSpec | None = Field(None, description="required, unless a program returns the rewards")
     actors: ActorsSpec = ActorsSpec()
     reward_workers: RewardWorkersSpec = RewardWorkersSpec()
 
+    @model_validator(mode="after")
+    def _has_rewards(self) -> Self:
+        if self.scorer is None and getattr(self, "rollout", None) is None:
+            raise ValueError("scorer: required, but missing")
+        return self
 
-class RLJob(_Sampled):
+
+class _WithEpisodes(_Sampled):
+    turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
+    rollout: ProgramRollout | None = Field(None, description="a program makes each sample; null: one call does")
+    environment_workers: EnvironmentWorkersSpec = EnvironmentWorkersSpec()
+    gateway: GatewaySpec = GatewaySpec()
+
+    @model_validator(mode="after")
+    def _episodes_fit(self) -> Self:
+        if self.rollout is None:
+            return self
+        if self.turns is not None:
+            raise ValueError("turns and rollout exclude each other: a program makes its own turns; remove turns")
+        plans = [getattr(self, "sampling", None), getattr(getattr(self, "evaluation", None), "sampling", None)]
+        most, room = max(plan.n for plan in plans if plan is not None), self.environment_workers.episodes
+        if most > room:
+            raise ValueError(
+                f"environment_workers.episodes {room} < sampling.n {most}: the episodes of a group run on one worker; "
+                f"write environment_workers: {{episodes: {most}}}"
+            )
+        return self
+
+
+class RLJob(_WithEpisodes):
     """Reinforcement learning with a k-sample objective."""
 
     kind: Literal["rl"] = "rl"
@@ -199,7 +229,6 @@ class RLJob(_Sampled):
         1, ge=0, le=10_000, description="L, how many versions old a trained token may be; 0 is synchronous"
     )
     sampling: Sampling = Sampling()
-    turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
     objective: Objective
     schedule: Schedule = Field(Schedule(), description="how the objective changes during the run")
     update: PolicyUpdate = PolicyUpdate()
@@ -300,12 +329,11 @@ class RFTJob(_Sampled):
         return self
 
 
-class EvalJob(_Sampled):
+class EvalJob(_WithEpisodes):
     """n samples per prompt and unbiased pass@k for each k."""
 
     kind: Literal["eval"] = "eval"
     sampling: EvalSampling = EvalSampling(n=64)
-    turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
     ks: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=1)
     weights: WeightOfK | None = Field(None, description="also report the mean of pass@k over k with these weights")
     prompts: int | None = Field(None, ge=1, description="limit on prompts; the first are used")

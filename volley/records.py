@@ -132,8 +132,9 @@ class Group:
 
     @property
     def turns(self) -> int:
-        """Turns of all samples together; each place with an observation separates two turns."""
-        return self.n + len(np.unique(self.observation_at_S))
+        """Turns of all samples together; each place with an observation within a sample separates two turns."""
+        starts_n = np.cumsum(self.lengths_n) - self.lengths_n
+        return self.n + len(np.setdiff1d(self.observation_at_S, starts_n))
 
     def meta(self) -> "GroupMeta":
         """The part of the group the coordinator sees."""

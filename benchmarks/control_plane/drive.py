@@ -139,7 +139,8 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
         recorder = Recorder(folder, outbox, display, job.samples_kept)
         recorder.lags = Counter()
         actors = await ActorPool.start(actor_config(job, 4096, folder))
-        rewards = SimulatedRewards(reward_config(job, folder), latencies)
+        assert job.scorer is not None
+        rewards = SimulatedRewards(reward_config(job, job.scorer, folder), latencies)
         await rewards.scale(job.reward_workers.count)
         learner = LearnerPool(rl_learner_config(job, folder))
         coordinator = Coordinator(

@@ -94,7 +94,7 @@ def _deepspeed(options: object, settings: ApiSettings, pointer: str) -> Iterator
         yield from (FieldProblem(pointer=at, detail=detail) for at, detail in rejected_options(options, pointer))
 
 
-def _python_scorer(scorer: Mapping[str, Any], settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+def _python_target(scorer: Mapping[str, Any], settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
     if "target" not in scorer or settings.allows_all_code:
         return
     module = str(scorer["target"]).partition(":")[0]
@@ -162,7 +162,8 @@ def _holds_secret(parts: SplitResult) -> bool:
 
 
 SCORER_RULES: Mapping[str, Callable[[Mapping[str, Any], ApiSettings, str], Iterator[FieldProblem]]] = {
-    "python": _python_scorer,
+    "python": _python_target,
+    "program": _python_target,
     "http": _http_scorer,
 }
 KEY_RULES: Mapping[str, Callable[[object, ApiSettings, str], Iterator[FieldProblem]]] = {

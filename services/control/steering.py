@@ -10,11 +10,10 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 from actors.pool import ActorPool
 from learner.pool import LearnerPool
-from reward_servers.pool import RewardPool
 from services.control.autoscale import WINDOW, Look, next_count
 from services.control.heartbeat import ObservedUpdate
 from services.coordinator.loop import Coordinator
@@ -36,11 +35,33 @@ LAST_EVENTS_SECONDS = 10.0
 OVERDUE_SECONDS = 60.0  # a longer wait is reported as an event
 
 
+class Mortal(Protocol):
+    """A role whose processes may die."""
+
+    @property
+    def deaths(self) -> tuple[VolleyError, ...]: ...
+
+
+class Scorers(Mortal, Protocol):
+    """`reward_servers.pool.RewardPool`."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def sandbox(self) -> str: ...
+
+    def workers(self) -> tuple[WorkerInfo, ...]: ...
+
+    async def scale(self, count: int) -> None: ...
+
+
 class Steering:
     """Applies each newer desired state to the run. Used from the run's event loop only.
 
     Args:
         desired: the desired state that the run starts with.
+        environments: the environment workers, whose deaths are reported; None without a program.
     """
 
     def __init__(
@@ -51,11 +72,12 @@ class Steering:
         recorder: RunRecorder,
         *,
         actors: ActorPool,
-        rewards: RewardPool,
+        rewards: Scorers,
         desired: Desired,
+        environments: Mortal | None = None,
     ) -> None:
         self._job, self._folder, self._store, self._recorder = job, folder, store, recorder
-        self._actors, self._rewards = actors, rewards
+        self._actors, self._rewards, self._environments = actors, rewards, environments
         self.desired = desired
         self._coordinator: Coordinator | None = None
         self._learner: LearnerPool | None = None
@@ -63,7 +85,7 @@ class Steering:
         self._looks: deque[Look] = deque(maxlen=WINDOW)
         self._rejected: int | None = None  # the revision that was found impossible
         self._events: asyncio.Queue[tuple[str, dict[str, object]]] = asyncio.Queue()
-        self._deaths_reported = {"actor": 0, "reward_worker": 0}
+        self._deaths_reported = {"actor": 0, "reward_worker": 0, "environment_worker": 0}
         self._count_changed = {"actors": asyncio.Event(), "reward_workers": asyncio.Event()}
         self._troubles: dict[str, str] = {}
 
@@ -98,6 +120,8 @@ class Steering:
     @property
     def reward_workers_wanted(self) -> int:
         wanted = self.desired.reward_workers
+        if self._job.scorer is None:
+            return 0
         return self._job.reward_workers.count if wanted is None else wanted
 
     def view(self) -> ObservedUpdate:
@@ -198,7 +222,12 @@ class Steering:
 
     def _report_deaths_and_waits(self) -> None:
         """Record an event for each death, and for each long wait unless the run is paused."""
-        for role, pool in (("actor", self._actors), ("reward_worker", self._rewards)):
+        pools: tuple[tuple[str, Mortal], ...] = (
+            ("actor", self._actors),
+            ("reward_worker", self._rewards),
+            *((("environment_worker", self._environments),) if self._environments else ()),
+        )
+        for role, pool in pools:
             for death in pool.deaths[self._deaths_reported[role] :]:
                 self._deaths_reported[role] += 1
                 self._record(f"{role}_died", problem=str(death))

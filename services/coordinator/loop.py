@@ -52,12 +52,13 @@ from services.coordinator.admission import Admission
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.clipped_steps import ClippedSteps
 from services.coordinator.dead_batches import DeadBatches
+from services.coordinator.episodes import Episodes, make_samples, troubles_of
 from services.coordinator.pinned_evaluation import PinnedEvaluation
 from services.coordinator.records import FinishedStep, Hooks, ReadyGroup, ResumePoint, StepTimes
 from services.coordinator.roles import Roles
 from services.coordinator.schedule import evaluates_at, longest_wait, request_of, saves_at, starts_with_evaluation
 from services.coordinator.solve_rates import SolveRates
-from services.coordinator.turns import MadeGroup, Turns, make_group
+from services.coordinator.turns import MadeGroup, Turns
 from services.coordinator.watchdog import Waits
 from services.data.mixture import order_of
 from services.data.tokens import EncodedPrompt
@@ -79,7 +80,7 @@ class Coordinator:
         desired: the changes to the job that apply from the start; `apply` brings later ones.
         resume: the state in which a checkpoint of this job left the run; None starts from the first step.
         stop_requested: once set, the run ends at a checkpoint, as it does when its user stops it.
-        turns: what failed samples are shown; None if the job has one turn.
+        turns: how samples are made in several turns, or by programs; None if one call makes each.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Coordinator:
         desired: Desired | None = None,
         resume: ResumePoint | None = None,
         stop_requested: asyncio.Event | None = None,
-        turns: Turns | None = None,
+        turns: Turns | Episodes | None = None,
     ) -> None:
         self.job, self.prompts, self.roles, self.hooks, self.turns = job, prompts, roles, hooks, turns
         self.desired = desired or Desired()
@@ -195,7 +196,7 @@ class Coordinator:
     # ---- make one group ----------------------------------------------------------------------------------------
 
     async def _make(self, group_id: int, encoded: EncodedPrompt) -> None:
-        made = await make_group(
+        made = await make_samples(
             request_of(self.job, group_id, encoded),
             encoded.prompt,
             actors=self.roles.actors,
@@ -203,6 +204,8 @@ class Coordinator:
             turns=self.turns,
             on_stage=partial(self.admission.enter, group_id),
         )
+        if troubles := troubles_of(made.reports):
+            await self.hooks.recorder.event("episode_troubles", group=group_id, **troubles)
         for kind, problem in self.admission.scored(group_id, made.scores):
             await self.hooks.recorder.event(kind, problem=problem)
         if int(made.scores.valid_n.sum()) >= 2:
@@ -282,9 +285,8 @@ class Coordinator:
         )
         self._account(batch, report)
         checked, self._served_mismatch = self._served_mismatch, None
-        return (
-            report if checked is None else replace(report, metrics={**report.metrics, "served_mismatch_max": checked})
-        )
+        more = {} if checked is None else {"served_mismatch_max": checked}
+        return replace(report, metrics={**report.metrics, **more})
 
     async def _save(self) -> None:
         with self.waits.record("learner", lambda: f"the evaluation of version {self.pinned.version}"):
@@ -295,7 +297,7 @@ class Coordinator:
 
     async def _next_batch(self) -> tuple[ReadyGroup, ...] | None:
         """Wait for the next batch; None if the run is to stop. Note (3) above says when this wait has no bound."""
-        bound = longest_wait(self.job, self.turns.max_count if self.turns else 1)
+        bound = longest_wait(self.job)
         with self.waits.record("learner", self._awaited):
             while not self._stopping:
                 if (batch := self.buffer.take(self.version)) is not None:
@@ -309,10 +311,7 @@ class Coordinator:
         return None
 
     async def _wait_for_progress(self) -> None:
-        """Wait until a batch can be taken, one more group is ready, or the bound of the wait may have changed.
-
-        A dropped group by itself is no progress.
-        """
+        """Wait until a batch can be taken, one more group is ready, not dropped, or the wait's bound may change."""
         ready, before = self.buffer.ready, self._wait_conditions()
 
         def progressed() -> bool:

@@ -1,15 +1,19 @@
 """What the coordinator needs of the three roles. The pools satisfy these protocols; tests use small fakes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from actors.config import BroadcastReport, GenerateRequest
+from actors.config import BroadcastReport, EpisodesRequest, GenerateRequest, OpenedSessions
+from actors.gateway.groups import EpisodeReport
+from environments.records import EpisodesDone
 from learner.records import ScoredGroup, StepReport
 from volley.objectives import Objective
 from volley.records import Group, GroupMeta, Prompt, Scores, WeightUpdate
 from volley.refs import Ref
+
+T = TypeVar("T")
 
 
 class Actors(Protocol):
@@ -29,6 +33,20 @@ class RewardWorkers(Protocol):
     """`reward_servers.pool.RewardPool`."""
 
     async def score(self, group: Ref[Group], prompt: Prompt) -> Scores: ...
+
+
+class Sessions(Protocol):
+    """`actors.pool.ActorPool`, for episodes."""
+
+    async def episodes(
+        self, request: EpisodesRequest, run: Callable[[OpenedSessions], Awaitable[T]]
+    ) -> tuple[T, Ref[Group], GroupMeta, tuple[EpisodeReport, ...]]: ...
+
+
+class Environments(Protocol):
+    """`environments.pool.EnvironmentPool`."""
+
+    async def run(self, prompt: Prompt, base_url: str, keys: tuple[str, ...]) -> EpisodesDone: ...
 
 
 class Learner(Protocol):

@@ -3,8 +3,10 @@
 import numpy as np
 
 from actors.config import GenerateRequest
+from services.coordinator.turns import ATTEMPTS
 from services.data.tokens import EncodedPrompt
 from volley.job import RLJob
+from volley.rollout import PROGRAM_GRACE_S
 
 
 def evaluates_at(job: RLJob, version: int) -> bool:
@@ -32,10 +34,13 @@ def saves_at(job: RLJob, version: int) -> bool:
     return every is not None and version % every == 0
 
 
-def longest_wait(job: RLJob, turns: int) -> float:
-    """Seconds within which a group of ``turns`` turns becomes ready, even if an actor and a worker must start first."""
-    roles = (job.actors, job.reward_workers)
-    return round(sum(turns * role.group_deadline_s + role.start_deadline_s for role in roles), 3)
+def longest_wait(job: RLJob) -> float:
+    """Seconds within which a group becomes ready, even if an actor and a worker must start first."""
+    roles, turns = (job.actors, job.reward_workers), job.turns.max_count if job.turns else 1
+    programs = 0.0
+    if job.rollout is not None:
+        programs = job.environment_workers.start_deadline_s + ATTEMPTS * (job.rollout.timeout_s + PROGRAM_GRACE_S)
+    return round(programs + sum(turns * role.group_deadline_s + role.start_deadline_s for role in roles), 3)
 
 
 def request_of(job: RLJob, group_id: int, encoded: EncodedPrompt) -> GenerateRequest:

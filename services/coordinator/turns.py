@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.config import GenerateRequest, Observation
+from actors.gateway.groups import EpisodeReport
 from services.coordinator.roles import Actors, RewardWorkers
 from volley.errors import GroupGone, JobError
 from volley.records import Group, GroupMeta, Prompt, Scores, Verdict, VerdictStatus
@@ -108,12 +109,18 @@ def room_for(max_tokens: int, turns: TurnsSpec | None, key: str = "sampling.max_
 
 
 class MadeGroup(NamedTuple):
-    """A group with its scores. ``generated`` is when its generation began and ended, seconds since 1970."""
+    """A group with its scores.
+
+    Attributes:
+        generated: when its generation began and ended, seconds since 1970.
+        reports: what the gateway saw of each episode; () if no program made the group.
+    """
 
     group: Ref[Group]
     meta: GroupMeta
     scores: Scores
     generated: tuple[float, float]
+    reports: tuple[EpisodeReport, ...] = ()
 
 
 def _ignore(_stage: Stage) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.config import GenerateRequest
+from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.roles import Actors, RewardWorkers
-from services.coordinator.turns import Turns, make_group
+from services.coordinator.turns import Turns
 from services.data.tokens import EncodedPrompt
 from services.evaluation.estimates import Evaluation, Sampled, summarise
 from services.evaluation.fetch import fetched
@@ -60,7 +61,7 @@ class Sampler:
     Attributes:
         max_in_flight: groups that are generated or scored at the same time.
         seed: makes the samples reproducible if ``sampling.seeded``.
-        turns: what failed samples are shown; None if there is one turn.
+        turns: how samples are made in several turns, or by programs; None if one call makes each.
     """
 
     actors: Actors
@@ -68,7 +69,7 @@ class Sampler:
     sampling: EvalSampling
     max_in_flight: int
     seed: int
-    turns: Turns | None = None
+    turns: Turns | Episodes | None = None
 
     async def sample(
         self,
@@ -105,8 +106,12 @@ class Sampler:
         return [task.result() for task in pending]
 
     async def _sample_one(self, index: int, encoded: EncodedPrompt, on_scored: OnScored | None) -> Sampled:
-        made = await make_group(
-            self._request(index, encoded), encoded.prompt, actors=self.actors, rewards=self.rewards, turns=self.turns
+        made = await make_samples(
+            self._request(index, encoded),
+            encoded.prompt,
+            actors=self.actors,
+            rewards=self.rewards,
+            turns=self.turns,
         )
         if on_scored is not None:
             on_scored(index, encoded.prompt, await fetched(made.group), made.scores)

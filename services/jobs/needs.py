@@ -78,12 +78,18 @@ def _needs(
     processes: list[Mapping[str, float]] = []
     if sampled is not None:
         actors, workers = sampled.actors, sampled.reward_workers
-        cpus += actors.count * actors.cpus + workers.count * workers.cpus
+        scorers = 0 if sampled.scorer is None else workers.count
+        cpus += actors.count * actors.cpus + scorers * workers.cpus
         gpus += actors.count * actors.gpus
         processes += [_reserved(actors.cpus, actors.gpus, actors.resources)] * actors.count
-        processes += [_reserved(workers.cpus, 0, workers.resources)] * workers.count
+        processes += [_reserved(workers.cpus, 0, workers.resources)] * scorers
         cache = 0 if actors.gpus else int(actors.kv_cache_gb * GIB)
-        memory += actors.count * (ACTOR_BYTES + weights + cache) + workers.count * WORKER_BYTES
+        if not isinstance(sampled, RFTJob) and sampled.rollout is not None:
+            programs = sampled.environment_workers
+            cpus += programs.count * programs.cpus
+            processes += [_reserved(programs.cpus, 0, programs.resources)] * programs.count
+            memory += programs.count * WORKER_BYTES
+        memory += actors.count * (ACTOR_BYTES + weights + cache) + scorers * WORKER_BYTES
     if trained is not None:
         spec = trained.learner
         cpus += spec.ranks * spec.cpus_per_rank

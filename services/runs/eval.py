@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Self
 
 from reward_servers.scorers import check_scorer
-from services.coordinator.turns import Turns, room_for, turns_of
+from services.coordinator.turns import Turns, turns_of
 from services.data.prompts import read_prompts
-from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length, needed_length
+from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.evaluation.evaluate import evaluation_of
 from services.evaluation.sample_log import SampleLog
 from services.jobs.needs import needs_of
 from services.jobs.runtime_env import code_is_here
 from services.recording.recorder import RunRecorder
 from services.runs.context import Context, run_until_stopped
+from services.runs.episodes import check_program, length_of, room_of
 from services.runs.sampling import sample_prompts
 from volley.job import EvalJob
 from volley.objectives.tries import terms_of
@@ -24,7 +25,7 @@ class EvalRun:
     """An eval job that is ready to run.
 
     Attributes:
-        length: tokens of the job's longest prompt with the longest sample after it.
+        length: tokens of the job's longest prompt with the longest sample after it; with a program, of its calls.
         turns: None if the job has one turn.
     """
 
@@ -37,11 +38,13 @@ class EvalRun:
     def prepare(cls, job: EvalJob) -> Self:
         """Read and check data, scorer and lengths; raises `JobError` for what cannot be used."""
         prompts = read_prompts(job.data, job.model.path)[: job.prompts]
-        check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
+        if job.scorer is not None:
+            check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
+        check_program(job)
         tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
-        room = room_for(job.sampling.max_tokens, job.turns)
+        room = room_of(job, job.sampling.max_tokens)
         encoded = encode_prompts(tokenizer, prompts, **room, length=length)
-        return cls(job, encoded, needed_length(encoded, room["room"]), turns_of(job.turns, tokenizer))
+        return cls(job, encoded, length_of(job, encoded, room["room"], length), turns_of(job.turns, tokenizer))
 
     async def run(self, context: Context) -> None:
         """Evaluate the job's model.

@@ -44,7 +44,8 @@ class RFTRun:
     def prepare(cls, job: RFTJob) -> Self:
         """Read and check data, scorer and lengths; raises `JobError` for what cannot be used."""
         prompts = read_prompts(job.data, job.model.path)
-        check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
+        if job.scorer is not None:
+            check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
         tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
         room = job.sampling.max_tokens
         encoded = encode_prompts(tokenizer, prompts, room=room, length=length)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -13,17 +13,19 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from actors.pool import ActorPool
+from environments.pool import EnvironmentPool
 from learner.pool import LearnerPool
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services.control.heartbeat import ObservedUpdate
 from services.control.steering import Steering
+from services.coordinator.episodes import Episodes
 from services.coordinator.loop import Coordinator
 from services.coordinator.records import Hooks, ReadyGroup, ResumePoint
 from services.coordinator.roles import Roles
-from services.coordinator.turns import Turns, room_for, turns_of
+from services.coordinator.turns import Turns, turns_of
 from services.data.prompts import read_prompts
-from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length, needed_length
+from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.evaluation.evaluate import Sampler, evaluation_of, max_groups_in_flight
 from services.evaluation.fetch import fetched
 from services.jobs.needs import needs_of
@@ -33,7 +35,17 @@ from services.runs.checkpointed_groups import FILE as GROUPS_FILE
 from services.runs.checkpointed_groups import CheckpointedGroup, pack, unpack
 from services.runs.checkpoints import newest_checkpoint_or_none, save_checkpoint, steps_of
 from services.runs.context import Context, start_turn
-from services.runs.role_configs import actor_config, reward_config, rl_learner_config
+from services.runs.episodes import (
+    NoEnvironments,
+    NoRewardWorkers,
+    check_program,
+    episodes_of,
+    length_of,
+    room_of,
+    start_environments,
+    start_rewards,
+)
+from services.runs.role_configs import actor_config, rl_learner_config
 from services.runs.served_check import check_served
 from services.runs.weight_groups import WeightGroups
 from services.store.desired import check_desired
@@ -54,7 +66,7 @@ class RLRun:
     Attributes:
         prompts: to train on.
         heldout: to evaluate on; empty if the job has no evaluation.
-        length: tokens of the job's longest prompt with the longest sample after it.
+        length: tokens of the job's longest prompt with the longest sample after it; with a program, of its calls.
         turns: None if the job has one turn.
     """
 
@@ -69,15 +81,17 @@ class RLRun:
         """Read and check data, scorer and lengths; raises `JobError` for what cannot be used."""
         prompts = read_prompts(job.data, job.model.path)
         heldout = read_prompts(job.evaluation.data, job.model.path) if job.evaluation else []
-        check_scorer(job.scorer, [*prompts, *heldout], code_is_here=code_is_here(job.runtime_env))
+        if job.scorer is not None:
+            check_scorer(job.scorer, [*prompts, *heldout], code_is_here=code_is_here(job.runtime_env))
+        check_program(job)
         tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
-        room = room_for(job.sampling.max_tokens, job.turns)
+        room = room_of(job, job.sampling.max_tokens)
         encoded = encode_prompts(tokenizer, prompts, **room, length=length)
-        needed, encoded_heldout = needed_length(encoded, room["room"]), []
+        needed, encoded_heldout = length_of(job, encoded, room["room"], length), []
         if job.evaluation:
-            room = room_for(job.evaluation.sampling.max_tokens, job.turns, "evaluation.sampling.max_tokens")
+            room = room_of(job, job.evaluation.sampling.max_tokens, "evaluation.sampling.max_tokens")
             encoded_heldout = encode_prompts(tokenizer, heldout, **room, length=length)
-            needed = max(needed, needed_length(encoded_heldout, room["room"]))
+            needed = max(needed, length_of(job, encoded_heldout, room["room"], length))
         return cls(job, encoded, encoded_heldout, needed, turns_of(job.turns, tokenizer))
 
     async def run(self, context: Context) -> None:
@@ -119,13 +133,14 @@ class RLRun:
         seconds: dict[str, float] = {}
         context.summary_fields["start_seconds"] = seconds
         async with start_turn(context, needs_of(sized)):
-            actors, rewards, learner = await start_all(
+            actors, rewards, learner, environments = await start_all(
                 stack,
                 timed(ActorPool.start(actor_config(sized, self.length, folder)), "actors", seconds),
-                timed(RewardPool.start(reward_config(sized, folder)), "reward_workers", seconds),
+                timed(start_rewards(sized, folder), "reward_workers", seconds),
                 timed(LearnerPool.start(rl_learner_config(sized, folder)), "learner", seconds),
+                start_environments(sized, folder),
             )
-        return Pools(actors, rewards, learner)
+        return Pools(actors, rewards, learner, environments, episodes_of(sized, actors, environments, self.length))
 
 
 def with_desired_counts(job: RLJob, desired: Desired) -> RLJob:
@@ -140,11 +155,13 @@ def with_desired_counts(job: RLJob, desired: Desired) -> RLJob:
 
 @dataclass(slots=True)
 class Pools:
-    """The started roles of a run. The learner is replaced when it dies."""
+    """The started roles of a run. The learner is replaced when it dies. ``episodes`` is None without a program."""
 
     actors: ActorPool
-    rewards: RewardPool
+    rewards: RewardPool | NoRewardWorkers
     learner: LearnerPool
+    environments: EnvironmentPool | NoEnvironments
+    episodes: Episodes | None
 
 
 class RLSession:
@@ -175,6 +192,7 @@ class RLSession:
             recorder,
             actors=pools.actors,
             rewards=pools.rewards,
+            environments=pools.environments,
             desired=desired,
         )
 
@@ -211,7 +229,7 @@ class RLSession:
             desired=self._steering.desired,
             resume=resume,
             stop_requested=self._context.stop_signal.requested,
-            turns=self._run.turns,
+            turns=pools.episodes or self._run.turns,
         )
         self._recorder.start_clock(resume.step)
         self._steering.steer(coordinator, pools.learner)
@@ -255,7 +273,10 @@ class RLSession:
         return ResumePoint.start()
 
     async def _check_served(self) -> float | None:
-        return await check_served(self._pools.actors, self._pools.learner, self._run.job, self._run.prompts[0])
+        first = self._run.prompts[0]
+        if self._run.job.rollout is not None:  # programs make their own prompts, so this one may be too long
+            first = replace(first, tokens_p=first.tokens_p[: max(1, self._run.length // 2)])
+        return await check_served(self._pools.actors, self._pools.learner, self._run.job, first)
 
     async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
         groups = [CheckpointedGroup.of(each, await fetched(each.group)) for each in ready]
@@ -272,7 +293,10 @@ class RLSession:
         if plan is None:
             return
         in_flight = max_groups_in_flight(run.job.actors, plan.sampling.n)
-        sampler = Sampler(self._pools.actors, self._pools.rewards, plan.sampling, in_flight, run.job.seed, run.turns)
+        pools = self._pools
+        sampler = Sampler(
+            pools.actors, pools.rewards, plan.sampling, in_flight, run.job.seed, pools.episodes or run.turns
+        )
         sampled = await sampler.sample(run.heldout)
         prompts = [encoded.prompt for encoded in run.heldout]
         terms, seed = run.job.evaluated_terms, run.job.seed

@@ -1,10 +1,13 @@
 """The configuration of each role, made from the job. Nothing else knows both the job's tree and the roles' configs."""
 
 from actors.config import ActorConfig
+from environments.records import EnvironmentConfig
 from learner.config import LearnerConfig
 from reward_servers.pool import RewardConfig
 from services.store.folder import RunFolder
 from volley.job import EvalJob, RFTJob, RLJob, SFTJob
+from volley.rollout import ProgramRollout
+from volley.scoring import ScorerSpec
 
 
 def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) -> ActorConfig:
@@ -16,12 +19,18 @@ def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) 
         seed=job.seed,
         log_dir=folder.logs,
         verify=isinstance(job, RLJob) and job.learner.verify_weights,
+        gateway=None if isinstance(job, RFTJob) or job.rollout is None else job.gateway,
     )
 
 
-def reward_config(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> RewardConfig:
+def reward_config(job: RLJob | RFTJob | EvalJob, scorer: ScorerSpec, folder: RunFolder) -> RewardConfig:
     """The reward workers of ``job``."""
-    return RewardConfig(job.scorer, job.reward_workers, folder.logs, prefix=f"{folder.run_id}-")
+    return RewardConfig(scorer, job.reward_workers, folder.logs, prefix=f"{folder.run_id}-")
+
+
+def environment_config(job: RLJob | EvalJob, rollout: ProgramRollout, folder: RunFolder) -> EnvironmentConfig:
+    """The environment workers of ``job``."""
+    return EnvironmentConfig(rollout, job.environment_workers, folder.logs, prefix=f"{folder.run_id}-")
 
 
 def rl_learner_config(job: RLJob, folder: RunFolder) -> LearnerConfig:

@@ -19,6 +19,7 @@ from services.recording.display import Display
 from services.recording.recorder import RunRecorder
 from services.recording.sinks.sinks import Sinks, check_sinks
 from services.runs.context import Context, Run, heartbeats
+from services.runs.episodes import import_program
 from services.runs.eval import EvalRun
 from services.runs.rft import RFTRun
 from services.runs.rl import RLRun
@@ -80,9 +81,12 @@ def prepare_alone(job: Job) -> Run:
     """
     if isinstance(job, SFTJob):
         import_tokenizers_alone()
-    elif not names_plugin(job.scorer):
+    elif job.scorer is None or not names_plugin(job.scorer):
         make_importable(job.runtime_env)
-        import_functions(job.scorer)
+        if job.scorer is not None:
+            import_functions(job.scorer)
+        if not isinstance(job, RFTJob):
+            import_program(job)
         import_tokenizers_alone()
     return prepare(job)
 

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from actors.pool import ActorPool
-from reward_servers.pool import RewardPool
 from services.coordinator.turns import Turns
 from services.data.tokens import EncodedPrompt
 from services.evaluation.estimates import Sampled
@@ -12,7 +11,8 @@ from services.evaluation.evaluate import Sampler, max_groups_in_flight
 from services.evaluation.sample_log import SampleLog
 from services.jobs.needs import Needs
 from services.runs.context import Context, start_turn
-from services.runs.role_configs import actor_config, reward_config
+from services.runs.episodes import episodes_of, start_environments, start_rewards
+from services.runs.role_configs import actor_config
 from services.tasks import start_all
 from volley.job import EvalJob, RFTJob
 
@@ -44,13 +44,15 @@ async def sample_prompts(
     display.say(f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s)")
     async with contextlib.AsyncExitStack() as stack:
         async with start_turn(context, needs):
-            actors, rewards = await start_all(
+            actors, rewards, environments = await start_all(
                 stack,
                 ActorPool.start(actor_config(job, model_length, folder)),
-                RewardPool.start(reward_config(job, folder)),
+                start_rewards(job, folder),
+                start_environments(job, folder),
             )
         context.status.set(state="running")
         in_flight = max_groups_in_flight(job.actors, job.sampling.n)
-        sampler = Sampler(actors, rewards, job.sampling, in_flight, job.seed, turns)
+        episodes = episodes_of(job, actors, environments, model_length)
+        sampler = Sampler(actors, rewards, job.sampling, in_flight, job.seed, episodes or turns)
         with display.bar(f"{job.name} prompts", len(prompts)) as bar:
             return await sampler.sample(prompts, known=known, on_scored=log.write, on_group=bar.advance)

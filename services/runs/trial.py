@@ -39,6 +39,8 @@ def score_once(run: Run, answer: str) -> list[Call]:
     """
     if not isinstance(run, RLRun | RFTRun | EvalRun) or not code_is_here(run.job.runtime_env):
         return []
+    if run.job.scorer is None:  # a program returns all rewards
+        return []
     prompt = run.prompts[0].prompt
     called = try_scorer(run.job.scorer, prompt, answer)
     return [Call(target, prompt.id, answer, str(verdict.status), verdict.reward) for target, verdict in called]

@@ -28,7 +28,7 @@ def test_seams_have_types() -> None:
 
 def test_files_and_functions_stay_short() -> None:
     root = Path(__file__).parents[2]
-    packages = ("volley", "actors", "learner", "reward_servers", "services")
+    packages = ("volley", "actors", "environments", "learner", "reward_servers", "services")
     long = [file for folder in packages for file in (root / folder).rglob("*.py") if _lines(file) > MOST_LINES]
     assert [str(file.relative_to(root)) for file in long] in ([], [ONE_FILE])
     assert functions()[0][0] <= 70

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("volley", "actors", "learner", "reward_servers", "services", "examples", "benchmarks")
+FOLDERS = ("volley", "actors", "environments", "learner", "reward_servers", "services", "examples", "benchmarks")
 PHRASES = (
     r"can not",
     r"(?<!there\s)(is|are|was) (?-i:none)",

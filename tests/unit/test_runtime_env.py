@@ -72,6 +72,7 @@ def test_folders_are_importable_when_the_job_is_checked(tmp_path: Path, monkeypa
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "rewards_of_mine.py").write_text("def score(sample, row):\n    return 1.0\n")
     job = job_with(tmp_path, working_dir="code")
+    assert job.scorer is not None
     with pytest.raises(JobError, match="does not import"):
         check_scorer(job.scorer, [])
     make_importable(job.runtime_env)

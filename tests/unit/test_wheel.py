@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("volley", "actors", "learner", "reward_servers", "services")
+PACKAGES = ("volley", "actors", "environments", "learner", "reward_servers", "services")
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ def local(source: dict[str, Any], place: Path) -> dict[str, Any]:
 
 
 def usable(prompts: list[Prompt], job: RLJob, place: Path) -> None:
+    assert job.scorer is not None
     check_scorer(job.scorer, prompts)
     assert prompts
     assert all(prompt.text.endswith("assistant:") for prompt in prompts)

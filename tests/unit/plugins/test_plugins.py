@@ -138,7 +138,7 @@ def test_a_missing_scorer_class_is_an_error(install: Install) -> None:
     install(SCORERS, "loud", f"{__name__}:LOUD_NOWHERE")
     job = JOB.validate_python({**JOB_TREE, "scorer": {"kind": "loud"}})
     with pytest.raises(JobError, match="Quiet of a plug-in does not load"):
-        build_scorer(job.scorer)  # type: ignore[union-attr]
+        build_scorer(job.scorer)  # type: ignore[union-attr, arg-type]
 
 
 def test_two_packages_with_the_same_plugin_name_are_rejected(install: Install) -> None:

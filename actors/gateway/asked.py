@@ -1,0 +1,182 @@
+"""What a request asks for, and what it may not ask: sampling is the job's.
+
+The learner trains on the recorded log-probs, so they must be those of the distribution that the job names.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from actors.gateway.messages import BadMessages
+from actors.gateway.rendering import Setting
+
+SamplingRule = Literal["strict", "override"]
+
+
+class BadRequest(ValueError):
+    """A request that is answered with status 400; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOfJob:
+    """How the job samples; ``rule`` says what becomes of requests that ask for something else."""
+
+    temperature: float
+    top_p: float
+    rule: SamplingRule = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The parts of a request that concern the answer.
+
+    Attributes:
+        stream: the answer is wanted piece by piece.
+        usage: a stream ends with a piece about the tokens used.
+        max_tokens: limit on the tokens of this answer; None without one.
+        parse_tools: whether tool calls in the answer are parsed.
+    """
+
+    stream: bool
+    usage: bool
+    max_tokens: int | None
+    setting: Setting
+    parse_tools: bool
+
+
+_IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+_READ = frozenset(
+    {"messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "tools", "tool_choice"}
+    | {"chat_template_kwargs", "parallel_tool_calls"}
+)
+_UNCHANGED: dict[str, Callable[[Any], bool]] = {  # fields that may be sent with a value that changes nothing
+    "n": lambda value: value == 1,
+    "best_of": lambda value: value == 1,
+    "echo": lambda value: value is False,
+    "suffix": lambda value: value == "",
+    "frequency_penalty": lambda value: value == 0,
+    "presence_penalty": lambda value: value == 0,
+    "repetition_penalty": lambda value: value == 1,
+    "top_k": lambda value: value in (-1, 0),
+    "min_p": lambda value: value == 0,
+    "logit_bias": lambda value: value == {},
+    "stop": lambda value: value == [],
+    "logprobs": lambda value: value is True or value is False or (value in (0, 1)),
+    "top_logprobs": lambda value: value == 0,
+    "response_format": lambda value: value == {"type": "text"},
+    "return_token_ids": lambda value: isinstance(value, bool),
+    "return_tokens_as_token_ids": lambda value: isinstance(value, bool),
+    "skip_special_tokens": lambda value: value is True,
+}
+_OWN_OPTIONS = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"})
+_OF_TEMPLATE = frozenset({"continue_final_message", "return_dict", "return_tensors", "documents", "padding"})
+
+
+def asked(body: Mapping[str, Any], job: SamplingOfJob) -> Asked:
+    """Read a request.
+
+    Raises:
+        BadRequest: it asks for something that this server does not do, or for another sampling than the job's.
+    """
+    if job.rule == "strict":
+        _check_sampling(body, job)
+    return Asked(
+        stream=_flag(body, "stream"),
+        usage=_flag(_object(body, "stream_options"), "include_usage"),
+        max_tokens=_max_tokens(body),
+        setting=Setting(_tools(body), _options(body)),
+        parse_tools=_parse_tools(body),
+    )
+
+
+def _check_sampling(body: Mapping[str, Any], job: SamplingOfJob) -> None:
+    for name, value in body.items():
+        if value is None or name in _READ or name in _IGNORED:
+            continue
+        wanted = {"temperature": job.temperature, "top_p": job.top_p}.get(name)
+        if wanted is not None:
+            unchanged = isinstance(value, int | float) and value == wanted
+        else:
+            unchanged = name in _UNCHANGED and _UNCHANGED[name](value)
+        if not unchanged:
+            raise BadRequest(
+                f"{name} is not for the request to choose: the job sets how samples are drawn"
+                f"{'' if wanted is None else f', with {name} {wanted:g}'}. Leave {name} out, or write "
+                "gateway: {sampling: override} in the job to have such fields ignored"
+            )
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false")
+    return bool(value)
+
+
+def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise BadRequest(f"{name} must be an object")
+    return value or {}
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    limits = []
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadRequest(f"{name} must be an integer of at least 1")
+        limits.append(value)
+    return min(limits, default=None)
+
+
+def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+        raise BadRequest('tools must be a list of {"type": "function", "function": {"name": ..., "parameters": ...}}')
+    return tuple(tools)
+
+
+def _is_tool(tool: object) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _parse_tools(body: Mapping[str, Any]) -> bool:
+    choice = body.get("tool_choice")
+    if choice in (None, "auto"):
+        return bool(body.get("tools"))
+    if choice == "none":
+        return False
+    raise BadRequest(
+        "tool_choice must be auto or none: to force a call, the server would have to change the distribution that "
+        "the learner trains on"
+    )
+
+
+def _options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    options = _object(body, "chat_template_kwargs")
+    if reserved := sorted((_OWN_OPTIONS | _OF_TEMPLATE) & set(options)):
+        raise BadRequest(f"chat_template_kwargs must not set {', '.join(reserved)}")
+    return options
+
+
+def prompt_of(body: Mapping[str, Any]) -> str | list[int]:
+    """The prompt of a call of /v1/completions: a text or token ids. Raises `BadMessages`."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # the API takes lists of prompts; one in a list is one
+    if isinstance(prompt, str) and prompt:
+        if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise BadMessages("the prompt has half a surrogate pair, which no tokenizer accepts")
+        return prompt
+    ids = (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(each, int) and not isinstance(each, bool) for each in prompt)
+    )
+    if not ids:
+        raise BadMessages("prompt must be one non-empty text, or one list of token ids")
+    return prompt  # type: ignore[return-value]

@@ -1,0 +1,251 @@
+"""One call of the model: plan it in its session, sample, record, and make the reply.
+
+    open_sessions ─> keys ─> chat, complete (while the episode runs) ─> close_sessions ─> Group
+
+The calls of a session follow one another, as they do in a program that waits for each answer.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from actors.config import EpisodesRequest
+from actors.gateway.asked import Asked, BadRequest, SamplingOfJob, asked, prompt_of
+from actors.gateway.groups import EpisodeReport, body_of, group_of
+from actors.gateway.messages import checked
+from actors.gateway.rendering import Renderer, Tokenizer
+from actors.gateway.replies import Replies, Reply, StreamedText
+from actors.gateway.session import Call, Chat, Drawn, End, Plan, Session
+from volley.gateway import GatewaySpec
+from volley.records import Group
+
+OnTokens = Callable[[list[int]], None]
+OnText = Callable[[str], None]
+
+
+class Engine(Protocol):
+    """The part of `actors.engine.Engine` used here."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    async def draw(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        on_tokens: OnTokens | None,
+    ) -> Drawn: ...
+
+
+class UnknownSession(Exception):
+    """The key belongs to no session, or its session has ended; the text says which."""
+
+
+@dataclass(slots=True)
+class OpenSession:
+    """A session that programs may use, and the sampling of its job."""
+
+    session: Session
+    sampling: SamplingOfJob
+    seed: int | None
+    opened: float = field(default_factory=time.perf_counter)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: set[asyncio.Task[Any] | None] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a call.
+
+    Attributes:
+        prompt: the ids that the model saw; [] if the call exceeded a limit, and then nothing was sampled.
+        finish: OpenAI's ``finish_reason``.
+        number: number of the call within its session.
+    """
+
+    prompt: Sequence[int]
+    drawn: Drawn
+    reply: Reply
+    finish: str
+    number: int
+
+
+class Gateway:
+    """The sessions of one actor, on its event loop."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, stop_ids: Sequence[int], spec: GatewaySpec) -> None:
+        self.engine, self._tokenizer, self._spec = engine, tokenizer, spec
+        self._stops = frozenset(stop_ids)
+        self.renderer = Renderer(tokenizer, stop_ids)
+        self._replies = Replies(tokenizer, tool_parser=spec.tool_parser, reasoning_parser=spec.reasoning_parser)
+        self._sessions: dict[str, OpenSession] = {}
+
+    def open_sessions(self, request: EpisodesRequest) -> tuple[str, ...]:
+        """Open the sessions of a group's n episodes; returns their keys."""
+        sampling = SamplingOfJob(request.temperature, request.top_p, self._spec.sampling)
+        keys = tuple(secrets.token_urlsafe(32) for _ in range(request.n))
+        for number, key in enumerate(keys):
+            seed = None if request.seed is None else (request.seed + number) % 2**63
+            self._sessions[key] = OpenSession(Session(request.limits), sampling, seed)
+        return keys
+
+    async def close_sessions(
+        self, keys: Sequence[str], *, group_id: int, prompt_id: str, actor: str
+    ) -> tuple[Group, tuple[EpisodeReport, ...]]:
+        """End the sessions, drop the calls that still run, and return what was recorded. Their keys are void."""
+        closed = [self._sessions.pop(key) for key in keys]
+        running = [task for each in closed for task in each.running if task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        seconds = time.perf_counter() - min(each.opened for each in closed)
+        sessions = [each.session for each in closed]
+        group = group_of(sessions, self._text, group_id=group_id, prompt_id=prompt_id, actor=actor, seconds=seconds)
+        for session in sessions:
+            session.end = session.end or End.CLOSED
+        return group
+
+    def find(self, key: str) -> OpenSession:
+        """The session of ``key``; raises `UnknownSession`."""
+        found = self._sessions.get(key)
+        if found is None:
+            raise UnknownSession("the API key belongs to no session, or to one whose episode is over")
+        if found.session.end is not None:
+            raise UnknownSession(f"the session has ended ({found.session.end})")
+        return found
+
+    async def chat(
+        self,
+        found: OpenSession,
+        body: Mapping[str, Any],
+        *,
+        on_start: Callable[[], None] | None = None,
+        on_text: OnText | None = None,
+    ) -> Answer:
+        """Answer a call of /v1/chat/completions.
+
+        Args:
+            on_start: called when the call is planned, after which it no longer raises what is listed below.
+            on_text: called with each piece of the answer's text as it is sampled, unless the answer is parsed.
+
+        Raises:
+            BadRequest, BadMessages: the request cannot be answered as written. Nothing is recorded.
+            Rewritten: it does not continue the session, which has ended.
+            UnknownSession: the session ended while the call waited for the one before.
+        """
+        wanted = asked(body, found.sampling)
+        chat = Chat(checked(body.get("messages")), wanted.setting)
+        stream = on_text if on_text and not self._replies.is_parsed(wanted) else None
+        async with self._turn(found) as session:
+            plan = session.plan_chat(chat, self.renderer)
+            if on_start:
+                on_start()
+            if plan is None:
+                return _nothing(session)
+            drawn, streamed = await self._draw(found, plan, wanted, stream)
+            number = session.calls
+            ids = body_of(Call([], drawn))
+            reply = Reply(streamed) if streamed is not None else self._replies.make(ids, wanted, number=number)
+            session.parse_failures += reply.failed
+            session.record_chat(plan, drawn, chat, reply.message())
+            return Answer(plan.prompt, drawn, reply, _finish(drawn, reply), number)
+
+    async def complete(
+        self,
+        found: OpenSession,
+        body: Mapping[str, Any],
+        *,
+        on_start: Callable[[], None] | None = None,
+        on_text: OnText | None = None,
+    ) -> Answer:
+        """Answer a call of /v1/completions; arguments and errors as `chat`."""
+        wanted = asked(body, found.sampling)
+        prompt = prompt_of(body)
+        if not isinstance(prompt, str) and not all(0 <= each < self.engine.vocab_size for each in prompt):
+            raise BadRequest(f"token ids must be from 0 to {self.engine.vocab_size - 1}")
+        async with self._turn(found) as session:
+            plan = session.plan_text(prompt, self.renderer)
+            if on_start:
+                on_start()
+            if plan is None:
+                return _nothing(session)
+            drawn, streamed = await self._draw(found, plan, wanted, on_text)
+            number = session.calls
+            text = self._replies.plain(body_of(Call([], drawn))) if streamed is None else streamed
+            session.record_text(plan, drawn, (prompt if isinstance(prompt, str) else self._text(prompt)) + text)
+            return Answer(plan.prompt, drawn, Reply(text), _finish(drawn, Reply(text)), number)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, found: OpenSession) -> AsyncIterator[Session]:
+        """Wait for the session's call before. A call that is cancelled, because its client is gone, is counted."""
+        task = asyncio.current_task()
+        found.running.add(task)
+        try:
+            async with found.turn:
+                if found.session.end is not None:
+                    raise UnknownSession(f"the session has ended ({found.session.end})")
+                yield found.session
+        except asyncio.CancelledError:
+            found.session.abandoned += 1
+            raise
+        finally:
+            found.running.discard(task)
+
+    async def _draw(
+        self, found: OpenSession, plan: Plan, wanted: Asked, on_text: OnText | None
+    ) -> tuple[Drawn, str | None]:
+        """Sample the answer. With ``on_text`` returns its text too, which is what was passed on."""
+        room = plan.room if wanted.max_tokens is None else min(plan.room, wanted.max_tokens)
+        text = _Pieces(self._replies.plain, self._stops, on_text) if on_text else None
+        seed = None if found.seed is None else (found.seed + found.session.calls * 1_000_003) % 2**63
+        drawn = await self.engine.draw(
+            plan.prompt,
+            max_tokens=room,
+            temperature=found.sampling.temperature,
+            top_p=found.sampling.top_p,
+            seed=seed,
+            on_tokens=text.add if text else None,
+        )
+        return drawn, text.end() if text else None
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class _Pieces:
+    """Passes the text of sampled tokens on, piece by piece, and keeps it."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: frozenset[int], on_text: OnText) -> None:
+        self._stream, self._stops, self._on_text = StreamedText(decode), stops, on_text
+        self._kept: list[str] = []
+
+    def add(self, ids: list[int]) -> None:
+        self._pass_on(self._stream.add([each for each in ids if each not in self._stops]))
+
+    def end(self) -> str:
+        self._pass_on(self._stream.rest())
+        return "".join(self._kept)
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._kept.append(text)
+            self._on_text(text)
+
+
+def _nothing(session: Session) -> Answer:
+    return Answer([], Drawn([], [], [], stopped=False), Reply(""), "length", session.calls)
+
+
+def _finish(drawn: Drawn, reply: Reply) -> str:
+    if not drawn.stopped:
+        return "length"
+    return "tool_calls" if reply.tool_calls else "stop"

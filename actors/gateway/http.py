@@ -1,0 +1,242 @@
+"""The gateway's routes: who may call, how large a request may be, and how errors are answered.
+
+    POST /v1/chat/completions   POST /v1/completions   POST /tokenize   GET /v1/models
+
+Every request carries a session's key: ``Authorization: Bearer KEY``. Errors have OpenAI's form. None has a status that
+OpenAI's clients repeat by themselves, since a repeated call would not continue the session.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from actors.gateway import answers
+from actors.gateway.asked import BadRequest, asked, prompt_of
+from actors.gateway.calls import Answer, Gateway, OpenSession, UnknownSession
+from actors.gateway.messages import BadMessages, checked
+from actors.gateway.rendering import Setting
+from actors.gateway.session import Rewritten
+from volley.errors import JobError, VolleyError
+
+MAX_BODY = 64 << 20
+BODY_SECONDS = 60.0
+Handler = Callable[[OpenSession, Mapping[str, Any], Request], Awaitable[Response]]
+
+
+def create_app(gateway: Gateway, model: str, host: str) -> ASGIApp:
+    """The application.
+
+    Args:
+        model: the name under which the model is listed. Requests may use any.
+        host: the only name or address accepted in the Host header.
+    """
+    routes = _Routes(gateway, model)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", _guarded(gateway, routes.chat), methods=["POST"]),
+            Route("/v1/completions", _guarded(gateway, routes.completions), methods=["POST"]),
+            Route("/tokenize", _guarded(gateway, routes.tokenize), methods=["POST"]),
+            Route("/v1/models", _guarded(gateway, routes.models), methods=["GET"]),
+        ]
+    )
+    return HostGate(app, host)
+
+
+class HostGate:
+    """Answers only requests to this server's own address that no web page sent."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app, self._host = app, host.lower()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            name = headers.get(b"host", b"").decode("latin-1").lower()
+            if name.rpartition(":")[0] != self._host and name != self._host:
+                refusal = _error(421, "wrong_host", "this server does not have the host name of the request")
+            elif b"origin" in headers:
+                refusal = _error(403, "web_page", "web pages must not use this server")
+            else:
+                refusal = None
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class _Routes:
+    def __init__(self, gateway: Gateway, model: str) -> None:
+        self._gateway, self._model = gateway, model
+
+    async def chat(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
+        if body.get("stream") is True:
+            return await _streamed(self._gateway.chat, found, body, _CHAT, self._model)
+        return await _whole(self._gateway.chat(found, body), request, lambda a: answers.chat_body(a, self._model))
+
+    async def completions(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
+        if body.get("stream") is True:
+            return await _streamed(self._gateway.complete, found, body, _COMPLETION, self._model)
+        work = self._gateway.complete(found, body)
+        return await _whole(work, request, lambda a: answers.completion_body(a, self._model))
+
+    async def tokenize(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
+        renderer = self._gateway.renderer
+        if "messages" in body:
+            only = {key: body[key] for key in ("tools", "chat_template_kwargs") if key in body}
+            setting: Setting = asked(only, found.sampling).setting
+            replies = body.get("add_generation_prompt", True) is not False
+            ids = renderer.tokens(renderer.text(checked(body["messages"]), setting, replies=replies))
+        else:
+            prompt = prompt_of(body)
+            ids = renderer.tokens(prompt) if isinstance(prompt, str) else prompt
+        return JSONResponse({"count": len(ids), "max_model_len": found.session.limits.context, "tokens": ids})
+
+    async def models(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
+        entry = {"id": self._model, "object": "model", "created": 0, "owned_by": "volley"}
+        return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": found.session.limits.context}]})
+
+
+def _guarded(gateway: Gateway, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """A route: find the session, read the body, and turn errors into answers."""
+
+    async def route(request: Request) -> Response:
+        try:
+            scheme, _, key = request.headers.get("authorization", "").partition(" ")
+            found = gateway.find(key.strip() if scheme.lower() == "bearer" else "")
+            return await handler(found, await _body(request) if request.method == "POST" else {}, request)
+        except UnknownSession as problem:
+            return _error(401, "unknown_session", str(problem))
+        except Rewritten as problem:
+            return _error(400, "history_rewritten", f"the call does not continue this episode: {problem}")
+        except (BadRequest, BadMessages, JobError) as problem:
+            return _error(400, "bad_request", str(problem))
+        except _TooLarge as problem:
+            return _error(413, "too_large", str(problem))
+        except VolleyError as problem:  # the engine has died, and the episode with it
+            return _error(410, "actor_died", str(problem).partition("\n")[0])
+
+    return route
+
+
+class _TooLarge(Exception):
+    pass
+
+
+async def _body(request: Request) -> Mapping[str, Any]:
+    """The request's JSON object. Raises `BadRequest`, or `_TooLarge`."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                content += piece
+                if len(content) > MAX_BODY:
+                    raise _TooLarge(f"the body is larger than {MAX_BODY >> 20} MiB")
+        body = json.loads(content)
+    except (TimeoutError, ClientDisconnect):
+        raise BadRequest(f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    except (ValueError, RecursionError) as problem:
+        raise BadRequest(f"the body is not JSON: {problem}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+async def _whole(work: Awaitable[Answer], request: Request, body: Callable[[Answer], dict[str, Any]]) -> Response:
+    """Answer in one piece. If the client goes away first, the call is dropped."""
+    answering, gone = asyncio.ensure_future(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.cancelled():
+            raise UnknownSession("the episode is over")
+        if answering.done():
+            return JSONResponse(body(answering.result()))
+        return _error(400, "client_left", "the client closed its connection")
+    finally:
+        await _ended(answering, gone)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks that still run, and wait for them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+class _Form:
+    """How a route's stream looks."""
+
+    def __init__(self, kind: str, text: Callable[..., dict[str, Any]], end: Callable[..., dict[str, Any]]) -> None:
+        self.kind, self.text, self.end = kind, text, end
+
+
+_CHAT = _Form("chat.completion.chunk", answers.chat_text, answers.chat_end)
+_COMPLETION = _Form("text_completion", answers.completion_text, answers.completion_end)
+
+
+async def _streamed(
+    call: Callable[..., Awaitable[Answer]], found: OpenSession, body: Mapping[str, Any], form: _Form, model: str
+) -> Response:
+    """Answer piece by piece. Errors of the request are raised before the first one."""
+    usage = asked(body, found.sampling).usage
+    texts: asyncio.Queue[str | None] = asyncio.Queue()
+    started = asyncio.Event()
+    work = asyncio.ensure_future(call(found, body, on_start=started.set, on_text=texts.put_nowait))
+    work.add_done_callback(lambda _: texts.put_nowait(None))
+    planned = asyncio.create_task(started.wait())
+    try:
+        await asyncio.wait({work, planned}, return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        await _ended(work)
+        raise
+    finally:
+        planned.cancel()
+    if work.cancelled():
+        raise UnknownSession("the episode is over")
+    if work.done() and (problem := work.exception()) is not None:
+        raise problem
+    return StreamingResponse(_pieces(work, texts, form, model, usage=usage), media_type="text/event-stream")
+
+
+async def _pieces(
+    work: asyncio.Future[Answer], texts: "asyncio.Queue[str | None]", form: _Form, model: str, *, usage: bool
+) -> AsyncIterator[str]:
+    sent = False
+    try:
+        while (text := await texts.get()) is not None:
+            sent = True
+            yield _event(form.text(text, model))
+        try:
+            answer = work.result()
+        except (asyncio.CancelledError, VolleyError) as problem:
+            reason = str(problem).partition("\n")[0] or "the episode is over"
+            yield _event({"error": {"message": reason, "type": "volley", "param": None, "code": "call_failed"}})
+            return
+        yield _event(form.end(answer, model, text_sent=sent))
+        if usage:
+            yield _event(answers.usage_chunk(answer, model, form.kind))
+        yield "data: [DONE]\n\n"
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await _ended(work)
+
+
+def _event(body: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def _error(status: int, code: str, message: str) -> JSONResponse:
+    error = {"message": message, "type": "volley", "param": None, "code": code}
+    return JSONResponse({"error": error}, status_code=status)

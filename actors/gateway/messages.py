@@ -1,0 +1,123 @@
+"""Chat messages: one form for equal messages, and where two histories first differ."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+Message = Mapping[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+REASONING = ("reasoning_content", "reasoning")  # both names are in use for the same field
+SHOWN = 80  # characters of a message in an error
+
+
+class BadMessages(ValueError):
+    """The messages of a request cannot be used as written; the text says why."""
+
+
+def checked(messages: object) -> list[Message]:
+    """The messages of a request, each with its content as one string or None.
+
+    Raises:
+        BadMessages: they are not a list of chat messages, or hold something other than text.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise BadMessages("messages must be a list with at least one message")
+    return [_checked(number, message) for number, message in enumerate(messages)]
+
+
+def _checked(number: int, message: object) -> Message:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise BadMessages(f"message {number} must be an object whose role is one of {', '.join(ROLES)}")
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if len(texts) < len(content):
+            raise BadMessages(f"message {number} has a part without text: only text is supported")
+        content = "\n".join(texts)
+    if content is not None and not isinstance(content, str):
+        raise BadMessages(f"content of message {number} must be a string, a list of text parts, or null")
+    for text in _strings(message):
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise BadMessages(f"message {number} has half a surrogate pair, which no tokenizer accepts")
+    if message.get("tool_calls") is not None:
+        _check_calls(number, message["tool_calls"])
+    return {**message, "content": content}
+
+
+def _strings(value: object) -> list[str]:
+    """All strings within a JSON value, keys included."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for part in pair for text in _strings(part)]
+    return [text for part in value for text in _strings(part)] if isinstance(value, list) else []
+
+
+def _check_calls(number: int, calls: object) -> None:
+    functions = [call.get("function") if isinstance(call, dict) else None for call in _as_list(calls)]
+    if not isinstance(calls, list) or not all(_is_function(function) for function in functions):
+        raise BadMessages(
+            f"tool_calls of message {number} must be a list of calls with a function's name and arguments"
+        )
+
+
+def _is_function(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("arguments"), str)
+
+
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def canonical(message: Message) -> dict[str, Any]:
+    """The message without empty fields and without its reasoning, tool arguments parsed: equal if it means the same."""
+    kept = {key: value for key, value in message.items() if key not in REASONING and value not in (None, "", [], {})}
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
+    return kept
+
+
+def _call(call: Message) -> dict[str, Any]:
+    return {"id": call.get("id"), "name": call["function"]["name"], "arguments": parsed(call["function"]["arguments"])}
+
+
+def parsed(arguments: str) -> Any:
+    """Tool arguments as a JSON value, or the text itself if it is not JSON."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def reasoning_of(message: Message) -> str:
+    """The reasoning that a message carries; "" without any."""
+    return next((str(message[key]) for key in REASONING if message.get(key)), "")
+
+
+def same(recorded: Message, given: Message) -> bool:
+    """Whether ``given`` repeats ``recorded``. Clients may leave the reasoning out, but not change it."""
+    unchanged = reasoning_of(given) in ("", reasoning_of(recorded))
+    return unchanged and canonical(recorded) == canonical(given)
+
+
+def first_difference(recorded: Sequence[Message], given: Sequence[Message]) -> int | None:
+    """The number of the first message of ``recorded`` that ``given`` does not repeat; None if it repeats them all."""
+    pairs = zip_longest(recorded, given[: len(recorded)])
+    return next((number for number, (old, new) in enumerate(pairs) if new is None or not same(old, new)), None)
+
+
+def describe_difference(recorded: Sequence[Message], given: Sequence[Message], number: int) -> str:
+    """A sentence about message ``number``, which `first_difference` found."""
+    old = recorded[number]
+    if number >= len(given):
+        return f"the history ends before message {number}, which was {_shown(old)}"
+    return f"message {number} was {_shown(old)} and is {_shown(given[number])}"
+
+
+def _shown(message: Message) -> str:
+    fields = canonical(message)
+    role = fields.pop("role", "?")
+    text = json.dumps(fields.get("content", "") if set(fields) <= {"content"} else fields, ensure_ascii=True)
+    return f"{role} {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"

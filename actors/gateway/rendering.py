@@ -1,0 +1,165 @@
+"""Messages to token ids, through the model's chat template: a whole prompt, or only what is new behind recorded ids.
+
+What is new is found by rendering the conversation with a marker in place of the last reply:
+
+    ... <assistant> MARKER <end of turn> \\n <user> next question <end of turn> \\n <assistant>
+                   recorded ids end here ^ ^──────────────── tokenised ─────────────────────^
+
+Where no token ends a turn, the recorded ids may end in the one that begins the next; it is not repeated. What is new
+depends neither on the reply's text nor on what the template does to earlier messages, such as removing their reasoning
+or stripping white space: the recorded ids stay as they were sampled.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jinja2
+
+from actors.gateway.messages import BadMessages, Message, parsed
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer used here."""
+
+    @property
+    def chat_template(self) -> object: ...
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[Mapping[str, Any]] | None,
+        tokenize: bool,
+        **options: object,
+    ) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a prompt depends on besides its messages.
+
+    Attributes:
+        tools: the tools as OpenAI's API describes them.
+        options: further variables of the chat template, such as ``enable_thinking``.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NoEnd(Exception):
+    """The chat template does not show where a reply ends, so nothing can be put behind it."""
+
+
+class Renderer:
+    """Renders and tokenises conversations.
+
+    Args:
+        stop_ids: the tokens that end a reply.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = {each: tokenizer.decode([each], skip_special_tokens=False) for each in stop_ids}
+        self._marker = f"reply{secrets.token_hex(8)}"  # random, so that no message contains it
+        self._closings: dict[bool, str] = {}  # what ends a reply without and with tool calls
+
+    def tokens(self, text: str) -> list[int]:
+        """The ids of ``text``, to which no special token is added."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def prompt(self, messages: Sequence[Message], setting: Setting) -> list[int]:
+        """The ids of a whole conversation, up to where the model replies.
+
+        Raises:
+            BadMessages: the model has no chat template, or its template rejects the conversation.
+        """
+        return self.tokens(self.text(messages, setting))
+
+    def text(self, messages: Sequence[Message], setting: Setting, *, replies: bool = True) -> str:
+        """The conversation as text, up to where the model replies unless ``replies`` is False; raises as `prompt`."""
+        if not self._tokenizer.chat_template:
+            raise BadMessages("the model has no chat template: send prompts to /v1/completions")
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [_for_template(message) for message in messages],
+                tools=list(setting.tools) or None,
+                tokenize=False,
+                **{**setting.options, "add_generation_prompt": replies},
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise BadMessages(f"the model's chat template rejects the messages: {error}") from error
+        return str(rendered)
+
+    def continuation(
+        self, history: Sequence[Message], new: Sequence[Message], setting: Setting, *, stop: int | None
+    ) -> list[int]:
+        """The ids to put behind those of ``history``, whose last message is the model's reply, for ``new`` messages.
+
+        Args:
+            stop: the token with which the reply ended; None if it was cut.
+
+        Raises:
+            BadMessages: as `prompt`.
+            NoEnd: the template leaves the reply out, or does not show where it ends.
+        """
+        marked = [*history[:-1], self._with_marker(history[-1])]
+        calls = bool(history[-1].get("tool_calls"))
+        if calls not in self._closings:
+            self._closings[calls] = self._behind_marker(self.text(marked, setting, replies=False))
+        closing = self._closings[calls]
+        tail = self._behind_marker(self.text([*marked, *new], setting))
+        if self._end(closing) is not None and (end := self._end(tail)) is not None:
+            return self.tokens(tail[end[0] :]) if stop is None else self._tokens_behind(stop, tail[end[1] :])
+        if calls:  # the closing brackets of the last call were sampled
+            if not tail.startswith(closing):
+                raise NoEnd("the chat template does not show where a reply with tool calls ends")
+            tail = tail[len(closing) :]
+        if stop is None:
+            return self.tokens(tail)
+        return self._tokens_behind(stop, tail.removeprefix(self._stops.get(stop, "")))
+
+    def _with_marker(self, reply: Message) -> Message:
+        """A message of the same shape as ``reply`` whose text, or last tool call, ends in the marker."""
+        calls = reply.get("tool_calls")
+        if not calls:
+            return {"role": "assistant", "content": self._marker}
+        last = {**calls[-1], "function": {**calls[-1]["function"], "arguments": f'{{"value": "{self._marker}"}}'}}
+        return {"role": "assistant", "content": reply.get("content"), "tool_calls": [*calls[:-1], last]}
+
+    def _behind_marker(self, text: str) -> str:
+        _, found, tail = text.rpartition(self._marker)
+        if not found:
+            raise NoEnd("the chat template leaves earlier replies out")
+        return tail
+
+    def _end(self, tail: str) -> tuple[int, int] | None:
+        """Begin and end of the first stop token in ``tail``."""
+        found = [(tail.find(text), len(text)) for text in self._stops.values() if text and text in tail]
+        return min((start, start + length) for start, length in found) if found else None
+
+    def _tokens_behind(self, stop: int, text: str) -> list[int]:
+        """The ids of ``text`` behind a stop token: some tokenizers mark the beginning of a text."""
+        ids = self.tokens(self._stops.get(stop, "") + text)
+        return ids[1:] if ids[:1] == [stop] else self.tokens(text)
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """The message as templates expect it: tool arguments as an object where they are one."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    return {**message, "tool_calls": [_call_for_template(call) for call in calls]}
+
+
+def _call_for_template(call: Message) -> dict[str, Any]:
+    arguments = parsed(call["function"]["arguments"])
+    usable = arguments if isinstance(arguments, dict) else call["function"]["arguments"]
+    return {**call, "function": {**call["function"], "arguments": usable}}

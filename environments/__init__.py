@@ -1,0 +1,1 @@
+"""Environments: run the programs whose calls of the model become samples, in processes that can be killed."""

@@ -1,0 +1,157 @@
+"""Loads and calls the user's program.
+
+Async programs share one event loop in a thread of its own; every call of a plain function has its own thread. Neither
+can be ended from outside, so what is still busy after its time is reported as stuck, and the worker's process ends it.
+"""
+
+import asyncio
+import concurrent.futures
+import importlib
+import inspect
+import math
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, SupportsFloat
+
+from environments.records import Outcome, Stuck
+from volley.errors import JobError
+
+CANCEL_SECONDS = 2.0  # for an async program to end after it was cancelled
+DETAIL = 300  # characters
+
+Program = Callable[..., Any]
+
+
+def load_program(target: str) -> Program:
+    """Import the function named by ``package.module:function``.
+
+    Raises:
+        JobError: it cannot be imported, or does not take ``row``, ``base_url`` and ``api_key``.
+    """
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as problem:
+        raise JobError(
+            f"rollout.target {target!r}: module {module_name!r} does not import ({type(problem).__name__}: {problem}); "
+            "put it next to the job file or install it"
+        ) from problem
+    program: Program | None = getattr(module, name, None)
+    if not callable(program):
+        raise JobError(f"rollout.target {target!r}: {module_name!r} has no function {name!r}")
+    try:
+        inspect.signature(program).bind({}, base_url="", api_key="")
+    except (TypeError, ValueError) as problem:
+        raise JobError(
+            f"rollout.target {target!r} does not take what it is called with ({problem}): write "
+            f"def {name}(row, base_url, api_key)"
+        ) from None
+    return program
+
+
+class Ended(NamedTuple):
+    """The outcome of an episode, and what its program still occupies."""
+
+    outcome: Outcome
+    stuck: Stuck = ""
+
+
+class Programs:
+    """Runs episodes of one program until the process ends.
+
+    Args:
+        timeout_s: seconds per episode.
+    """
+
+    def __init__(self, program: Program, timeout_s: float) -> None:
+        self._program, self._timeout = program, timeout_s
+        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(program) else None
+        if self._loop is not None:
+            threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
+
+    async def run(self, row: Mapping[str, Any], base_url: str, api_key: str) -> Ended:
+        """Run one episode. Never raises because of the program."""
+        if self._loop is None:
+            return await self._run_plain(row, base_url, api_key)
+        return await self._run_async(self._loop, row, base_url, api_key)
+
+    async def _run_async(
+        self, loop: asyncio.AbstractEventLoop, row: Mapping[str, Any], base_url: str, api_key: str
+    ) -> Ended:
+        async def episode() -> Outcome:
+            try:
+                return outcome_of(await self._program(dict(row), base_url=base_url, api_key=api_key))
+            except (Exception, SystemExit) as problem:  # noqa: BLE001 - the user's program failed, not the worker
+                return _raised(problem)
+
+        running = asyncio.run_coroutine_threadsafe(episode(), loop)
+        try:
+            if (outcome := await _within(running, self._timeout)) is not None:
+                return Ended(outcome)
+        finally:
+            running.cancel()  # also if the whole group is cancelled; does nothing to an episode that has ended
+        alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, Outcome()), loop)
+        blocked = await _within(alive, CANCEL_SECONDS) is None
+        return Ended(self._timed_out(), "loop" if blocked else "")
+
+    async def _run_plain(self, row: Mapping[str, Any], base_url: str, api_key: str) -> Ended:
+        running: concurrent.futures.Future[Outcome] = concurrent.futures.Future()
+
+        def episode() -> None:
+            try:
+                running.set_result(outcome_of(self._program(dict(row), base_url=base_url, api_key=api_key)))
+            except (Exception, SystemExit) as problem:  # noqa: BLE001 - as above
+                running.set_result(_raised(problem))
+
+        threading.Thread(target=episode, name="episode", daemon=True).start()
+        outcome = await _within(running, self._timeout)
+        return Ended(self._timed_out(), "thread") if outcome is None else Ended(outcome)
+
+    def _timed_out(self) -> Outcome:
+        return Outcome(failure=f"the program took longer than rollout.timeout_s, {self._timeout:g} s")
+
+
+async def _within(running: "concurrent.futures.Future[Outcome]", seconds: float) -> Outcome | None:
+    """The future's result, or None after ``seconds``."""
+    waiting = asyncio.wrap_future(running)
+    done, _ = await asyncio.wait({waiting}, timeout=seconds)
+    if not done:
+        return None
+    if waiting.cancelled():
+        return Outcome(failure="the program cancelled itself")
+    return waiting.result()
+
+
+def outcome_of(returned: object) -> Outcome:
+    """What the program returned: a number, a mapping with ``reward``, ``answer`` and ``detail``, or None.
+
+    Raises:
+        TypeError, ValueError: it returned something else, or a reward that is not finite.
+    """
+    if returned is None:
+        return Outcome()
+    fields = returned if isinstance(returned, Mapping) else {"reward": returned}
+    if unknown := sorted(str(name) for name in fields if name not in ("reward", "answer", "detail")):
+        raise ValueError(f"the program returned {', '.join(unknown)}; it may return reward, answer and detail")
+    reward = fields.get("reward")
+    if reward is not None:
+        if isinstance(reward, str | bytes) or not isinstance(reward, SupportsFloat):
+            raise TypeError(f"the program returned {reward!r:.60}; return a number, a mapping with reward, or None")
+        reward = float(reward)
+        if not math.isfinite(reward):
+            raise ValueError(f"the program returned the reward {reward}")
+    answer, detail = fields.get("answer"), str(fields.get("detail") or "")
+    return Outcome(reward, None if answer is None else str(answer), one_line(detail))
+
+
+def _raised(problem: BaseException) -> Outcome:
+    """The outcome of a program that raised; the log gets the traceback."""
+    traceback.print_exception(problem)
+    return Outcome(failure=one_line(f"the program raised {type(problem).__name__}: {problem}"))
+
+
+def one_line(text: str) -> str:
+    """The text on one line of printable characters, shortened."""
+    cut = text if len(text) <= DETAIL else text[: DETAIL - 3] + "..."
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in cut)

@@ -1,0 +1,111 @@
+"""What a job with a program adds to a run: its check, its processes, and reward workers only if there is a scorer."""
+
+import contextlib
+
+from actors.pool import ActorPool
+from environments.pool import EnvironmentPool
+from environments.programs import load_program
+from reward_servers.pool import RewardPool
+from services.coordinator.episodes import Episodes
+from services.coordinator.turns import SampleRoom, room_for
+from services.data.tokens import EncodedPrompt, needed_length
+from services.jobs.runtime_env import code_is_here
+from services.runs.role_configs import environment_config, reward_config
+from services.store.folder import RunFolder
+from volley.errors import JobError, VolleyError
+from volley.job import EvalJob, RFTJob, RLJob
+from volley.records import Group, Prompt, Scores, WorkerInfo
+from volley.refs import Ref
+
+
+class NoRewardWorkers:
+    """Stands in for the reward workers of a job without a scorer, whose programs return all rewards."""
+
+    count, waiting, sandbox = 0, 0, ""
+    deaths: tuple[VolleyError, ...] = ()
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """None."""
+        return ()
+
+    async def score(self, group: Ref[Group], prompt: Prompt) -> Scores:
+        """Raises `RuntimeError`: nothing asks for a score without a scorer."""
+        raise RuntimeError(f"prompt {prompt.id}: the job has no scorer")
+
+    async def scale(self, count: int) -> None:
+        """Raises `JobError`: there is nothing to scale."""
+        raise JobError(f"the job has no scorer, so it has no reward workers; {count} cannot be started")
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+
+async def start_rewards(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> RewardPool | NoRewardWorkers:
+    """Start the reward workers, if the job has a scorer; raises as `RewardPool.start`."""
+    return NoRewardWorkers() if job.scorer is None else await RewardPool.start(reward_config(job, job.scorer, folder))
+
+
+class NoEnvironments:
+    """Stands in for the environment workers of a job without a program."""
+
+    deaths: tuple[VolleyError, ...] = ()
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+
+async def start_environments(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> EnvironmentPool | NoEnvironments:
+    """Start the environment workers, if the job has a program; raises as `EnvironmentPool.start`."""
+    if isinstance(job, RFTJob) or job.rollout is None:
+        return NoEnvironments()
+    return await EnvironmentPool.start(environment_config(job, job.rollout, folder))
+
+
+def episodes_of(
+    job: RLJob | RFTJob | EvalJob, actors: ActorPool, environments: EnvironmentPool | NoEnvironments, length: int
+) -> Episodes | None:
+    """How the job's programs make samples; None without programs.
+
+    Args:
+        length: longest prompt plus answer of a call, in tokens.
+    """
+    if isinstance(job, RFTJob) or job.rollout is None or isinstance(environments, NoEnvironments):
+        return None
+    return Episodes(job.rollout, actors, environments, length, scored=job.scorer is not None)
+
+
+def check_program(job: RLJob | EvalJob) -> None:
+    """Raise `JobError` if the job's program cannot be called."""
+    if job.rollout is not None and code_is_here(job.runtime_env):
+        load_program(job.rollout.target)
+
+
+def import_program(job: RLJob | EvalJob) -> None:
+    """Import the job's program, ignoring failures, which `check_program` reports."""
+    if job.rollout is not None:
+        with contextlib.suppress(JobError):
+            load_program(job.rollout.target)
+
+
+def length_of(job: RLJob | EvalJob, encoded: list[EncodedPrompt], room: int, length: int) -> int:
+    """Longest prompt plus answer that the actors must take, in tokens.
+
+    Args:
+        encoded: the job's prompts; programs make their own.
+        room: tokens that may follow a prompt.
+        length: the model's.
+
+    Raises:
+        JobError: ``rollout.max_context`` exceeds the model's length.
+    """
+    if job.rollout is None:
+        return needed_length(encoded, room)
+    context = job.rollout.max_context or length
+    if context > length:
+        raise JobError(f"rollout.max_context {context} exceeds the model's length {length}: lower it")
+    return context
+
+
+def room_of(job: RLJob | EvalJob, max_tokens: int, key: str = "sampling.max_tokens") -> SampleRoom:
+    """The room that samples need behind their prompts. Programs make their own prompts, so they need none."""
+    return room_for(max_tokens, job.turns, key) if job.rollout is None else {"room": 1, "key": key}

@@ -1,0 +1,51 @@
+"""Programs for whole runs: they make two calls, and once each they raise, hang or kill their worker."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import openai
+
+
+def once(row: dict[str, Any], what: str) -> bool:
+    """True for one caller with this row, in whatever process: the first one after a worker was killed."""
+    flags = Path(row["flags"])
+    if row.get("does") != what or not (what == "kill" or (flags / "kill").exists()):
+        return False
+    try:
+        (flags / what).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+async def two_calls(row: dict[str, Any], base_url: str, api_key: str) -> Any:
+    """The reward is the share of vowels in both answers."""
+    if once(row, "early"):
+        raise RuntimeError("no luck at all")
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
+        first = await client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+        if once(row, "raise"):
+            raise RuntimeError("bad luck")
+        if once(row, "hang"):
+            await asyncio.sleep(3600)
+        if once(row, "kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        messages += [first.choices[0].message.model_dump(), {"role": "user", "content": f"{row['prompt']} again"}]
+        if once(row, "rewrite"):
+            messages[1] = {"role": "assistant", "content": "something else"}
+        second = await client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+    if row.get("does") == "defer":
+        return None
+    said = (first.choices[0].message.content or "") + (second.choices[0].message.content or "")
+    return {"reward": sum(letter in "aeiou" for letter in said) / 16, "detail": "vowels"}
+
+
+def one_call(row: dict[str, Any], base_url: str, api_key: str) -> float:
+    """A plain function, which calls with the client that waits."""
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+        answer = client.completions.create(model="any", prompt=row["prompt"], max_tokens=4)
+    return float("e" in answer.choices[0].text)

@@ -1,0 +1,129 @@
+"""The environment pool with real Ray workers: programs that die, hang and block, and nothing that outlives the pool."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.pool import EnvironmentPool
+from environments.records import EnvironmentConfig
+from tests.integration.processes import wait_until_gone
+from volley.errors import GroupGone, JobError, WorkerDied
+from volley.records import Prompt
+from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("ray_local")]
+
+PROGRAMS = """
+import asyncio, os, pathlib, time
+
+async def agent(row, base_url, api_key):
+    if row.get("die"):
+        os._exit(7)
+    if row.get("block") == api_key:
+        time.sleep(600)
+    await asyncio.sleep(row.get("seconds", 0))
+    return len(api_key)
+
+def plain(row, base_url, api_key):
+    time.sleep(row.get("seconds", 0) if row.get("slow", api_key) == api_key else 0)
+    return 1.0
+"""
+
+
+async def started(folder: Path, name: str = "agent", *, timeout: float = 20.0, **workers: Any) -> EnvironmentPool:
+    rollout = ProgramRollout(target=f"programs_of_{folder.name}:{name}", timeout_s=timeout)
+    spec = EnvironmentWorkersSpec.model_validate({"episodes": 4, **workers})
+    return await EnvironmentPool.start(EnvironmentConfig(rollout, spec, folder, prefix=f"{folder.name}-"))
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path_factory.mktemp("environments")
+    (made / f"programs_of_{made.name}.py").write_text(PROGRAMS)
+    monkeypatch.syspath_prepend(made)
+    return made
+
+
+def row(**fields: Any) -> Prompt:
+    return Prompt("p", "", fields)
+
+
+async def test_episodes_run_at_once_on_workers_with_room(folder: Path) -> None:
+    pool = await started(folder, count=2)
+    began = time.monotonic()
+    done = await asyncio.gather(*(pool.run(row(seconds=1), "", ("a", "bb", "ccc", "dddd")) for _ in range(2)))
+    assert time.monotonic() - began < 5
+    assert [[each.reward for each in group.outcomes] for group in done] == [[1.0, 2.0, 3.0, 4.0]] * 2
+    waiting = [asyncio.create_task(pool.run(row(seconds=1), "", ("a",) * 4)) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    assert [each.busy for each in pool.workers()] == [4, 4]
+    assert all(len(group.outcomes) == 4 for group in await asyncio.gather(*waiting))
+    pids = {each.pid for each in pool.workers()}
+    await pool.stop()
+    wait_until_gone(pids)
+
+
+async def test_a_worker_that_dies_is_replaced_and_its_groups_are_lost(folder: Path) -> None:
+    pool = await started(folder)
+    other = asyncio.create_task(pool.run(row(seconds=15), "", ("a",)))
+    await asyncio.sleep(0.3)
+    with pytest.raises(GroupGone, match="environment-0 died"):
+        await pool.run(row(die=True), "", ("a", "b"))
+    with pytest.raises(GroupGone, match="environment-0 died"):
+        await other
+    assert (await pool.run(row(), "", ("abc",))).outcomes[0].reward == 3.0
+    assert len(pool.deaths) == 1
+    await pool.stop()
+
+
+async def test_too_many_deaths_are_the_pools(folder: Path) -> None:
+    pool = await started(folder, max_replacements=1)
+    for _ in range(2):
+        with pytest.raises(GroupGone):
+            await pool.run(row(die=True), "", ("a",))
+    with pytest.raises(WorkerDied, match="environment-0"):
+        await pool.run(row(), "", ("a",))
+    await pool.stop()
+
+
+async def test_a_program_that_blocks_the_loop_is_ended_with_its_worker(folder: Path) -> None:
+    pool = await started(folder, timeout=2)
+    (before,) = pool.workers()
+    done = await pool.run(row(block="b"), "", ("a", "b"))
+    assert done.stuck == "loop"
+    assert all("timeout_s" in each.failure for each in done.outcomes[1:])
+    wait_until_gone({before.pid})
+    assert (await pool.run(row(), "", ("a",))).outcomes[0].reward == 1.0
+    await pool.stop()
+
+
+async def test_a_function_that_hangs_is_ended_when_the_other_groups_have_ended(folder: Path) -> None:
+    pool = await started(folder, "plain", timeout=3)
+    (before,) = pool.workers()
+    stuck = asyncio.create_task(pool.run(row(seconds=600, slow="b"), "", ("a", "b")))
+    await asyncio.sleep(1.5)
+    other = asyncio.create_task(pool.run(row(seconds=2.5), "", ("c",)))
+    done = await stuck
+    assert (done.stuck, done.outcomes[0].reward) == ("thread", 1.0)
+    assert (await other).outcomes[0].reward == 1.0, "it was left to end"
+    wait_until_gone({before.pid})
+    assert (await pool.run(row(), "", ("a",))).outcomes[0].reward == 1.0
+    await pool.stop()
+
+
+async def test_a_cancelled_group_gives_its_room_back(folder: Path) -> None:
+    pool = await started(folder)
+    task = asyncio.create_task(pool.run(row(seconds=600), "", ("a",) * 4))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    async with asyncio.timeout(10):
+        assert (await pool.run(row(), "", ("a",) * 4)).outcomes[3].reward == 1.0
+    await pool.stop()
+
+
+async def test_a_program_that_does_not_import_is_the_jobs_error(folder: Path) -> None:
+    with pytest.raises(JobError, match="has no function 'nobody'"):
+        await started(folder, "nobody")

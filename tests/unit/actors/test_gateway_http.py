@@ -1,0 +1,232 @@
+"""The gateway over HTTP, with the real OpenAI client and a real socket: what is answered, refused and bounded."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from actors.gateway.http import MAX_BODY
+from actors.gateway.rendering import Setting
+from tests.chat_models import split
+from tests.gateway_server import EOS, TOKENIZER, USER, Served, ask
+from volley.errors import JobError, WorkerDied
+from volley.gateway import GatewaySpec
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Served]:
+    made = Served(GatewaySpec())
+    yield made
+    await made.close()
+
+
+async def test_a_stream_says_the_same_as_a_whole_answer(served: Served) -> None:
+    text = "Grüße, 你好 🙂."
+    client = served.client(text, text)
+    pieces, final = "", None
+    stream = await ask(client, USER, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            pieces += choice.delta.content or ""
+            final = choice if choice.finish_reason else final
+    assert pieces == text
+    assert final is not None
+    assert (final.finish_reason, final.token_ids) == ("stop", [*split(TOKENIZER, text), EOS])
+    assert chunks[-1].usage.completion_tokens == len(final.token_ids)
+    assert len(chunks) > 8
+    whole = await ask(client, USER, {"role": "assistant", "content": pieces}, USER)
+    assert whole.choices[0].message.content == text
+    assert served.session(client).rewrites == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5},
+        {"top_p": 0.9},
+        {"seed": 3},
+        {"n": 2},
+        {"frequency_penalty": 0.1},
+        {"presence_penalty": 1},
+        {"logit_bias": {"5": 10}},
+        {"stop": ["\n"]},
+        {"response_format": {"type": "json_object"}},
+        {"top_logprobs": 5, "logprobs": True},
+        {"extra_body": {"guided_json": {}}},
+        {"extra_body": {"min_p": 0.1}},
+        {"extra_body": {"top_k": 5}},
+        {"extra_body": {"something_new": 1}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "add"}}},
+        {"extra_body": {"chat_template_kwargs": {"chat_template": "x"}}},
+        {"max_tokens": 0},
+        {"extra_body": {"tools": [{"name": "add"}]}},
+        {"extra_body": {"stream": "yes"}},
+    ],
+)
+async def test_requests_that_the_gateway_cannot_follow_say_so(served: Served, fields: dict[str, Any]) -> None:
+    client = served.client()
+    (name,) = fields.get("extra_body") or list(fields)[-1:]
+    with pytest.raises(openai.BadRequestError) as refused:
+        await ask(client, USER, **fields)
+    assert name.split("_")[-1] in str(refused.value)
+    assert served.session(client).calls == 0
+    assert served.engine.says == []
+
+
+async def test_sampling_may_be_asked_as_it_is_or_be_overridden(served: Served) -> None:
+    same = {"temperature": 1.0, "top_p": 1, "n": 1, "presence_penalty": 0, "logprobs": True, "user": "me"}
+    client = served.client("a", seed=40)
+    await ask(client, USER, **same, seed=None)
+    assert served.engine.asked[-1] == {"temperature": 1.0, "top_p": 1.0, "seed": 40, "max_tokens": 400}
+    client = served.client("a", rule="override")
+    await ask(client, USER, temperature=0.0, seed=3, extra_body={"guided_json": {}})
+    assert served.engine.asked[-1] == {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 400}
+
+
+async def test_a_rewritten_history_is_named_and_ends_the_episode(served: Served) -> None:
+    client = served.client("4")
+    await ask(client)
+    with pytest.raises(openai.BadRequestError, match=r"message 1 was assistant .*4.* and is assistant .*four"):
+        await ask(client, USER, {"role": "assistant", "content": "four"}, USER)
+    with pytest.raises(openai.AuthenticationError, match="ended"):
+        await ask(client)
+
+
+async def test_limits_are_answered_with_length(served: Served) -> None:
+    client = served.client("abc", calls=1)
+    reply = (await ask(client)).choices[0].message
+    over = await ask(client, USER, reply.model_dump(), USER)
+    assert (over.choices[0].finish_reason, over.choices[0].message.content) == ("length", "")
+    with pytest.raises(openai.AuthenticationError, match="calls"):
+        await ask(client)
+    client = served.client("abcdef", tokens=3)
+    cut = await ask(client)
+    assert (cut.choices[0].finish_reason, cut.choices[0].message.content) == ("length", "abc")
+    assert served.session(client).end == "tokens"
+    client = served.client("abcdef", tokens=30)
+    assert (await ask(client, max_tokens=2)).choices[0].message.content == "ab"
+    assert served.session(client).end is None
+
+
+async def test_completions_in_text_and_in_ids(served: Served) -> None:
+    client = served.client("fgh", "k", "m")
+    first: Any = await client.completions.create(model="any", prompt="a b c d e")
+    assert first.choices[0].text == "fgh"
+    second: Any = await client.completions.create(model="any", prompt="a b c d efgh ij")
+    ids = [*first.choices[0].prompt_token_ids, *first.choices[0].token_ids]
+    assert second.choices[0].prompt_token_ids[: len(ids)] == ids
+    ids = [*second.choices[0].prompt_token_ids, *second.choices[0].token_ids, 9]
+    stream = await client.completions.create(model="any", prompt=ids, stream=True)
+    assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == "m"
+    assert served.engine.prompts[-1] == ids
+    for prompt in ("", [10**9], [-1], [[1], [2]], ["a", "b"], None):
+        answer = await post(served, "/v1/completions", client.api_key, {"prompt": prompt})
+        assert answer.status_code == 400, prompt
+    half = await post(served, "/v1/completions", client.api_key, None, content=b'{"prompt": "\\ud800"}')
+    assert (half.status_code, "surrogate" in half.text) == (400, True)
+
+
+async def test_models_and_tokenize(served: Served) -> None:
+    client = served.client()
+    (model,) = (await client.models.list()).data
+    assert (model.id, model.max_model_len) == ("tiny", 2000)  # type: ignore[attr-defined]
+    base = served.server.url.removesuffix("/v1")
+    chat = await post(served, "/tokenize", client.api_key, {"messages": [USER]}, base=base)
+    assert chat.json()["tokens"] == served.gateway.renderer.prompt([USER], Setting())
+    text = await post(served, "/tokenize", client.api_key, {"prompt": "hello"}, base=base)
+    assert text.json()["tokens"] == TOKENIZER("hello", add_special_tokens=False).input_ids
+    assert text.json()["count"] == len(text.json()["tokens"])
+
+
+async def post(served: Served, path: str, key: str, body: Any, *, base: str = "", **options: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}", **options.pop("headers", {})}
+    async with httpx.AsyncClient(timeout=20) as client:
+        url = (base or served.server.url.removesuffix("/v1")) + path
+        if "content" in options:
+            return await client.post(url, headers=headers, **options)
+        return await client.post(url, headers=headers, json=body, **options)
+
+
+async def test_only_known_keys_from_this_host_get_in(served: Served) -> None:
+    (key,) = served.open()
+    path, body = "/v1/chat/completions", {"messages": [USER]}
+    for wrong in ("no", "x" * 43, key[:-1]):
+        assert (await post(served, path, wrong, body)).status_code == 401
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(served.server.url + "/models")).status_code == 401
+        authorization = {"Authorization": f"Bearer {key}"}
+        other = await client.get(served.server.url + "/models", headers={**authorization, "Host": "evil.example"})
+        page = await client.get(served.server.url + "/models", headers={**authorization, "Origin": "http://a.b"})
+        assert (other.status_code, page.status_code) == (421, 403)
+        assert (await client.get(served.server.url + "/models", headers=authorization)).status_code == 200
+
+
+async def test_bodies_are_bounded_and_must_be_json(served: Served) -> None:
+    (key,) = served.open()
+    for content in (b"", b"[]", b"{", b"\xff", b'{"messages": ' + b"[" * 200_000, b'"a"'):
+        answer = await post(served, "/v1/chat/completions", key, None, content=content)
+        assert (answer.status_code, "error" in answer.json()) == (400, True)
+    large = await post(served, "/v1/chat/completions", key, None, content=b" " * (MAX_BODY + 1))
+    assert large.status_code == 413
+
+
+async def test_a_client_that_leaves_takes_its_call_along(served: Served) -> None:
+    client = served.client(None, "again")
+    with pytest.raises(openai.APITimeoutError):
+        await client.with_options(timeout=0.3).chat.completions.create(model="tiny", messages=[USER])
+    answer = await ask(client)
+    assert answer.choices[0].message.content == "again"
+    session = served.session(client)
+    assert (session.calls, session.abandoned, session.rewrites) == (1, 1, 0)
+
+
+async def test_calls_of_one_session_follow_one_another(served: Served) -> None:
+    """The second of two equal calls at once finds a history that is longer than its own."""
+    client = served.client("one", "two")
+    outcomes = await asyncio.gather(ask(client), ask(client), return_exceptions=True)
+    assert sorted(type(each).__name__ for each in outcomes) == ["BadRequestError", "ChatCompletion"]
+    assert served.engine.says == ["two"]
+    served.engine.says.clear()
+
+
+async def test_closing_a_session_drops_the_call_that_runs(served: Served) -> None:
+    served.engine.hanging.clear()
+    client = served.client(None)
+    pending = asyncio.create_task(ask(client))
+    await served.engine.hanging.wait()
+    group, _ = await served.gateway.close_sessions([client.api_key], group_id=0, prompt_id="", actor="")
+    with pytest.raises(openai.AuthenticationError):
+        await pending
+    assert len(group.tokens_T) == 0
+
+
+async def drained(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (JobError("vLLM rejects the prompt"), openai.BadRequestError),
+        (WorkerDied("actor-0", "its engine exited"), openai.APIStatusError),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_of_the_engine_reach_the_program(
+    served: Served, failure: Exception, error: type[Exception], stream: bool
+) -> None:
+    client = served.client(failure, "fine")
+    with pytest.raises(openai.APIError if stream else error):
+        await drained(await ask(client, USER, stream=stream))
+    assert (await ask(client)).choices[0].message.content == "fine"

@@ -1,0 +1,86 @@
+"""Which histories are the same, and where two of them first differ."""
+
+from typing import Any
+
+import pytest
+
+from actors.gateway.messages import BadMessages, checked, describe_difference, first_difference, same
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
+REPLY = {"role": "assistant", "content": "so", "tool_calls": [CALL], "reasoning_content": "hm"}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "so", "tool_calls": [CALL], **fields}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        message(),
+        message(reasoning_content="hm"),
+        message(reasoning="hm"),
+        message(refusal=None, audio=None, annotations=[], function_call=None),
+        message(tool_calls=[{**CALL, "function": {"name": "add", "arguments": '{"b":[2],"a":1}'}}]),
+    ],
+)
+def test_a_reply_is_repeated_whatever_clients_add_or_leave_out(given: dict[str, Any]) -> None:
+    assert same(REPLY, given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        message(content="so "),
+        message(content=None),
+        message(role="user"),
+        message(reasoning_content="other"),
+        message(tool_calls=None),
+        message(tool_calls=[CALL, CALL]),
+        message(tool_calls=[{**CALL, "id": "c2"}]),
+        message(tool_calls=[{**CALL, "function": {"name": "add", "arguments": '{"a": 1, "b": [3]}'}}]),
+        message(tool_calls=[{**CALL, "function": {"name": "add", "arguments": "{"}}]),
+        message(name="someone"),
+    ],
+)
+def test_anything_else_is_another_reply(given: dict[str, Any]) -> None:
+    assert not same(REPLY, given)
+
+
+def test_the_first_difference_is_found_and_described() -> None:
+    old = checked([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    longer = [*old, {"role": "user", "content": "c"}]
+    assert first_difference(old, longer) is None
+    assert first_difference(old, old) is None
+    assert first_difference(old, old[:1]) == 1
+    assert 'ends before message 1, which was assistant "b"' in describe_difference(old, old[:1], 1)
+    other = [{"role": "user", "content": "x" * 500}, *longer[1:]]
+    assert first_difference(old, other) == 0
+    sentence = describe_difference(old, other, 0)
+    assert sentence.startswith('message 0 was user "a" and is user "xxx')
+    assert len(sentence) < 200
+
+
+def test_text_parts_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert checked([{"role": "user", "content": parts}]) == [{"role": "user", "content": "a\nb"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "at least one"),
+        ("hi", "at least one"),
+        ([{"content": "a"}], "message 0 must be an object whose role"),
+        ([{"role": "user", "content": 3}], "content of message 0"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "only text"),
+        ([{"role": "user", "content": "\ud800"}], "surrogate"),
+        ([{"role": "tool", "content": "a", "tool_call_id": "\udfff"}], "surrogate"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "tool_calls of message 0"),
+        ([{"role": "assistant", "tool_calls": {"a": 1}}], "tool_calls of message 0"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}], "tool_calls"),
+    ],
+)
+def test_what_is_no_chat_is_refused(messages: Any, problem: str) -> None:
+    with pytest.raises(BadMessages, match=problem):
+        checked(messages)

@@ -1,0 +1,139 @@
+"""Programs of every kind: what they return, raise, hang on and hold up."""
+
+import asyncio
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from environments.programs import Programs, load_program, outcome_of
+from environments.records import Outcome
+from volley.errors import JobError
+
+URL = "http://127.0.0.1:1/v1"
+
+
+async def agent(row: dict[str, Any], base_url: str, api_key: str) -> Any:
+    match row["does"]:
+        case "raise":
+            raise ValueError("no\nluck")
+        case "exit":
+            sys.exit(3)
+        case "sleep":
+            await asyncio.sleep(60)
+        case "block":
+            time.sleep(row["seconds"])  # noqa: ASYNC251 - what such programs do
+        case "stubborn":
+            for _ in range(2):
+                try:
+                    await asyncio.sleep(30)
+                except asyncio.CancelledError:
+                    continue
+    return row.get("returns", (base_url, api_key) == (URL, "key"))
+
+
+def plain(row: dict[str, Any], base_url: str, api_key: str) -> Any:
+    match row["does"]:
+        case "raise":
+            raise ValueError("no\nluck")
+        case "exit":
+            sys.exit(3)
+        case "sleep":
+            time.sleep(row["seconds"])
+    return row.get("returns", (base_url, api_key) == (URL, "key"))
+
+
+async def run(program: Any, does: str, *, timeout: float = 5.0, **row: Any) -> Any:
+    return await Programs(program, timeout).run({"does": does, **row}, URL, "key")
+
+
+@pytest.mark.parametrize("program", [agent, plain])
+async def test_what_programs_return(program: Any) -> None:
+    assert (await run(program, "return")).outcome == Outcome(1.0)
+    assert (await run(program, "return", returns=None)).outcome == Outcome()
+    full = {"reward": 0.5, "answer": 4, "detail": "fi\nne"}
+    assert (await run(program, "return", returns=full)).outcome == Outcome(0.5, "4", "fi\\nne")
+
+
+@pytest.mark.parametrize("program", [agent, plain])
+@pytest.mark.parametrize(("does", "named"), [("raise", r"ValueError: no\nluck"), ("exit", "SystemExit: 3")])
+async def test_a_program_that_raises_fails_alone(program: Any, does: str, named: str) -> None:
+    programs = Programs(program, 5.0)
+    ended = await asyncio.gather(*(programs.run({"does": each}, URL, "key") for each in (does, "return")))
+    assert ended[0].outcome.failure == f"the program raised {named}"
+    assert (ended[0].stuck, ended[1].outcome) == ("", Outcome(1.0))
+
+
+async def test_an_async_program_that_waits_too_long_is_cancelled() -> None:
+    ended = await run(agent, "sleep", timeout=0.1)
+    assert "rollout.timeout_s, 0.1 s" in ended.outcome.failure
+    assert ended.stuck == ""
+
+
+async def test_what_still_runs_after_its_time_is_reported() -> None:
+    began = time.monotonic()
+    assert (await run(plain, "sleep", seconds=3, timeout=0.1)).stuck == "thread"
+    assert time.monotonic() - began < 2
+    assert (await run(agent, "block", seconds=6, timeout=0.1)).stuck == "loop"
+    assert (await run(agent, "stubborn", timeout=0.1)).stuck == "", "it does not hold the loop up"
+
+
+async def test_plain_functions_run_at_once() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def meet(row: Any, base_url: str, api_key: str) -> float:
+        return float(together.wait() >= 0)
+
+    programs = Programs(meet, 20)
+    ended = await asyncio.gather(*(programs.run({}, URL, "key") for _ in range(3)))
+    assert [each.outcome.reward for each in ended] == [1.0] * 3
+
+
+async def test_a_group_that_is_cancelled_ends_its_programs() -> None:
+    ended = threading.Event()
+
+    async def waits(row: Any, base_url: str, api_key: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(Programs(waits, 50).run({}, URL, "key"))
+    await asyncio.sleep(0.2)
+    task.cancel()
+    assert await asyncio.to_thread(ended.wait, 5)
+
+
+@pytest.mark.parametrize("value", [True, np.float32(1), np.int64(1), 1])
+def test_rewards_may_be_any_number(value: Any) -> None:
+    assert outcome_of(value).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "value", ["1", b"1", float("nan"), float("inf"), [1.0], {"reward": "x"}, {"score": 1}, {1: 2}, object(), 10**400]
+)
+def test_anything_else_is_an_error(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        outcome_of(value)
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("no_such_module:f", "does not import"),
+        ("json:no_such", "has no function"),
+        ("math:sqrt", r"def sqrt\(row, base_url, api_key\)"),
+        ("programs_that_break:f", "ZeroDivisionError"),
+    ],
+)
+def test_a_target_that_cannot_be_called(
+    target: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "programs_that_break.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(JobError, match=problem):
+        load_program(target)
