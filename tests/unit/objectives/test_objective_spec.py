@@ -44,7 +44,7 @@ def test_objectives_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"kind": "best_of_n"}, "'best_of_n' is not known. Built in: maj_at_k, max_at_k"),
+        ({"kind": "best_of_n"}, "'best_of_n' is not known. Built in: best_of_k, maj_at_k, max_at_k"),
         ({"kind": "mean", "k": 3}, "Extra inputs are not permitted"),
         ({"kind": "pass_at_k_analytic"}, "Field required"),
         ({"kind": "max_at_k", "k": 0}, "greater than or equal to 1"),
