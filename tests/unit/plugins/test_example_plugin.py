@@ -39,7 +39,7 @@ print(json.dumps({
     "prompts": [[p.id, p.text, dict(p.reference), dict(p.tags)] for p in prompts],
     "verdicts": [[v.status, v.reward] for v in verdicts],
     "advantages": advantages(rewards, job.objective, valid=valid).tolist(),
-    "scorer": schema["$defs"]["RFTJob"]["properties"]["scorer"]["oneOf"][-1],
+    "scorer": schema["$defs"]["RLJob"]["properties"]["scorer"]["anyOf"][0]["oneOf"][-1],
     "objective": schema["$defs"]["RLJob"]["properties"]["objective"]["oneOf"][-1],
     "formats": schema["$defs"]["DataSpec"]["properties"]["format"]["enum"],
     "dumped": job.model_dump(mode="json")["scorer"],

@@ -122,7 +122,7 @@ def test_a_broken_plugin_is_reported_by_its_job_and_doctor_only(install: Install
     install(SCORERS, "loud", value)
     assert message in scorer_error()
     JOB.validate_python(JOB_TREE)
-    shown = JOB.json_schema()["$defs"]["RFTJob"]["properties"]["scorer"]["oneOf"]
+    shown = JOB.json_schema()["$defs"]["RLJob"]["properties"]["scorer"]["anyOf"][0]["oneOf"]
     assert all("$ref" in each for each in shown)
     finding = next(each for each in doctor._plugins() if each.what == "plug-in loud (scorers)")
     assert (finding.state, finding.blocks) == ("broken", False)
