@@ -24,6 +24,11 @@ WORDING = {"description", "title", "examples"}  # arguments of `Field` that do n
 PUBLIC: dict[str, tuple[str, ...]] = {
     "volley.objectives": (),
     "volley.integrations.trl": (),
+    "volley.integrations.verl": ("register",),
+    "volley.integrations.skyrl": ("register",),
+    "volley.integrations.rllm": ("register",),
+    "volley.integrations.openrlhf": ("install", "KSampleExperienceMaker"),
+    "volley.integrations.groups": ("mean_advantages",),
     "reward_servers.client": (),
     "volley.plugins": ("ScorerPlugin", "ObjectivePlugin", "RecipePlugin", "ReaderPlugin"),
     # What plug-ins subclass, implement and call; see docs/extending.md and examples/plugin.

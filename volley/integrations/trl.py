@@ -5,21 +5,18 @@
 Generation, rewards, loss, logging and checkpoints remain TRL's. As TRL has no hook for advantages, two of its methods
 are extended: one records the rewards of all processes, the other replaces the advantages computed from them.
 
-Scale. An objective's `a_i` are for a sum over the n samples of a prompt. TRL's losses are means over all samples, which
-is 1/n of the mean over prompts of such sums, so `n a_i` enters the loss. TRL's `loss_type` corresponds to these
-settings of `volley.update.PolicyUpdate`:
+TRL's losses are means over all samples, so advantages are scaled as `volley.integrations.groups` says. `loss_type`
+corresponds to these settings of `volley.update.PolicyUpdate`:
 
     dapo      aggregation: token_mean
     bnpo      the same within each micro-batch
     grpo      aggregation: sequence_mean
     dr_grpo   aggregation: sequence_sum, divided by max_completion_length
 
-`pass_at_k_analytic`, `maxrl` and `risk_sensitive` are defined for GRPO's mean and enter unscaled.
-
 Shapes: B samples of all processes, the n of a prompt side by side; F reward functions; T tokens.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -30,15 +27,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
+from volley.integrations.groups import answer_ids, mean_scale
 from volley.objectives import (
     BestOfK,
     MajAtK,
     MaxAtK,
-    MaxRL,
     Objective,
     ObjectiveWithK,
     PassAtKAnalytic,
-    RiskSensitive,
     advantages,
     check_objective,
     maj_at_k,
@@ -46,7 +42,6 @@ from volley.objectives import (
     parse_objective,
 )
 from volley.objectives.tries import mean_over
-from volley.records import NO_ANSWER
 
 AnswerFn: TypeAlias = Callable[[Any], Hashable | None]
 Row: TypeAlias = dict[str, object]  # of the dataset
@@ -160,12 +155,6 @@ def weighted_rewards(rewards_BF: Tensor, weight_F: Tensor) -> NDArray[np.float64
     return np.where(np.isnan(wide_BF).all(axis=-1), np.nan, total_B)
 
 
-def answer_ids(answers: Sequence[Hashable | None]) -> NDArray[np.int64]:
-    """Equal ids for equal answers, and `NO_ANSWER` for None, [B]."""
-    ids: dict[Hashable, int] = {}
-    return np.array([NO_ANSWER if answer is None else ids.setdefault(answer, len(ids)) for answer in answers])
-
-
 def mean_advantages(
     objective: Objective,
     reward_B: NDArray[np.float64],
@@ -180,8 +169,7 @@ def mean_advantages(
         answers=None if answer_B is None else answer_B.reshape(-1, n),
         valid=valid_B.reshape(-1, n),
     )
-    scale = 1 if isinstance(objective, PassAtKAnalytic | MaxRL | RiskSensitive) else n
-    return scale * advantage_Pn.reshape(-1)
+    return mean_scale(objective, n) * advantage_Pn.reshape(-1)
 
 
 def objective_metric(
