@@ -71,7 +71,11 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "entropy": Metric("nats/token", "Mean entropy of the policy at the sample tokens.", SUPERVISED),
         "ratio_mean": Metric("1", "Mean PPO ratio over tokens in the batch's last update."),
         "ratio_max": Metric("1", "Largest PPO ratio."),
-        "clip_fraction": Metric("1", "Share of tokens whose gain is clipped, so that they have no policy gradient."),
+        "clip_fraction": Metric(
+            "1",
+            "Share of tokens whose gain is clipped, so that they have no policy gradient; with `surrogate: cispo`, whose "
+            "ratio is clipped.",
+        ),
         "correction_mean": Metric("1", "Mean behaviour correction over tokens, after capping."),
         "truncated_share": Metric("1", "Share of tokens whose behaviour correction exceeds its cap."),
         "companion_truncated_share": Metric(

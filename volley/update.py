@@ -69,10 +69,17 @@ class PolicyUpdate(Spec):
 
     renamed_keys: ClassVar[dict[str, str]] = {"measured_share": "kl_sample_fraction"}
 
-    clip_low: float = Field(0.2, ge=0, lt=1, description="the ratio is clipped below 1 - clip_low")
+    clip_low: float = Field(0.2, ge=0, le=1, description="the ratio is clipped below 1 - clip_low; 1: no lower bound")
     clip_high: float = Field(0.2, ge=0, description="the ratio is clipped above 1 + clip_high")
-    ratio: Literal["token", "sequence"] = Field(
-        "token", description="one ratio per token, or one ratio pi/pi_old per sample (arXiv 2503.19595, App. A.4)"
+    ratio: Literal["token", "sequence", "geometric"] = Field(
+        "token",
+        description="one ratio per token, one ratio pi/pi_old per sample (arXiv 2503.19595, App. A.4), or the "
+        "geometric mean of a sample's token ratios (GSPO, arXiv 2507.18071)",
+    )
+    surrogate: Literal["ppo", "cispo"] = Field(
+        "ppo",
+        description="ppo: a clipped token has no gradient; cispo: it keeps one, weighted by the clipped ratio "
+        "(arXiv 2506.13585)",
     )
     updates_per_batch: int = Field(1, ge=1, description="optimiser updates per batch")
     behaviour_correction: Correction = TokenCorrection()
@@ -92,6 +99,20 @@ class PolicyUpdate(Spec):
         False, description="drop samples cut at the length limit: no gradient, not counted in the group's n"
     )
     value_model: ValueModel | None = None
+
+    @model_validator(mode="after")
+    def _terms_fit(self) -> Self:
+        if self.ratio == "geometric" and self.aggregation != "sequence_sum":
+            raise ValueError(
+                f"ratio: geometric divides a sample's gradient by its length, and aggregation: {self.aggregation} "
+                "would divide it again: write aggregation: sequence_sum"
+            )
+        if self.surrogate == "cispo" and self.ratio != "token":
+            raise ValueError(
+                f"surrogate: cispo weights every token by its own ratio, and ratio: {self.ratio} has one per sample: "
+                "write ratio: token, or surrogate: ppo"
+            )
+        return self
 
     @property
     def acts_on_all(self) -> bool:
@@ -120,6 +141,11 @@ def check_update(update: PolicyUpdate, objective: Objective) -> None:
         raise ValueError(
             "companion_weights correct for the other samples of a set and leave a sample's own weight to the update: "
             "write update.behaviour_correction: {kind: sequence}"
+        )
+    if weighs_companions(objective) and update.ratio == "geometric":
+        raise ValueError(
+            "companion_weights estimate the gradient of whole samples, which ratio: geometric divides by their "
+            "lengths: write update.ratio: sequence or token, or companion_weights: none"
         )
     _check_kl(update.kl, objective)
 

@@ -1,7 +1,7 @@
 """The policy loss compared with a second implementation in slow loops: values and hand-written gradients."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,16 @@ SPECS: dict[str, dict[str, Any]] = {
     "asymmetric clip": {"clip_low": 0.1, "clip_high": 0.4, "behaviour_correction": {"kind": "none"}},
     "sequence ratio": {"ratio": "sequence", "behaviour_correction": {"kind": "none"}},
     "sequence ratio, mean": {"ratio": "sequence", "aggregation": "sequence_mean"},
+    "geometric ratio": {"ratio": "geometric", "clip_low": 0.05, "clip_high": 0.08},
+    "geometric ratio, corrected": {
+        "ratio": "geometric",
+        "behaviour_correction": {"kind": "sequence", "cap": 1.3},
+        "kl": {"coefficient": 0.3, "estimator": "k3"},
+    },
+    "cispo": {"surrogate": "cispo", "behaviour_correction": {"kind": "none"}},
+    "cispo, only an upper bound": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 0.3},
+    "cispo, token mean": {"surrogate": "cispo", "aggregation": "token_mean", "entropy_bonus": 0.1},
+    "no lower bound": {"clip_low": 1.0},
     "token correction": {"behaviour_correction": {"kind": "token", "cap": 1.3}},
     "token correction, masked": {"behaviour_correction": {"kind": "token", "cap": 1.3, "mask": True}},
     "sequence correction": {"behaviour_correction": {"kind": "sequence", "cap": 1.3}},
@@ -112,6 +122,82 @@ def test_the_problem_crosses_every_threshold(problem: Problem) -> None:
     weight_T = np.exp(problem.prox_T - problem.mu_T)
     assert (weight_T > 1.3).any()
     assert (weight_T < 1.3).any()
+
+
+def test_geometric_ratios_cross_the_clip_range_on_both_sides(problem: Problem) -> None:
+    theta_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    spec = PolicyUpdate.model_validate(SPECS["geometric ratio"])
+    ratio_T = [oracle_ratio(problem, spec, theta_T, token) for token in range(len(theta_T))]
+    parts = policy_loss(inputs(problem, spec, torch.from_numpy(theta_T), torch.zeros(len(theta_T))), spec)
+    np.testing.assert_allclose(parts.ratio_T.numpy(), ratio_T, rtol=1e-12)
+    advantage_T = problem.advantage_N[problem.sample_T]
+    clipped_T = np.where(advantage_T > 0, np.array(ratio_T) > 1.08, np.array(ratio_T) < 0.95)
+    np.testing.assert_array_equal(parts.clipped_T.numpy(), clipped_T)
+    assert {(bool(c), a > 0) for c, a in zip(clipped_T, advantage_T, strict=True)} == {
+        (c, a) for c in (True, False) for a in (True, False)
+    }
+
+
+def test_cispo_clips_weights_whatever_the_sign_of_the_advantage(problem: Problem) -> None:
+    spec = PolicyUpdate(surrogate="cispo")
+    theta_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    given = inputs(problem, spec, torch.from_numpy(theta_T), torch.zeros(len(theta_T)))
+    idle_T = torch.from_numpy(problem.sample_T) == 2  # a sample without an advantage is not clipped either
+    parts = policy_loss(replace(given, advantage_T=torch.where(idle_T, 0.0, given.advantage_T)), spec)
+    ratio_T = np.exp(theta_T - problem.prox_T)
+    outside_T = (ratio_T < 0.8) | (ratio_T > 1.2)
+    np.testing.assert_array_equal(parts.clipped_T.numpy(), outside_T & ~idle_T.numpy())
+    assert (outside_T & idle_T.numpy()).any()
+
+
+@pytest.mark.parametrize("kind", ["none", "token", "sequence"])
+def test_cispo_has_the_gradient_of_ppo_at_the_start_of_an_update(problem: Problem, kind: str) -> None:
+    """With one update per batch every ratio is 1, and the truncated weights are those of the behaviour correction."""
+    weights_VH = torch.from_numpy(problem.weights_VH).requires_grad_()
+    prox_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    fresh = replace(problem, prox_T=prox_T)
+    grads = []
+    for surrogate in ("ppo", "cispo"):
+        spec = PolicyUpdate.model_validate({"surrogate": surrogate, "behaviour_correction": {"kind": kind}})
+        grads.append(torch.autograd.grad(torch_loss(fresh, spec, weights_VH), weights_VH)[0])
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", [SPECS["geometric ratio"], SPECS["cispo"]], ids=["geometric", "cispo"])
+def test_long_samples_lose_nothing_to_the_type_of_the_log_probs(spec: dict[str, Any], dtype: torch.dtype) -> None:
+    """bfloat16 stops counting at 256."""
+    rng, length = np.random.default_rng(0), 600
+    sample_T = torch.arange(2).repeat_interleave(length)
+    theta_T, prox_T = (torch.from_numpy(rng.normal(-1.0, 0.3, 2 * length)).to(dtype) for _ in range(2))
+    advantage_T = torch.tensor([1.0, -0.5], dtype=torch.float64)[sample_T]
+    results = []
+    for wide in (False, True):
+        now_T, then_T = (each_T.double() if wide else each_T for each_T in (theta_T, prox_T))
+        one_T = torch.ones(2 * length, dtype=torch.float64)
+        given = LossInputs(now_T.requires_grad_(), then_T, then_T, advantage_T, one_T, sample_T, 2, one_T, one_T)
+        loss = policy_loss(given, PolicyUpdate.model_validate(spec)).loss
+        (grad_T,) = torch.autograd.grad(loss, now_T)
+        results.append((float(loss.detach()), grad_T.double()))
+    (loss, grad_T), (exact, exact_T) = results
+    unit = torch.finfo(dtype).eps
+    assert loss == pytest.approx(exact, rel=4 * unit)
+    torch.testing.assert_close(grad_T, exact_T, rtol=4 * unit, atol=4 * unit * float(exact_T.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("update", "advice"),
+    [
+        ({"ratio": "geometric", "aggregation": "sequence_mean"}, "write aggregation: sequence_sum"),
+        ({"ratio": "geometric", "aggregation": "token_mean"}, "write aggregation: sequence_sum"),
+        ({"ratio": "geometric", "surrogate": "cispo"}, "write ratio: token, or surrogate: ppo"),
+        ({"ratio": "sequence", "surrogate": "cispo"}, "write ratio: token, or surrogate: ppo"),
+        ({"clip_low": 1.1}, "less than or equal to 1"),
+    ],
+)
+def test_terms_that_do_not_fit_are_rejected(update: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        PolicyUpdate.model_validate(update)
 
 
 def test_clipped_and_truncated_tokens_are_marked(problem: Problem) -> None:
@@ -297,17 +383,24 @@ def oracle_correction(problem: Problem, spec: PolicyUpdate, token: int) -> float
     return 0.0 if correction.mask else correction.cap
 
 
+def oracle_ratio(problem: Problem, spec: PolicyUpdate, theta_T: Array, token: int) -> float:
+    gap_T = theta_T - problem.prox_T
+    mine = problem.sample_T == problem.sample_T[token]
+    whole = math.prod(math.exp(gap) for gap in gap_T[mine])
+    return {"token": math.exp(gap_T[token]), "sequence": whole, "geometric": whole ** (1 / mine.sum())}[spec.ratio]
+
+
 def oracle_loss(problem: Problem, spec: PolicyUpdate, weights_VH: Array) -> float:
     theta_T, entropy_T, _ = oracle_logprobs(weights_VH, problem.features_TH, problem.token_T)
+    held_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]  # what has no gradient
     loss = 0.0
     for token, sample in enumerate(problem.sample_T):
-        mine = problem.sample_T == sample
-        gap_T = theta_T - problem.prox_T
-        sequence = spec.ratio == "sequence"
-        ratio = math.exp(gap_T[mine].sum() if sequence else gap_T[token])
+        cispo = spec.surrogate == "cispo"
+        ratio = oracle_ratio(problem, spec, held_T if cispo else theta_T, token)
         advantage = problem.advantage_N[sample]
         clipped = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high)
-        gain = min(ratio * advantage, clipped * advantage) / (LENGTHS[sample] if sequence else 1)
+        gain = clipped * advantage * theta_T[token] if cispo else min(ratio * advantage, clipped * advantage)
+        gain /= 1 if spec.ratio == "token" else LENGTHS[sample]
         term = oracle_correction(problem, spec, token) * gain
         if spec.kl.where == "loss":
             d = theta_T[token] - problem.reference_T[token]
@@ -322,16 +415,19 @@ def hand_gradient(problem: Problem, spec: PolicyUpdate) -> Array:
     """d loss / d weights, with the chain rule written out, [V, H]."""
     theta_T, entropy_T, p_TV = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)
     by_theta_T, by_entropy_T = np.zeros(len(theta_T)), np.zeros(len(theta_T))
-    gap_T = theta_T - problem.prox_T
     for token, sample in enumerate(problem.sample_T):
         mine = np.flatnonzero(problem.sample_T == sample)
         weight, advantage = oracle_weight(spec, sample), problem.advantage_N[sample]
-        sequence = spec.ratio == "sequence"
-        ratio = math.exp(gap_T[mine].sum() if sequence else gap_T[token])
+        ratio = oracle_ratio(problem, spec, theta_T, token)
         flat = ratio > 1 + spec.clip_high if advantage > 0 else ratio < 1 - spec.clip_low
+        if spec.surrogate == "cispo":
+            ratio, flat = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high), False
         slope = 0.0 if flat else oracle_correction(problem, spec, token) * ratio * advantage
-        for other in mine if sequence else [token]:  # d log(ratio) / d theta is 1 for every token in the ratio
-            by_theta_T[other] -= weight * slope / (len(mine) if sequence else 1)
+        # d log(ratio) / d theta is 1 for every token in the ratio, 1 / length in a geometric mean; a sample's term is
+        # spread over its tokens
+        slope /= {"token": 1, "sequence": len(mine), "geometric": len(mine) ** 2}[spec.ratio]
+        for other in [token] if spec.ratio == "token" else mine:
+            by_theta_T[other] -= weight * slope
         if spec.kl.where == "loss":
             d = theta_T[token] - problem.reference_T[token]
             slope = {"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[spec.kl.estimator]

@@ -129,6 +129,20 @@ def test_corrected_updates_agree_with_on_policy_ones_at_any_lag(k: int, ratio: s
     torch.testing.assert_close(corrected_CV, gradient(pi_CV, k), rtol=1e-9, atol=1e-12)
 
 
+def test_the_first_update_with_cispo_is_corrected_too() -> None:
+    mu_CV, pi_CV = policies(4)
+    objective = MaxAtK(k=3, companion_weights="exact")
+    corrected_CV = expected_gradient(mu_CV, pi_CV, objective, surrogate="cispo", behaviour_correction=SEQUENCE)
+    torch.testing.assert_close(corrected_CV, gradient(pi_CV, 3), rtol=1e-9, atol=1e-12)
+
+
+def test_a_geometric_ratio_divides_the_gradient_of_every_sample_by_its_length() -> None:
+    """All sequences have two tokens."""
+    mu_CV, pi_CV = policies(4)
+    halved_CV = expected_gradient(mu_CV, pi_CV, Mean(), ratio="geometric", behaviour_correction=SEQUENCE)
+    torch.testing.assert_close(halved_CV, gradient(pi_CV, 1) / 2, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("correction", "companions"),
     [
