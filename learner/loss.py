@@ -52,6 +52,7 @@ class LossParts:
     clipped_T: Tensor
     correction_T: Tensor
     truncated_T: Tensor
+    masked_T: Tensor
 
 
 def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
@@ -63,7 +64,9 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     - ``surrogate: cispo`` puts ``clip(r_t, 1 - low, 1 + high) A_t theta_t`` in the place of the minimum; no gradient
       passes through the clipped ratio, so every token keeps one (arXiv 2506.13585).
     - ``c``: behaviour correction ``exp(prox - mu)``, truncated or masked at a cap (decoupled PPO, arXiv 2110.00641;
-      truncated importance sampling), per token or per sample; no gradient passes through it.
+      truncated importance sampling) and masked below a floor, per token or per sample; no gradient passes through it.
+    - ``off_policy_mask`` drops the policy terms of samples with ``A < 0`` and ``mean_t(mu - theta)`` above it
+      (DeepSeek-V3.2, arXiv 2512.02556).
     - KL in the loss: k2 or k3 of `kl_estimate` per token.
     - entropy bonus: minus the entropy of each token's distribution (arXiv 1602.01783).
 
@@ -76,7 +79,8 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     ratio_T, share_T = _ratio(inputs, spec)
     gain_T, clipped_T = _gain(ratio_T, inputs, spec)
     correction_T, truncated_T = _correction(inputs, spec)
-    term_T = correction_T * gain_T * share_T
+    masked_T = _masked(inputs, spec)
+    term_T = torch.where(masked_T, 0.0, correction_T * gain_T * share_T)
     if spec.kl.coefficient and spec.kl.where == "loss" and inputs.reference_T is not None:
         kl_T = kl_estimate(inputs.theta_T, inputs.reference_T, spec.kl.estimator)
         term_T = term_T - spec.kl.coefficient * kl_T / inputs.group_size_T
@@ -89,6 +93,7 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
         clipped_T=clipped_T,
         correction_T=correction_T.detach(),
         truncated_T=truncated_T,
+        masked_T=masked_T,
     )
 
 
@@ -158,19 +163,27 @@ def _gain(ratio_T: Tensor, inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tens
 
 
 def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
-    """The behaviour correction and the tokens whose weight was over the cap; no gradient."""
+    """The behaviour correction and the tokens whose weight was outside its range; no gradient."""
     log_weight_T = (inputs.prox_T - inputs.mu_T).detach()
     match spec.behaviour_correction:
         case NoCorrection():
             return torch.ones_like(log_weight_T), torch.zeros_like(log_weight_T, dtype=torch.bool)
-        case TokenCorrection(cap=cap, mask=mask):
+        case TokenCorrection(cap=cap, mask=mask, floor=floor):
             pass
-        case SequenceCorrection(cap=cap, mask=mask):
+        case SequenceCorrection(cap=cap, mask=mask, floor=floor):
             log_weight_T = _per_sample(log_weight_T.double(), inputs)
     weight_T = log_weight_T.exp()
-    truncated_T = weight_T > cap
-    kept = torch.zeros_like(weight_T) if mask else torch.full_like(weight_T, cap)
-    return torch.where(truncated_T, kept, weight_T), truncated_T
+    above_T, below_T = weight_T > cap, weight_T < floor
+    weight_T = torch.where(above_T, 0.0 if mask else cap, weight_T)
+    return torch.where(below_T, 0.0, weight_T), above_T | below_T
+
+
+def _masked(inputs: LossInputs, spec: PolicyUpdate) -> Tensor:
+    """The tokens of samples that `off_policy_mask` drops."""
+    if spec.off_policy_mask is None:
+        return torch.zeros_like(inputs.sample_T, dtype=torch.bool)
+    drift_T = _per_sample((inputs.mu_T - inputs.theta_T).detach().double(), inputs) / _lengths(inputs)
+    return (drift_T > spec.off_policy_mask) & (inputs.advantage_T < 0)
 
 
 def _lengths(inputs: LossInputs) -> Tensor:

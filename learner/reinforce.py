@@ -104,7 +104,7 @@ class Reinforcer:
                 self._micro_step(tensors, batch.samples, micro, sums, last=micro is batches[-1])
             grad_norm, rate = self.engine.update(step)
             clipped += self.engine.spec.clips(grad_norm)
-        metrics |= _metrics(sums.total())
+        metrics |= _metrics(sums.total(), masks=self.spec.off_policy_mask is not None)
         ended = time.perf_counter()
         metrics |= {
             "grad_norm": grad_norm,
@@ -292,6 +292,7 @@ class Reinforcer:
             clipped=parts.clipped_T[measured_t].sum(),
             correction=parts.correction_T[measured_t].sum(),
             truncated=parts.truncated_T[measured_t].sum(),
+            masked=parts.masked_T[measured_t].sum(),
             fresh_tokens=float(len(mismatch_t)),
             mismatch=mismatch_t.sum(),
         )
@@ -306,8 +307,8 @@ class Reinforcer:
             )
 
 
-def _metrics(total: dict[str, float]) -> dict[str, float]:
-    """The metrics of an update, from its sums."""
+def _metrics(total: dict[str, float], *, masks: bool) -> dict[str, float]:
+    """The metrics of an update, from its sums; with ``masks``, also how much `off_policy_mask` dropped."""
     measured = max(total["measured"], 1.0)
     metrics = {
         "loss": total["loss"],
@@ -319,6 +320,8 @@ def _metrics(total: dict[str, float]) -> dict[str, float]:
         "truncated_share": total["truncated"] / measured,
         "computed_tokens": total["computed"],
     }
+    if masks:
+        metrics["off_policy_masked_share"] = total["masked"] / measured
     if total["fresh_tokens"]:
         metrics["logprob_mismatch_mean"] = total["mismatch"] / total["fresh_tokens"]
         metrics["logprob_mismatch_max"] = total["mismatch_max"]

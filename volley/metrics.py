@@ -73,11 +73,16 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "ratio_max": Metric("1", "Largest PPO ratio."),
         "clip_fraction": Metric(
             "1",
-            "Share of tokens whose gain is clipped, so that they have no policy gradient; with `surrogate: cispo`, whose "
-            "ratio is clipped.",
+            "Share of tokens whose gain is clipped, so that they have no policy gradient; with `surrogate: cispo`, "
+            "whose ratio is clipped.",
         ),
         "correction_mean": Metric("1", "Mean behaviour correction over tokens, after capping."),
-        "truncated_share": Metric("1", "Share of tokens whose behaviour correction exceeds its cap."),
+        "truncated_share": Metric(
+            "1", "Share of tokens whose behaviour correction is above its cap or below its floor."
+        ),
+        "off_policy_masked_share": Metric(
+            "1", "Share of tokens in samples that `off_policy_mask` drops.", "jobs with `update.off_policy_mask`"
+        ),
         "companion_truncated_share": Metric(
             "1",
             "Share of companion importance weights above `weight_cap`, mean over groups.",

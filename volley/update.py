@@ -21,6 +21,12 @@ class TokenCorrection(Spec):
     kind: Literal["token"] = "token"
     cap: float = Field(2.0, gt=0, description="largest weight of a token")
     mask: bool = Field(False, description="drop tokens above the cap instead of truncating their weight")
+    floor: float = Field(0.0, ge=0, le=1, description="drop tokens whose weight is below this")
+
+    @model_validator(mode="after")
+    def _floor_fits(self) -> Self:
+        _check_floor(self.floor, self.cap)
+        return self
 
 
 class SequenceCorrection(Spec):
@@ -29,6 +35,17 @@ class SequenceCorrection(Spec):
     kind: Literal["sequence"] = "sequence"
     cap: float = Field(2.0, gt=0, description="largest weight of a sample")
     mask: bool = Field(False, description="drop samples above the cap instead of truncating their weight")
+    floor: float = Field(0.0, ge=0, le=1, description="drop samples whose weight is below this")
+
+    @model_validator(mode="after")
+    def _floor_fits(self) -> Self:
+        _check_floor(self.floor, self.cap)
+        return self
+
+
+def _check_floor(floor: float, cap: float) -> None:
+    if floor > cap:
+        raise ValueError(f"floor {floor} is above cap {cap}, so every weight would be dropped: lower the floor")
 
 
 Correction = Annotated[NoCorrection | TokenCorrection | SequenceCorrection, Field(discriminator="kind")]
@@ -83,6 +100,12 @@ class PolicyUpdate(Spec):
     )
     updates_per_batch: int = Field(1, ge=1, description="optimiser updates per batch")
     behaviour_correction: Correction = TokenCorrection()
+    off_policy_mask: float | None = Field(
+        None,
+        gt=0,
+        description="drop samples with a negative advantage whose tokens have become less likely than when they were "
+        "drawn by more than this many nats on average (arXiv 2512.02556)",
+    )
     aggregation: Literal["sequence_sum", "sequence_mean", "token_mean"] = Field(
         "sequence_sum", description="sequence_sum matches the estimators' derivation"
     )

@@ -76,6 +76,12 @@ SPECS: dict[str, dict[str, Any]] = {
     "sequence correction": {"behaviour_correction": {"kind": "sequence", "cap": 1.3}},
     "sequence correction, masked": {"behaviour_correction": {"kind": "sequence", "cap": 1.3, "mask": True}},
     "sequence ratio and correction": {"ratio": "sequence", "behaviour_correction": {"kind": "sequence", "cap": 1.3}},
+    "token floor": {"behaviour_correction": {"kind": "token", "cap": 1.3, "floor": 0.8}},
+    "two-sided token mask": {"behaviour_correction": {"kind": "token", "cap": 1.3, "mask": True, "floor": 0.8}},
+    "two-sided sequence mask": {"behaviour_correction": {"kind": "sequence", "cap": 1.3, "mask": True, "floor": 0.8}},
+    "off-policy mask": {"off_policy_mask": 0.1, "kl": {"coefficient": 0.3}, "entropy_bonus": 0.1},
+    "off-policy mask, geometric": {"off_policy_mask": 0.1, "ratio": "geometric"},
+    "off-policy mask, cispo": {"off_policy_mask": 0.1, "surrogate": "cispo"},
     "k1": {"kl": {"coefficient": 0.3, "estimator": "k1"}},
     "k2": {"kl": {"coefficient": 0.3, "estimator": "k2"}},
     "k3": {"kl": {"coefficient": 0.3, "estimator": "k3"}},
@@ -119,9 +125,34 @@ def test_the_problem_crosses_every_threshold(problem: Problem) -> None:
         assert (ratio_T[mine] < 0.8).any()
         assert (ratio_T[mine] > 1.2).any()
         assert ((ratio_T[mine] > 0.8) & (ratio_T[mine] < 1.2)).any()
+    log_weight_T = problem.prox_T - problem.mu_T
+    log_weight_N = np.array([log_weight_T[problem.sample_T == sample].sum() for sample in range(len(LENGTHS))])
+    for weights in (np.exp(log_weight_T), np.exp(np.delete(log_weight_N, MASKED))):
+        assert (weights > 1.3).any()
+        assert (weights < 0.8).any()
+        assert ((weights > 0.8) & (weights < 1.3)).any()
+    spec = PolicyUpdate(off_policy_mask=0.1)
+    negative = [sample for sample in np.flatnonzero(problem.advantage_N < 0) if sample != MASKED]
+    assert {oracle_keeps(problem, spec, sample) for sample in negative} == {True, False}
+    flipped = replace(problem, advantage_N=-problem.advantage_N)
+    assert not all(oracle_keeps(flipped, spec, sample) for sample in np.flatnonzero(problem.advantage_N > 0))
+
+
+def test_dropped_tokens_are_marked(problem: Problem) -> None:
+    """By the floor, and by the off-policy mask, which no sample with an advantage of 0 or more meets."""
+    spec = PolicyUpdate.model_validate(
+        {"behaviour_correction": {"kind": "token", "cap": 1.3, "floor": 0.8}, "off_policy_mask": 0.1}
+    )
+    theta_T = torch.from_numpy(oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0])
+    given = inputs(problem, spec, theta_T, torch.zeros_like(theta_T))
+    parts = policy_loss(given, spec)
     weight_T = np.exp(problem.prox_T - problem.mu_T)
-    assert (weight_T > 1.3).any()
-    assert (weight_T < 1.3).any()
+    np.testing.assert_array_equal(parts.truncated_T.numpy(), (weight_T > 1.3) | (weight_T < 0.8))
+    np.testing.assert_allclose(parts.correction_T.numpy(), np.where(weight_T < 0.8, 0.0, np.minimum(weight_T, 1.3)))
+    masked_T = [not oracle_keeps(problem, spec, sample) for sample in problem.sample_T]
+    np.testing.assert_array_equal(parts.masked_T.numpy(), masked_T)
+    idle = replace(given, advantage_T=torch.zeros_like(given.advantage_T), mu_T=given.mu_T + 100)
+    assert not policy_loss(idle, spec).masked_T.any()
 
 
 def test_geometric_ratios_cross_the_clip_range_on_both_sides(problem: Problem) -> None:
@@ -192,6 +223,10 @@ def test_long_samples_lose_nothing_to_the_type_of_the_log_probs(spec: dict[str, 
         ({"ratio": "geometric", "aggregation": "token_mean"}, "write aggregation: sequence_sum"),
         ({"ratio": "geometric", "surrogate": "cispo"}, "write ratio: token, or surrogate: ppo"),
         ({"ratio": "sequence", "surrogate": "cispo"}, "write ratio: token, or surrogate: ppo"),
+        ({"behaviour_correction": {"kind": "token", "cap": 0.4, "floor": 0.5}}, "lower the floor"),
+        ({"behaviour_correction": {"kind": "sequence", "cap": 0.4, "floor": 0.5}}, "lower the floor"),
+        ({"behaviour_correction": {"kind": "sequence", "floor": 1.1}}, "less than or equal to 1"),
+        ({"off_policy_mask": 0.0}, "greater than 0"),
         ({"clip_low": 1.1}, "less than or equal to 1"),
     ],
 )
@@ -249,11 +284,11 @@ def test_log_ratios_are_capped_at_20() -> None:
 
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])
-def test_a_weight_at_the_cap_is_kept(kind: str) -> None:
-    """On-policy all weights are 1, so a cap of 1 that masked equality would drop every token."""
+def test_a_weight_at_a_bound_is_kept(kind: str) -> None:
+    """On-policy all weights are 1, so a cap or floor of 1 that masked equality would drop every token."""
     one_T = torch.ones(2)
     given = LossInputs(one_T, one_T, one_T, one_T.double(), one_T, torch.tensor([0, 1]), 2, one_T, one_T, None)
-    spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": kind, "cap": 1.0, "mask": True}})
+    spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": kind, "cap": 1.0, "mask": True, "floor": 1.0}})
     parts = policy_loss(given, spec)
     assert parts.correction_T.tolist() == [1.0, 1.0]
     assert not parts.truncated_T.any()
@@ -276,7 +311,7 @@ def test_what_is_reported_keeps_no_graph(problem: Problem) -> None:
     )
     parts = policy_loss(inputs, PolicyUpdate())
     assert parts.loss.requires_grad
-    for reported_T in (parts.ratio_T, parts.clipped_T, parts.correction_T, parts.truncated_T):
+    for reported_T in (parts.ratio_T, parts.clipped_T, parts.correction_T, parts.truncated_T, parts.masked_T):
         assert not reported_T.requires_grad
 
 
@@ -378,9 +413,20 @@ def oracle_correction(problem: Problem, spec: PolicyUpdate, token: int) -> float
     difference_T = problem.prox_T - problem.mu_T
     mine = problem.sample_T == problem.sample_T[token]
     weight = math.exp(difference_T[token] if correction.kind == "token" else difference_T[mine].sum())
+    if weight < correction.floor:
+        return 0.0
     if weight <= correction.cap:
         return weight
     return 0.0 if correction.mask else correction.cap
+
+
+def oracle_keeps(problem: Problem, spec: PolicyUpdate, sample: int) -> bool:
+    """Whether `off_policy_mask` leaves the sample in; the policy is the one at the problem's weights."""
+    if spec.off_policy_mask is None or problem.advantage_N[sample] >= 0:
+        return True
+    theta_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    log_ratios = [problem.mu_T[t] - theta_T[t] for t in range(len(theta_T)) if problem.sample_T[t] == sample]
+    return sum(log_ratios) / len(log_ratios) <= spec.off_policy_mask
 
 
 def oracle_ratio(problem: Problem, spec: PolicyUpdate, theta_T: Array, token: int) -> float:
@@ -401,7 +447,7 @@ def oracle_loss(problem: Problem, spec: PolicyUpdate, weights_VH: Array) -> floa
         clipped = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high)
         gain = clipped * advantage * theta_T[token] if cispo else min(ratio * advantage, clipped * advantage)
         gain /= 1 if spec.ratio == "token" else LENGTHS[sample]
-        term = oracle_correction(problem, spec, token) * gain
+        term = oracle_correction(problem, spec, token) * gain * oracle_keeps(problem, spec, sample)
         if spec.kl.where == "loss":
             d = theta_T[token] - problem.reference_T[token]
             kl = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[spec.kl.estimator]
@@ -422,6 +468,7 @@ def hand_gradient(problem: Problem, spec: PolicyUpdate) -> Array:
         flat = ratio > 1 + spec.clip_high if advantage > 0 else ratio < 1 - spec.clip_low
         if spec.surrogate == "cispo":
             ratio, flat = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high), False
+        flat = flat or not oracle_keeps(problem, spec, sample)
         slope = 0.0 if flat else oracle_correction(problem, spec, token) * ratio * advantage
         # d log(ratio) / d theta is 1 for every token in the ratio, 1 / length in a geometric mean; a sample's term is
         # spread over its tokens

@@ -32,7 +32,7 @@ from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueMode
 def reinforced() -> set[str]:
     """Metric names of reinforcement steps, collected over jobs that use every option."""
     lm = tiny_lm()
-    weighed = PolicyUpdate(behaviour_correction=SequenceCorrection())
+    weighed = PolicyUpdate(behaviour_correction=SequenceCorrection(), off_policy_mask=0.5)
     companions = MaxAtK(k=2, companion_weights="exact")
     valued = PolicyUpdate(value_model=ValueModel())
     critic, _ = critic_of(tiny_lm(), ValueModel())

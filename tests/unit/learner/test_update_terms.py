@@ -19,11 +19,17 @@ SPECS: dict[str, dict[str, Any]] = {
         "ratio": "geometric",
         "clip_low": 3e-3,
         "clip_high": 4e-3,
-        "behaviour_correction": {"kind": "sequence", "cap": 1.5},
+        "behaviour_correction": {"kind": "sequence", "cap": 0.05},
     },
     "cispo": {"surrogate": "cispo", "clip_low": 0.02, "clip_high": 0.02, "behaviour_correction": {"kind": "none"}},
     "cispo, corrected": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 0.02, "aggregation": "token_mean"},
 }
+SPECS["two-sided mask"] = {
+    **SPECS["cispo"],
+    "behaviour_correction": {"kind": "sequence", "cap": 1.5, "mask": True, "floor": 0.02},
+}
+SPECS["off-policy mask"] = {**SPECS["cispo, corrected"], "off_policy_mask": 0.5}
+SPECS["off-policy mask, geometric"] = {**SPECS["geometric"], "off_policy_mask": 0.5}
 LAYOUTS = ((1 << 20, True), (1 << 20, False), (40, True), (1, False))  # tokens of a micro-batch, shared prompts
 
 
@@ -63,12 +69,17 @@ def textbook(
     tokens = sum(len(group.tokens_T) for group in groups)
     scale = sum(group.n for group in groups) / tokens if spec.aggregation == "token_mean" else 1.0
     low, high = 1 - spec.clip_low, 1 + spec.clip_high
-    clipped = 0
+    clipped = outside = masked = 0
     for group, prox_T, advantage_n in zip(groups, prox, advantage_Gn, strict=True):
         columns = (naive_logprobs(lm, group)[0], prox_T, torch.from_numpy(group.logprobs_T).double())
         cut = [by_sample(group, each_T) for each_T in columns]
         for theta_t, prox_t, mu_t, advantage in zip(*cut, advantage_n, strict=True):
-            weight = own_weight(prox_t - mu_t, spec)
+            weight, over_t = own_weight(prox_t - mu_t, spec)
+            outside += int(over_t.expand(len(theta_t)).sum())
+            far = spec.off_policy_mask is not None and float((mu_t - theta_t.detach()).mean()) > spec.off_policy_mask
+            if far and advantage < 0:
+                masked += len(theta_t)
+                weight = torch.zeros_like(weight)
             if spec.ratio == "geometric":
                 ratio = (theta_t - prox_t).mean().exp()
                 gain = torch.minimum(ratio * advantage, ratio.clip(low, high) * advantage)
@@ -79,14 +90,23 @@ def textbook(
                 ratio_t = (theta_t - prox_t).exp().detach()
                 loss = loss - scale * (weight * ratio_t.clip(low, high) * advantage * theta_t).sum() / len(groups)
                 clipped += int(((ratio_t < low) | (ratio_t > high)).sum()) * int(advantage != 0)
-    return loss, {"clip_fraction": clipped / tokens}
+    figures = {"clip_fraction": clipped / tokens}
+    if spec.behaviour_correction.kind != "none":
+        figures["truncated_share"] = outside / tokens
+    if spec.off_policy_mask is not None:
+        figures["off_policy_masked_share"] = masked / tokens
+    return loss, figures
 
 
-def own_weight(gap_t: Tensor, spec: PolicyUpdate) -> Tensor:
+def own_weight(gap_t: Tensor, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
+    """The behaviour correction of a sample or of its tokens, and where it left its range."""
     correction = spec.behaviour_correction
     if correction.kind == "none":
-        return torch.ones(())
-    return (gap_t if correction.kind == "token" else gap_t.sum()).exp().clip(max=correction.cap)
+        return torch.ones(()), torch.zeros(())
+    weight = (gap_t if correction.kind == "token" else gap_t.sum()).exp()
+    kept = torch.where(weight < correction.floor, 0.0, weight)
+    kept = torch.where(weight > correction.cap, 0.0 if correction.mask else correction.cap, kept)
+    return kept, kept != weight
 
 
 def test_a_geometric_ratio_cannot_restore_whole_weights() -> None:
