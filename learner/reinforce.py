@@ -20,7 +20,7 @@ from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights
 from learner.sums import Sums
 from learner.value import Critic
 from volley.errors import Diverged
-from volley.objectives import Objective
+from volley.objectives import Mean, Objective
 from volley.objectives.spec import weighs_companions
 from volley.update import PolicyUpdate, check_update
 
@@ -191,20 +191,19 @@ class Reinforcer:
         """Advantages [G, n], and metrics of all ranks about them and the value model."""
         metrics: dict[str, float] = {}
         sums = Sums(self.engine.device)
+        log_weight_N = None
+        if prox_T is not None and weighs_companions(objective):
+            log_weight_N = batch.sample_sums(prox_T.cpu() - torch.from_numpy(batch.mu_T))
+        report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
+        advantage_Gn = report.advantages
+        if log_weight_N is not None:
+            own_weight_N = np.exp(np.minimum(log_weight_N, 0.0))  # about the factor that the correction applies
+            sums.peak(largest=torch.from_numpy(np.abs(advantage_Gn).reshape(-1) * own_weight_N))
         if self.critic is not None:
-            value_G, metrics = self._criticise(self.critic, batch, shaped_N, step)
-            advantage_Gn = value_advantages(batch, shaped_N=shaped_N, value_G=value_G)
-            sums.add(truncated=0.0)
-        else:
-            log_weight_N = None
-            if prox_T is not None and weighs_companions(objective):
-                log_weight_N = batch.sample_sums(prox_T.cpu() - torch.from_numpy(batch.mu_T))
-            report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
-            advantage_Gn = report.advantages
-            sums.add(truncated=report.truncated_share * len(batch.groups))
-            if log_weight_N is not None:
-                own_weight_N = np.exp(np.minimum(log_weight_N, 0.0))  # about the factor that the correction applies
-                sums.peak(largest=torch.from_numpy(np.abs(advantage_Gn).reshape(-1) * own_weight_N))
+            target_Gn = batch.per_group(shaped_N) if isinstance(objective, Mean) else advantage_Gn
+            value_G, metrics = self._criticise(self.critic, batch, target_Gn, step)
+            advantage_Gn = value_advantages(batch, objective, target_Gn=target_Gn, value_G=value_G)
+        sums.add(truncated=report.truncated_share * len(batch.groups))
         sums.add(
             groups=float(len(batch.groups)),
             live=float((advantage_Gn != 0).any(-1).sum()),
@@ -224,7 +223,7 @@ class Reinforcer:
         return advantage_Gn, metrics
 
     def _criticise(
-        self, critic: Critic, batch: RankBatch, shaped_N: NDArray[np.float64], step: int
+        self, critic: Critic, batch: RankBatch, target_Gn: NDArray[np.float64], step: int
     ) -> tuple[NDArray[np.float64], dict[str, float]]:
         """V of each group before the value model's update, and the metrics of that update."""
         prompts = critic.batches([group.prompt_p for group in batch.groups])
@@ -234,7 +233,7 @@ class Reinforcer:
             metrics = critic.update(
                 prompts,
                 old_G=value_G,
-                reward_Gn=batch.per_group(shaped_N),
+                target_Gn=target_Gn,
                 keep_Gn=batch.per_group(batch.keep_N),
                 step=step,
             )

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from volley.base import Resources, Spec
-from volley.objectives import Mean, Objective
-from volley.objectives.spec import weighs_companions
+from volley.objectives import MaxAtK, Mean, Objective, Softmax
+from volley.objectives.spec import ObjectiveOverSets, weighs_companions
 
 
 class NoCorrection(Spec):
@@ -71,10 +71,10 @@ class KLPenalty(Spec):
 
 
 class ValueModel(Spec):
-    """V(x), one scalar per prompt learned beside the policy: the baseline of ``objective: {kind: mean}``.
+    """V(x), one scalar per prompt learned beside the policy: an additional baseline (arXiv 2503.19595, appendix A.4).
 
-    It replaces the leave-one-out mean: ``a_i = (R_i - V(x)) / n`` (arXiv 2503.19595, appendix A.4). Other objectives
-    compare the samples of one prompt, so subtracting V(x) from all of them would change nothing.
+    It replaces the leave-one-out mean of `mean`: ``a_i = (R_i - V(x)) / n``. For objectives over sets, and `softmax`,
+    V(x) learns the advantages and is subtracted from them: ``A_i - V(x)``.
     """
 
     lr: float = Field(1e-6, gt=0)
@@ -149,16 +149,8 @@ def check_update(update: PolicyUpdate, objective: Objective) -> None:
     Raises:
         ValueError: names the change to make.
     """
-    if update.value_model is not None and not isinstance(objective, Mean):
-        raise ValueError(
-            f"update.value_model is the baseline of kind: mean, but {objective.kind} has its own: write "
-            "value_model: null, or objective: {kind: mean}"
-        )
-    if update.value_model is not None and (objective.center or objective.normalize != "none"):
-        raise ValueError(
-            "center and normalize would remove the value model's baseline again: write center: false and "
-            "normalize: none, or value_model: null"
-        )
+    if update.value_model is not None:
+        _check_value_model(objective)
     if weighs_companions(objective) and not isinstance(update.behaviour_correction, SequenceCorrection):
         # The objective divides a sample's own weight out of its advantage; only this correction restores it fully.
         raise ValueError(
@@ -171,6 +163,29 @@ def check_update(update: PolicyUpdate, objective: Objective) -> None:
             "lengths: write update.ratio: sequence or token, or companion_weights: none"
         )
     _check_kl(update.kl, objective)
+
+
+def _check_value_model(objective: Objective) -> None:
+    if not isinstance(objective, Mean | Softmax | ObjectiveOverSets):
+        raise ValueError(
+            f"update.value_model is a baseline for mean, softmax, max_at_k, maj_at_k and best_of_k, not for "
+            f"{objective.kind}: write value_model: null, or objective: {{kind: mean}}"
+        )
+    if objective.center or objective.normalize != "none":
+        raise ValueError(
+            "center and normalize would remove the value model's baseline again: write center: false and "
+            "normalize: none, or value_model: null"
+        )
+    if weighs_companions(objective):
+        raise ValueError(
+            "companion_weights spread the advantages too far for a value model to learn: write companion_weights: "
+            "none, or value_model: null"
+        )
+    if isinstance(objective, MaxAtK) and objective.baseline == "subset_loo":
+        raise ValueError(
+            "baseline: subset_loo makes the advantages of every group sum to zero, so a value model has nothing to "
+            "learn: write baseline: loo_minus_one, or value_model: null"
+        )
 
 
 def _check_kl(kl: KLPenalty, objective: Objective) -> None:

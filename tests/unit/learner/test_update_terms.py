@@ -45,10 +45,10 @@ def test_the_second_update_equals_the_textbook(name: str, budget: int, shared: b
     textbooks: list[tuple[Tensor, Any, dict[str, float]]] = []
     update = worker.engine.update
 
-    def compare_then_update(number: int) -> tuple[float, float]:
+    def compare_then_update(step: int) -> tuple[float, float]:
         loss, figures = textbook(lm, groups, prox, advantage_Gn, spec)
         textbooks.append((loss.detach(), torch.autograd.grad(loss, list(lm.parameters())), figures))
-        return update(number)
+        return update(step)
 
     worker.engine.update = compare_then_update  # type: ignore[method-assign]
     metrics, _ = step(worker, batch, Mean())
