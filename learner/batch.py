@@ -137,7 +137,7 @@ def group_advantages(
         log_weight_N: log importance weight of each sample, for objectives with companion weights.
     """
     if not batch.groups:
-        return AdvantageReport(np.zeros((0, 0)), np.zeros(0, np.int64), {}, 0.0)
+        return AdvantageReport(np.zeros((0, 0)), np.zeros(0, np.int64), {}, 0.0, np.zeros(0))
     keep_Gn = batch.per_group(batch.keep_N)
     return advantage_report(
         np.where(keep_Gn, batch.per_group(shaped_N), 0.0),

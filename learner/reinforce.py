@@ -203,10 +203,12 @@ class Reinforcer:
             target_Gn = batch.per_group(shaped_N) if isinstance(objective, Mean) else advantage_Gn
             value_G, metrics = self._criticise(self.critic, batch, target_Gn, step)
             advantage_Gn = value_advantages(batch, objective, target_Gn=target_Gn, value_G=value_G)
-        sums.add(truncated=report.truncated_share * len(batch.groups))
+        live_G = (advantage_Gn != 0).any(-1)
         sums.add(
             groups=float(len(batch.groups)),
-            live=float((advantage_Gn != 0).any(-1).sum()),
+            truncated=report.truncated_share * len(batch.groups),
+            live=float(live_G.sum()),
+            focal=float(report.focal_weights[live_G].sum()),
             tokens=float(batch.tokens),
         )
         total = sums.total()
@@ -220,6 +222,8 @@ class Reinforcer:
         metrics["live_group_fraction"] = total["live"] / max(total["groups"], 1.0)
         if weighs_companions(objective):
             metrics["companion_truncated_share"] = total["truncated"] / max(total["groups"], 1.0)
+        if objective.focal:
+            metrics["focal_weight_mean"] = total["focal"] / max(total["live"], 1.0)
         return advantage_Gn, metrics
 
     def _criticise(

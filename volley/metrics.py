@@ -88,6 +88,9 @@ _METRICS: dict[str, dict[str, Metric]] = {
             "Share of companion importance weights above `weight_cap`, mean over groups.",
             "objectives with companion weights",
         ),
+        "focal_weight_mean": Metric(
+            "1", "Mean focal weight of groups with a non-zero advantage.", "objectives with `focal`"
+        ),
         "grad_norm": Metric("1", "Global gradient norm of the last update, before clipping.", SUPERVISED),
         "clipped_share": Metric(
             "1", "Share of the batch's updates whose gradient was clipped to `optimizer.clip_norm`.", SUPERVISED

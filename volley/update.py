@@ -171,6 +171,11 @@ def _check_value_model(objective: Objective) -> None:
             f"update.value_model is a baseline for mean, softmax, max_at_k, maj_at_k and best_of_k, not for "
             f"{objective.kind}: write value_model: null, or objective: {{kind: mean}}"
         )
+    if objective.focal:
+        raise ValueError(
+            "focal weighs the advantages of a group, and a value model is subtracted from them: write focal: 0, or "
+            "value_model: null"
+        )
     if objective.center or objective.normalize != "none":
         raise ValueError(
             "center and normalize would remove the value model's baseline again: write center: false and "
@@ -198,6 +203,11 @@ def _check_kl(kl: KLPenalty, objective: Objective) -> None:
         raise ValueError(
             f"kl.estimator: {kl.estimator} in the reward does not follow the gradient of the divergence, and can push "
             "the policy away from the starting policy: write kl.estimator: k1, or kl.where: loss"
+        )
+    if kl.shapes_reward and objective.focal:
+        raise ValueError(
+            "focal weighs a group by its mean reward, which is no solve rate with a KL penalty in it: write "
+            "kl.where: loss, or focal: 0"
         )
     if kl.shapes_reward and not isinstance(objective, Mean):
         # The divergence depends on the policy itself. Only where every sample counts alike is the mean of that part 0.

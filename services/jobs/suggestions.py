@@ -50,6 +50,7 @@ OBJECTIVES = {
     "best_of_n": "{kind: max_at_k, k: 8}, or best_of_k if a score other than the reward picks",
     "grpo": "{kind: mean, normalize: std}",
     "dr_grpo": "{kind: mean}",
+    "f_grpo": "{kind: mean, normalize: std, focal: 1.0}",
     "gspo": "{kind: mean, normalize: std}, with update.ratio: geometric",
     "cispo": "{kind: mean, normalize: std}, with update.surrogate: cispo",
     "rloo": "{kind: mean}",

@@ -40,6 +40,7 @@ def reinforced() -> set[str]:
     reports = [
         step(reinforcer(lm, weighed, reference=lm)[0], batch_of(groups_of(), weighed), companions)[0],
         step(reinforcer(lm, valued, critic=critic)[0], batch_of(groups_of(), valued), Mean())[0],
+        step(reinforcer(lm, PolicyUpdate())[0], batch_of(groups_of(), PolicyUpdate()), Mean(focal=1.0))[0],
     ]
     return {name for metrics in reports for name in row(metrics)}
 

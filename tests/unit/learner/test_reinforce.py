@@ -133,7 +133,7 @@ def test_on_policy_all_ratios_are_one() -> None:
     assert metrics["logprob_mismatch_max"] < 1e-6
     assert metrics["clip_fraction"] == metrics["truncated_share"] == 0.0
     assert abs(metrics["kl_k3"]) < 1e-9
-    assert not {"companion_truncated_share", "off_policy_masked_share"} & metrics.keys()
+    assert not {"companion_truncated_share", "off_policy_masked_share", "focal_weight_mean"} & metrics.keys()
     assert metrics["tokens"] == sum(len(group.tokens_T) for group in groups)
     assert metrics["live_group_fraction"] == pytest.approx(2 / 3)  # the third group's rewards are all equal
 
@@ -417,6 +417,15 @@ def test_votes_and_the_k_of_each_prompt_reach_the_advantages() -> None:
     np.testing.assert_allclose(own_k_Gn, expected_Gn)
 
 
+def test_focal_weights_are_measured_over_groups_with_a_gradient() -> None:
+    groups, spec, objective = groups_of(), PolicyUpdate(), Mean(focal=2.0)
+    metrics, advantage_Gn = step(reinforcer(tiny_lm(), spec)[0], batch_of(groups, spec), objective)
+    plain_Gn = advantages(np.array(REWARDS), Mean())
+    weights = [(1 - sum(rewards) / 4) ** 2 for rewards in REWARDS]
+    np.testing.assert_allclose(advantage_Gn, np.array(weights)[:, None] * plain_Gn, rtol=1e-12)
+    assert metrics["focal_weight_mean"] == pytest.approx((weights[0] + weights[1]) / 2)  # the third is all equal
+
+
 def test_groups_with_nothing_to_compare_are_dropped_with_a_reason() -> None:
     groups = groups_of()
     columns = [scored(group, row) for group, row in zip(groups, REWARDS, strict=True)]
@@ -453,6 +462,11 @@ def test_ranks_and_weights_reach_the_advantages() -> None:
             {"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k2"}},
             {"kind": "mean"},
             "estimator: k2 .* write kl.estimator: k1",
+        ),
+        (
+            {"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}},
+            {"kind": "mean", "focal": 1.0},
+            "write kl.where: loss, or focal: 0",
         ),
         *(
             ({"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}}, objective, "write kl.where: loss")

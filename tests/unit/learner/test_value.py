@@ -158,6 +158,7 @@ def test_the_value_model_is_subtracted_from_the_advantages_of_sets_and_learns_th
         ({"value_model": {}}, MaxRL(), "not for maxrl: write value_model: null, or objective: {kind: mean}"),
         ({"value_model": {}}, PassAtKAnalytic(k=2), "not for pass_at_k_analytic: write value_model: null"),
         ({"value_model": {}}, MaxAtK(k=2, center=True), "center: false"),
+        ({"value_model": {}}, Mean(focal=1.0), "write focal: 0, or value_model: null"),
         ({"value_model": {}}, MaxAtK(k=2, baseline="subset_loo"), "write baseline: loo_minus_one"),
         (
             {"value_model": {}, "behaviour_correction": {"kind": "sequence"}},
