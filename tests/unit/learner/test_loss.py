@@ -79,9 +79,9 @@ SPECS: dict[str, dict[str, Any]] = {
     "token floor": {"behaviour_correction": {"kind": "token", "cap": 1.3, "floor": 0.8}},
     "two-sided token mask": {"behaviour_correction": {"kind": "token", "cap": 1.3, "mask": True, "floor": 0.8}},
     "two-sided sequence mask": {"behaviour_correction": {"kind": "sequence", "cap": 1.3, "mask": True, "floor": 0.8}},
-    "off-policy mask": {"off_policy_mask": 0.1, "kl": {"coefficient": 0.3}, "entropy_bonus": 0.1},
-    "off-policy mask, geometric": {"off_policy_mask": 0.1, "ratio": "geometric"},
-    "off-policy mask, cispo": {"off_policy_mask": 0.1, "surrogate": "cispo"},
+    "off-policy mask": {"off_policy_mask": 0.06, "kl": {"coefficient": 0.3}, "entropy_bonus": 0.1},
+    "off-policy mask, geometric": {"off_policy_mask": 0.06, "ratio": "geometric"},
+    "off-policy mask, cispo": {"off_policy_mask": 0.06, "surrogate": "cispo"},
     "k1": {"kl": {"coefficient": 0.3, "estimator": "k1"}},
     "k2": {"kl": {"coefficient": 0.3, "estimator": "k2"}},
     "k3": {"kl": {"coefficient": 0.3, "estimator": "k3"}},
@@ -131,9 +131,13 @@ def test_the_problem_crosses_every_threshold(problem: Problem) -> None:
         assert (weights > 1.3).any()
         assert (weights < 0.8).any()
         assert ((weights > 0.8) & (weights < 1.3)).any()
-    spec = PolicyUpdate(off_policy_mask=0.1)
+    spec = PolicyUpdate(off_policy_mask=0.06)
     negative = [sample for sample in np.flatnonzero(problem.advantage_N < 0) if sample != MASKED]
     assert {oracle_keeps(problem, spec, sample) for sample in negative} == {True, False}
+    drift_T = problem.mu_T - theta_T
+    assert any(  # kept for its mean, though its sum is above
+        oracle_keeps(problem, spec, sample) and drift_T[problem.sample_T == sample].sum() > 0.06 for sample in negative
+    )
     flipped = replace(problem, advantage_N=-problem.advantage_N)
     assert not all(oracle_keeps(flipped, spec, sample) for sample in np.flatnonzero(problem.advantage_N > 0))
 
@@ -141,7 +145,7 @@ def test_the_problem_crosses_every_threshold(problem: Problem) -> None:
 def test_dropped_tokens_are_marked(problem: Problem) -> None:
     """By the floor, and by the off-policy mask, which no sample with an advantage of 0 or more meets."""
     spec = PolicyUpdate.model_validate(
-        {"behaviour_correction": {"kind": "token", "cap": 1.3, "floor": 0.8}, "off_policy_mask": 0.1}
+        {"behaviour_correction": {"kind": "token", "cap": 1.3, "floor": 0.8}, "off_policy_mask": 0.06}
     )
     theta_T = torch.from_numpy(oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0])
     given = inputs(problem, spec, theta_T, torch.zeros_like(theta_T))
