@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learner.layout import MicroBatch, Piece, micro_batches
 from learner.records import ScoredGroup, SFTRow
-from volley.objectives import AdvantageReport, BestOfK, Objective, advantage_report
+from volley.objectives import AdvantageReport, BestOfK, Mean, Objective, advantage_report
 from volley.records import Group
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def group_advantages(
         log_weight_N: log importance weight of each sample, for objectives with companion weights.
     """
     if not batch.groups:
-        return AdvantageReport(np.zeros((0, 0)), np.zeros(0, np.int64), {}, 0.0)
+        return AdvantageReport(np.zeros((0, 0)), np.zeros(0, np.int64), {}, 0.0, np.zeros(0))
     keep_Gn = batch.per_group(batch.keep_N)
     return advantage_report(
         np.where(keep_Gn, batch.per_group(shaped_N), 0.0),
@@ -151,12 +151,17 @@ def group_advantages(
 
 
 def value_advantages(
-    batch: RankBatch, *, shaped_N: NDArray[np.float64], value_G: NDArray[np.float64]
+    batch: RankBatch, objective: Objective, *, target_Gn: NDArray[np.float64], value_G: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """``(R_i - V(x)) / n`` over the n samples kept of each group, [G, n]: the mean objective with V as its baseline."""
+    """``target - V(x)`` for the samples kept of each group, [G, n]; for the mean objective divided by their number.
+
+    Args:
+        target_Gn: what V learns: the (shaped) rewards for the mean objective, whose baseline V then is, the advantages
+            for others.
+    """
     keep_Gn = batch.per_group(batch.keep_N)
-    gain_Gn = np.where(keep_Gn, batch.per_group(shaped_N), 0.0) - value_G[:, None]
-    return np.where(keep_Gn, gain_Gn / np.maximum(keep_Gn.sum(-1, keepdims=True), 1), 0.0)
+    gain_Gn = np.where(keep_Gn, target_Gn - value_G[:, None], 0.0)
+    return gain_Gn / np.maximum(keep_Gn.sum(-1, keepdims=True), 1) if isinstance(objective, Mean) else gain_Gn
 
 
 def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:

@@ -52,15 +52,21 @@ class LossParts:
     clipped_T: Tensor
     correction_T: Tensor
     truncated_T: Tensor
+    masked_T: Tensor
 
 
 def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     """``-sum_t weight_t * c_t * min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t)``, plus KL and entropy terms.
 
     - ``r``: PPO's ratio ``exp(theta - prox)``, clipped asymmetrically (arXiv 1707.06347; DAPO, arXiv 2503.14476).
-      ``ratio: sequence`` takes one ratio per sample (arXiv 2503.19595, App. A.4).
+      ``ratio: sequence`` takes one ratio per sample (arXiv 2503.19595, App. A.4), ``ratio: geometric`` its root
+      ``exp(mean_t(theta - prox))`` (GSPO, arXiv 2507.18071).
+    - ``surrogate: cispo`` puts ``clip(r_t, 1 - low, 1 + high) A_t theta_t`` in the place of the minimum; no gradient
+      passes through the clipped ratio, so every token keeps one (arXiv 2506.13585).
     - ``c``: behaviour correction ``exp(prox - mu)``, truncated or masked at a cap (decoupled PPO, arXiv 2110.00641;
-      truncated importance sampling), per token or per sample; no gradient passes through it.
+      truncated importance sampling) and masked below a floor, per token or per sample; no gradient passes through it.
+    - ``off_policy_mask`` drops the policy terms of samples with ``A < 0`` and ``mean_t(mu - theta)`` above it
+      (DeepSeek-V3.2, arXiv 2512.02556).
     - KL in the loss: k2 or k3 of `kl_estimate` per token.
     - entropy bonus: minus the entropy of each token's distribution (arXiv 1602.01783).
 
@@ -70,17 +76,11 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
 
     The sum is over the micro-batch; ``weight_T`` is made with global counts, so losses of micro-batches and ranks add.
     """
-    log_ratio_T = inputs.theta_T - inputs.prox_T
-    if spec.ratio == "sequence":
-        log_ratio_T = _per_sample(log_ratio_T, inputs)
-    ratio_T = log_ratio_T.clamp(max=LOG_RATIO_CAP).exp()
-    clipped_ratio_T = ratio_T.clamp(1 - spec.clip_low, 1 + spec.clip_high)
-    gain_T, clipped_gain_T = ratio_T * inputs.advantage_T, clipped_ratio_T * inputs.advantage_T
+    ratio_T, share_T = _ratio(inputs, spec)
+    gain_T, clipped_T = _gain(ratio_T, inputs, spec)
     correction_T, truncated_T = _correction(inputs, spec)
-    term_T = correction_T * torch.minimum(gain_T, clipped_gain_T)
-    if spec.ratio == "sequence":
-        # One term per sample: each of its tokens has an equal part, so that the sum counts the term once.
-        term_T = term_T / _per_sample(torch.ones_like(term_T), inputs)
+    masked_T = _masked(inputs, spec)
+    term_T = torch.where(masked_T, 0.0, correction_T * gain_T * share_T)
     if spec.kl.coefficient and spec.kl.where == "loss" and inputs.reference_T is not None:
         kl_T = kl_estimate(inputs.theta_T, inputs.reference_T, spec.kl.estimator)
         term_T = term_T - spec.kl.coefficient * kl_T / inputs.group_size_T
@@ -90,9 +90,10 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     return LossParts(
         loss=loss.to(inputs.theta_T.dtype),
         ratio_T=ratio_T.detach(),
-        clipped_T=(clipped_gain_T < gain_T).detach(),
+        clipped_T=clipped_T,
         correction_T=correction_T.detach(),
         truncated_T=truncated_T,
+        masked_T=masked_T,
     )
 
 
@@ -136,20 +137,58 @@ def value_loss(value_T: Tensor, old_T: Tensor, reward_T: Tensor, clip: float) ->
     return torch.maximum((value_T - reward_T).square(), (near_T - reward_T).square()) / 2
 
 
+def _ratio(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor | float]:
+    """The ratio of each token, and the token's share in its sample's term.
+
+    A ratio of a whole sample makes one term. Each token has an equal part of it, so that the sum counts it once.
+    """
+    log_ratio_T = inputs.theta_T - inputs.prox_T
+    share_T: Tensor | float = 1.0
+    if spec.ratio != "token":
+        log_ratio_T = _per_sample(log_ratio_T.double(), inputs)
+        share_T = 1 / _lengths(inputs)
+    if spec.ratio == "geometric":
+        log_ratio_T = log_ratio_T * share_T
+    return log_ratio_T.clamp(max=LOG_RATIO_CAP).exp(), share_T
+
+
+def _gain(ratio_T: Tensor, inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
+    """What the update raises for each token, before correction, and the tokens at which clipping changed it."""
+    clipped_ratio_T = ratio_T.clamp(1 - spec.clip_low, 1 + spec.clip_high)
+    if spec.surrogate == "cispo":
+        gain_T = clipped_ratio_T.detach() * inputs.advantage_T * inputs.theta_T
+        return gain_T, ((clipped_ratio_T != ratio_T) & (inputs.advantage_T != 0)).detach()
+    gain_T, clipped_gain_T = ratio_T * inputs.advantage_T, clipped_ratio_T * inputs.advantage_T
+    return torch.minimum(gain_T, clipped_gain_T), (clipped_gain_T < gain_T).detach()
+
+
 def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
-    """The behaviour correction and the tokens whose weight was over the cap; no gradient."""
+    """The behaviour correction and the tokens whose weight was outside its range; no gradient."""
     log_weight_T = (inputs.prox_T - inputs.mu_T).detach()
     match spec.behaviour_correction:
         case NoCorrection():
             return torch.ones_like(log_weight_T), torch.zeros_like(log_weight_T, dtype=torch.bool)
-        case TokenCorrection(cap=cap, mask=mask):
+        case TokenCorrection(cap=cap, mask=mask, floor=floor):
             pass
-        case SequenceCorrection(cap=cap, mask=mask):
+        case SequenceCorrection(cap=cap, mask=mask, floor=floor):
             log_weight_T = _per_sample(log_weight_T.double(), inputs)
     weight_T = log_weight_T.exp()
-    truncated_T = weight_T > cap
-    kept = torch.zeros_like(weight_T) if mask else torch.full_like(weight_T, cap)
-    return torch.where(truncated_T, kept, weight_T), truncated_T
+    above_T, below_T = weight_T > cap, weight_T < floor
+    weight_T = torch.where(above_T, 0.0 if mask else cap, weight_T)
+    return torch.where(below_T, 0.0, weight_T), above_T | below_T
+
+
+def _masked(inputs: LossInputs, spec: PolicyUpdate) -> Tensor:
+    """The tokens of samples that `off_policy_mask` drops."""
+    if spec.off_policy_mask is None:
+        return torch.zeros_like(inputs.sample_T, dtype=torch.bool)
+    drift_T = _per_sample((inputs.mu_T - inputs.theta_T).detach().double(), inputs) / _lengths(inputs)
+    return (drift_T > spec.off_policy_mask) & (inputs.advantage_T < 0)
+
+
+def _lengths(inputs: LossInputs) -> Tensor:
+    """The number of tokens in its sample, for each token; float64, since bfloat16 counts to 256 only."""
+    return _per_sample(torch.ones_like(inputs.theta_T, dtype=torch.float64), inputs)
 
 
 def _per_sample(values_T: Tensor, inputs: LossInputs) -> Tensor:

@@ -20,7 +20,7 @@ from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights
 from learner.sums import Sums
 from learner.value import Critic
 from volley.errors import Diverged
-from volley.objectives import Objective
+from volley.objectives import Mean, Objective
 from volley.objectives.spec import weighs_companions
 from volley.update import PolicyUpdate, check_update
 
@@ -104,7 +104,7 @@ class Reinforcer:
                 self._micro_step(tensors, batch.samples, micro, sums, last=micro is batches[-1])
             grad_norm, rate = self.engine.update(step)
             clipped += self.engine.spec.clips(grad_norm)
-        metrics |= _metrics(sums.total())
+        metrics |= _metrics(sums.total(), masks=self.spec.off_policy_mask is not None)
         ended = time.perf_counter()
         metrics |= {
             "grad_norm": grad_norm,
@@ -191,23 +191,24 @@ class Reinforcer:
         """Advantages [G, n], and metrics of all ranks about them and the value model."""
         metrics: dict[str, float] = {}
         sums = Sums(self.engine.device)
+        log_weight_N = None
+        if prox_T is not None and weighs_companions(objective):
+            log_weight_N = batch.sample_sums(prox_T.cpu() - torch.from_numpy(batch.mu_T))
+        report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
+        advantage_Gn = report.advantages
+        if log_weight_N is not None:
+            own_weight_N = np.exp(np.minimum(log_weight_N, 0.0))  # about the factor that the correction applies
+            sums.peak(largest=torch.from_numpy(np.abs(advantage_Gn).reshape(-1) * own_weight_N))
         if self.critic is not None:
-            value_G, metrics = self._criticise(self.critic, batch, shaped_N, step)
-            advantage_Gn = value_advantages(batch, shaped_N=shaped_N, value_G=value_G)
-            sums.add(truncated=0.0)
-        else:
-            log_weight_N = None
-            if prox_T is not None and weighs_companions(objective):
-                log_weight_N = batch.sample_sums(prox_T.cpu() - torch.from_numpy(batch.mu_T))
-            report = group_advantages(batch, objective, shaped_N=shaped_N, log_weight_N=log_weight_N)
-            advantage_Gn = report.advantages
-            sums.add(truncated=report.truncated_share * len(batch.groups))
-            if log_weight_N is not None:
-                own_weight_N = np.exp(np.minimum(log_weight_N, 0.0))  # about the factor that the correction applies
-                sums.peak(largest=torch.from_numpy(np.abs(advantage_Gn).reshape(-1) * own_weight_N))
+            target_Gn = batch.per_group(shaped_N) if isinstance(objective, Mean) else advantage_Gn
+            value_G, metrics = self._criticise(self.critic, batch, target_Gn, step)
+            advantage_Gn = value_advantages(batch, objective, target_Gn=target_Gn, value_G=value_G)
+        live_G = (advantage_Gn != 0).any(-1)
         sums.add(
             groups=float(len(batch.groups)),
-            live=float((advantage_Gn != 0).any(-1).sum()),
+            truncated=report.truncated_share * len(batch.groups),
+            live=float(live_G.sum()),
+            focal=float(report.focal_weights[live_G].sum()),
             tokens=float(batch.tokens),
         )
         total = sums.total()
@@ -221,10 +222,12 @@ class Reinforcer:
         metrics["live_group_fraction"] = total["live"] / max(total["groups"], 1.0)
         if weighs_companions(objective):
             metrics["companion_truncated_share"] = total["truncated"] / max(total["groups"], 1.0)
+        if objective.focal:
+            metrics["focal_weight_mean"] = total["focal"] / max(total["live"], 1.0)
         return advantage_Gn, metrics
 
     def _criticise(
-        self, critic: Critic, batch: RankBatch, shaped_N: NDArray[np.float64], step: int
+        self, critic: Critic, batch: RankBatch, target_Gn: NDArray[np.float64], step: int
     ) -> tuple[NDArray[np.float64], dict[str, float]]:
         """V of each group before the value model's update, and the metrics of that update."""
         prompts = critic.batches([group.prompt_p for group in batch.groups])
@@ -234,7 +237,7 @@ class Reinforcer:
             metrics = critic.update(
                 prompts,
                 old_G=value_G,
-                reward_Gn=batch.per_group(shaped_N),
+                target_Gn=target_Gn,
                 keep_Gn=batch.per_group(batch.keep_N),
                 step=step,
             )
@@ -292,6 +295,7 @@ class Reinforcer:
             clipped=parts.clipped_T[measured_t].sum(),
             correction=parts.correction_T[measured_t].sum(),
             truncated=parts.truncated_T[measured_t].sum(),
+            masked=parts.masked_T[measured_t].sum(),
             fresh_tokens=float(len(mismatch_t)),
             mismatch=mismatch_t.sum(),
         )
@@ -306,8 +310,8 @@ class Reinforcer:
             )
 
 
-def _metrics(total: dict[str, float]) -> dict[str, float]:
-    """The metrics of an update, from its sums."""
+def _metrics(total: dict[str, float], *, masks: bool) -> dict[str, float]:
+    """The metrics of an update, from its sums; with ``masks``, also how much `off_policy_mask` dropped."""
     measured = max(total["measured"], 1.0)
     metrics = {
         "loss": total["loss"],
@@ -319,6 +323,8 @@ def _metrics(total: dict[str, float]) -> dict[str, float]:
         "truncated_share": total["truncated"] / measured,
         "computed_tokens": total["computed"],
     }
+    if masks:
+        metrics["off_policy_masked_share"] = total["masked"] / measured
     if total["fresh_tokens"]:
         metrics["logprob_mismatch_mean"] = total["mismatch"] / total["fresh_tokens"]
         metrics["logprob_mismatch_max"] = total["mismatch_max"]

@@ -95,7 +95,7 @@ class Critic:
         batches: Sequence[Prompts],
         *,
         old_G: NDArray[np.float64],
-        reward_Gn: NDArray[np.float64],
+        target_Gn: NDArray[np.float64],
         keep_Gn: NDArray[np.bool_],
         step: int,
     ) -> dict[str, float]:
@@ -105,12 +105,12 @@ class Critic:
         samples = max(sums.total()["samples"], 1.0)
         for batch in batches:
             value_R = self._forward(batch, last=batch is batches[-1])[: len(batch.group_R)]
-            reward_Rn, keep_Rn, old_R = (
-                torch.from_numpy(each[batch.group_R]).to(value_R.device) for each in (reward_Gn, keep_Gn, old_G)
+            target_Rn, keep_Rn, old_R = (
+                torch.from_numpy(each[batch.group_R]).to(value_R.device) for each in (target_Gn, keep_Gn, old_G)
             )
-            reward_Rn = torch.where(keep_Rn, reward_Rn, 0.0).to(value_R.dtype)
+            target_Rn = torch.where(keep_Rn, target_Rn, 0.0).to(value_R.dtype)
             old_R1, value_R1 = old_R.to(value_R.dtype)[:, None], value_R[:, None]
-            loss = (value_loss(value_R1, old_R1, reward_Rn, self.spec.clip) * keep_Rn).sum() / samples
+            loss = (value_loss(value_R1, old_R1, target_Rn, self.spec.clip) * keep_Rn).sum() / samples
             self.engine.backward(loss)
             sums.add(loss=loss, value=(value_R1 * keep_Rn).sum() / samples)
         grad_norm, _ = self.engine.update(step)

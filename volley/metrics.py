@@ -71,13 +71,25 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "entropy": Metric("nats/token", "Mean entropy of the policy at the sample tokens.", SUPERVISED),
         "ratio_mean": Metric("1", "Mean PPO ratio over tokens in the batch's last update."),
         "ratio_max": Metric("1", "Largest PPO ratio."),
-        "clip_fraction": Metric("1", "Share of tokens whose gain is clipped, so that they have no policy gradient."),
+        "clip_fraction": Metric(
+            "1",
+            "Share of tokens whose gain is clipped, so that they have no policy gradient; with `surrogate: cispo`, "
+            "whose ratio is clipped.",
+        ),
         "correction_mean": Metric("1", "Mean behaviour correction over tokens, after capping."),
-        "truncated_share": Metric("1", "Share of tokens whose behaviour correction exceeds its cap."),
+        "truncated_share": Metric(
+            "1", "Share of tokens whose behaviour correction is above its cap or below its floor."
+        ),
+        "off_policy_masked_share": Metric(
+            "1", "Share of tokens in samples that `off_policy_mask` drops.", "jobs with `update.off_policy_mask`"
+        ),
         "companion_truncated_share": Metric(
             "1",
             "Share of companion importance weights above `weight_cap`, mean over groups.",
             "objectives with companion weights",
+        ),
+        "focal_weight_mean": Metric(
+            "1", "Mean focal weight of groups with a non-zero advantage.", "objectives with `focal`"
         ),
         "grad_norm": Metric("1", "Global gradient norm of the last update, before clipping.", SUPERVISED),
         "clipped_share": Metric(

@@ -160,7 +160,7 @@ def _problem(group: str, name: str, plugin: object) -> str:
         return "has a spec that is not a subclass of volley.base.Spec"
     if kinds_of(spec) != {name}:
         return f"has a spec without the field kind: Literal[{name!r}]"
-    if isinstance(plugin, ObjectivePlugin) and not {"center", "normalize"} <= spec.model_fields.keys():
+    if isinstance(plugin, ObjectivePlugin) and not {"center", "normalize", "focal"} <= spec.model_fields.keys():
         return "has a spec that is not a subclass of volley.objectives.ObjectiveBase"
     return ""
 

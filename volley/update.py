@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from volley.base import Resources, Spec
-from volley.objectives import Mean, Objective
-from volley.objectives.spec import weighs_companions
+from volley.objectives import MaxAtK, Mean, Objective, Softmax
+from volley.objectives.spec import ObjectiveOverSets, weighs_companions
 
 
 class NoCorrection(Spec):
@@ -21,6 +21,12 @@ class TokenCorrection(Spec):
     kind: Literal["token"] = "token"
     cap: float = Field(2.0, gt=0, description="largest weight of a token")
     mask: bool = Field(False, description="drop tokens above the cap instead of truncating their weight")
+    floor: float = Field(0.0, ge=0, le=1, description="drop tokens whose weight is below this")
+
+    @model_validator(mode="after")
+    def _floor_fits(self) -> Self:
+        _check_floor(self.floor, self.cap)
+        return self
 
 
 class SequenceCorrection(Spec):
@@ -29,6 +35,17 @@ class SequenceCorrection(Spec):
     kind: Literal["sequence"] = "sequence"
     cap: float = Field(2.0, gt=0, description="largest weight of a sample")
     mask: bool = Field(False, description="drop samples above the cap instead of truncating their weight")
+    floor: float = Field(0.0, ge=0, le=1, description="drop samples whose weight is below this")
+
+    @model_validator(mode="after")
+    def _floor_fits(self) -> Self:
+        _check_floor(self.floor, self.cap)
+        return self
+
+
+def _check_floor(floor: float, cap: float) -> None:
+    if floor > cap:
+        raise ValueError(f"floor {floor} is above cap {cap}, so every weight would be dropped: lower the floor")
 
 
 Correction = Annotated[NoCorrection | TokenCorrection | SequenceCorrection, Field(discriminator="kind")]
@@ -54,10 +71,10 @@ class KLPenalty(Spec):
 
 
 class ValueModel(Spec):
-    """V(x), one scalar per prompt learned beside the policy: the baseline of ``objective: {kind: mean}``.
+    """V(x), one scalar per prompt learned beside the policy: an additional baseline (arXiv 2503.19595, appendix A.4).
 
-    It replaces the leave-one-out mean: ``a_i = (R_i - V(x)) / n`` (arXiv 2503.19595, appendix A.4). Other objectives
-    compare the samples of one prompt, so subtracting V(x) from all of them would change nothing.
+    It replaces the leave-one-out mean of `mean`: ``a_i = (R_i - V(x)) / n``. For objectives over sets, and `softmax`,
+    V(x) learns the advantages and is subtracted from them: ``A_i - V(x)``.
     """
 
     lr: float = Field(1e-6, gt=0)
@@ -69,13 +86,26 @@ class PolicyUpdate(Spec):
 
     renamed_keys: ClassVar[dict[str, str]] = {"measured_share": "kl_sample_fraction"}
 
-    clip_low: float = Field(0.2, ge=0, lt=1, description="the ratio is clipped below 1 - clip_low")
+    clip_low: float = Field(0.2, ge=0, le=1, description="the ratio is clipped below 1 - clip_low; 1: no lower bound")
     clip_high: float = Field(0.2, ge=0, description="the ratio is clipped above 1 + clip_high")
-    ratio: Literal["token", "sequence"] = Field(
-        "token", description="one ratio per token, or one ratio pi/pi_old per sample (arXiv 2503.19595, App. A.4)"
+    ratio: Literal["token", "sequence", "geometric"] = Field(
+        "token",
+        description="one ratio per token, one ratio pi/pi_old per sample (arXiv 2503.19595, App. A.4), or the "
+        "geometric mean of a sample's token ratios (GSPO, arXiv 2507.18071)",
+    )
+    surrogate: Literal["ppo", "cispo"] = Field(
+        "ppo",
+        description="ppo: a clipped token has no gradient; cispo: it keeps one, weighted by the clipped ratio "
+        "(arXiv 2506.13585)",
     )
     updates_per_batch: int = Field(1, ge=1, description="optimiser updates per batch")
     behaviour_correction: Correction = TokenCorrection()
+    off_policy_mask: float | None = Field(
+        None,
+        gt=0,
+        description="drop samples with a negative advantage whose tokens have become less likely than when they were "
+        "drawn by more than this many nats on average (arXiv 2512.02556)",
+    )
     aggregation: Literal["sequence_sum", "sequence_mean", "token_mean"] = Field(
         "sequence_sum", description="sequence_sum matches the estimators' derivation"
     )
@@ -93,6 +123,20 @@ class PolicyUpdate(Spec):
     )
     value_model: ValueModel | None = None
 
+    @model_validator(mode="after")
+    def _terms_fit(self) -> Self:
+        if self.ratio == "geometric" and self.aggregation != "sequence_sum":
+            raise ValueError(
+                f"ratio: geometric divides a sample's gradient by its length, and aggregation: {self.aggregation} "
+                "would divide it again: write aggregation: sequence_sum"
+            )
+        if self.surrogate == "cispo" and self.ratio != "token":
+            raise ValueError(
+                f"surrogate: cispo weights every token by its own ratio, and ratio: {self.ratio} has one per sample: "
+                "write ratio: token, or surrogate: ppo"
+            )
+        return self
+
     @property
     def acts_on_all(self) -> bool:
         """True if the loss has a term for samples with advantage 0."""
@@ -105,23 +149,48 @@ def check_update(update: PolicyUpdate, objective: Objective) -> None:
     Raises:
         ValueError: names the change to make.
     """
-    if update.value_model is not None and not isinstance(objective, Mean):
-        raise ValueError(
-            f"update.value_model is the baseline of kind: mean, but {objective.kind} has its own: write "
-            "value_model: null, or objective: {kind: mean}"
-        )
-    if update.value_model is not None and (objective.center or objective.normalize != "none"):
-        raise ValueError(
-            "center and normalize would remove the value model's baseline again: write center: false and "
-            "normalize: none, or value_model: null"
-        )
+    if update.value_model is not None:
+        _check_value_model(objective)
     if weighs_companions(objective) and not isinstance(update.behaviour_correction, SequenceCorrection):
         # The objective divides a sample's own weight out of its advantage; only this correction restores it fully.
         raise ValueError(
             "companion_weights correct for the other samples of a set and leave a sample's own weight to the update: "
             "write update.behaviour_correction: {kind: sequence}"
         )
+    if weighs_companions(objective) and update.ratio == "geometric":
+        raise ValueError(
+            "companion_weights estimate the gradient of whole samples, which ratio: geometric divides by their "
+            "lengths: write update.ratio: sequence or token, or companion_weights: none"
+        )
     _check_kl(update.kl, objective)
+
+
+def _check_value_model(objective: Objective) -> None:
+    if not isinstance(objective, Mean | Softmax | ObjectiveOverSets):
+        raise ValueError(
+            f"update.value_model is a baseline for mean, softmax, max_at_k, maj_at_k and best_of_k, not for "
+            f"{objective.kind}: write value_model: null, or objective: {{kind: mean}}"
+        )
+    if objective.focal:
+        raise ValueError(
+            "focal weighs the advantages of a group, and a value model is subtracted from them: write focal: 0, or "
+            "value_model: null"
+        )
+    if objective.center or objective.normalize != "none":
+        raise ValueError(
+            "center and normalize would remove the value model's baseline again: write center: false and "
+            "normalize: none, or value_model: null"
+        )
+    if weighs_companions(objective):
+        raise ValueError(
+            "companion_weights spread the advantages too far for a value model to learn: write companion_weights: "
+            "none, or value_model: null"
+        )
+    if isinstance(objective, MaxAtK) and objective.baseline == "subset_loo":
+        raise ValueError(
+            "baseline: subset_loo makes the advantages of every group sum to zero, so a value model has nothing to "
+            "learn: write baseline: loo_minus_one, or value_model: null"
+        )
 
 
 def _check_kl(kl: KLPenalty, objective: Objective) -> None:
@@ -134,6 +203,11 @@ def _check_kl(kl: KLPenalty, objective: Objective) -> None:
         raise ValueError(
             f"kl.estimator: {kl.estimator} in the reward does not follow the gradient of the divergence, and can push "
             "the policy away from the starting policy: write kl.estimator: k1, or kl.where: loss"
+        )
+    if kl.shapes_reward and objective.focal:
+        raise ValueError(
+            "focal weighs a group by its mean reward, which is no solve rate with a KL penalty in it: write "
+            "kl.where: loss, or focal: 0"
         )
     if kl.shapes_reward and not isinstance(objective, Mean):
         # The divergence depends on the policy itself. Only where every sample counts alike is the mean of that part 0.

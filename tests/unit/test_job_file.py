@@ -47,7 +47,7 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
             {
                 "objective": {"kind": "mean"},
                 "update": {"value_model": {}},
-                "schedule": {"stages": [{"at": 5, "set": {"kind": "max_at_k", "k": 2}}]},
+                "schedule": {"stages": [{"at": 5, "set": {"kind": "maxrl"}}]},
             },
             "value_model: null",
         ),

@@ -53,12 +53,14 @@ class AdvantageReport:
         was dropped.
     dropped: the reason for each dropped group, keyed by its index in the leading dimensions.
     truncated_share: share of the companion weights that were above `weight_cap`.
+    focal_weights: [...] the weight of each group, 1 without `focal`.
     """
 
     advantages: FloatArray
     k: IntArray
     dropped: Mapping[tuple[int, ...], DropReason]
     truncated_share: float
+    focal_weights: FloatArray
 
     @property
     def live_group_fraction(self) -> float:
@@ -125,6 +127,10 @@ def advantage_report(
         used += bucket.g_BN.size
         with np.errstate(over="ignore", invalid="ignore"):  # what overflowed is refused below
             out_BN[index] = _bucket_advantages(objective, bucket, bucket_k)
+    weight_B = np.ones(rows)
+    if objective.focal:
+        weight_B = shapes.focal_weights(groups.g_BN, groups.valid_BN, objective.focal)
+        out_BN *= weight_B[:, None]
     if not np.isfinite(out_BN).all():
         raise ValueError(_overflow(objective, log_weights is not None))
     dropped_B = groups.valid_counts < 2
@@ -133,6 +139,7 @@ def advantage_report(
         k=np.where(dropped_B, 0, k_B).reshape(lead),
         dropped={_index(row, lead): DropReason.TOO_FEW_VALID for row in np.flatnonzero(dropped_B)},
         truncated_share=truncated / used if used else 0.0,
+        focal_weights=weight_B.reshape(lead),
     )
 
 

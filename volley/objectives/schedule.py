@@ -15,6 +15,7 @@ from volley.base import Spec
 from volley.objectives.combinatorics import IntArray
 from volley.objectives.spec import (
     Objective,
+    ObjectiveBase,
     ObjectiveWithK,
     OverTries,
     check_objective,
@@ -124,7 +125,7 @@ def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
     """
     kept = objective.model_dump()
     if changes.get("kind", objective.kind) != objective.kind:
-        kept = {"center": objective.center, "normalize": objective.normalize}
+        kept = {name: kept[name] for name in ObjectiveBase.model_fields}
     return parse_objective(with_tries(kept, changes) if isinstance(objective, OverTries) else {**kept, **changes})
 
 

@@ -1,12 +1,12 @@
-"""Objectives without sorting or sets: softmax, analytic pass@k, MaxRL, risk-sensitive.
+"""Objectives without sorting or sets: softmax, analytic pass@k, MaxRL, risk-sensitive; and focal weights of groups.
 
-Each function takes rewards `g_BN` [B, n], in any order, and returns advantages of that shape. The last three
-are per-sample advantages exactly as published, not parts of a sum over sets, so they do not shrink as 1/n.
+Each of the first four takes rewards `g_BN` [B, n], in any order, and returns advantages of that shape. The last three
+of them are per-sample advantages exactly as published, not parts of a sum over sets, so they do not shrink as 1/n.
 """
 
 import numpy as np
 
-from volley.objectives.combinatorics import FloatArray, binomial_ratios
+from volley.objectives.combinatorics import BoolArray, FloatArray, binomial_ratios
 
 
 def softmax_leave_one_out(g_BN: FloatArray, beta: float) -> FloatArray:
@@ -76,3 +76,18 @@ def risk_sensitive(g_BN: FloatArray, beta: float) -> FloatArray:
     log_mean_B1 = np.log1p(np.expm1(scaled_BN).mean(axis=-1, keepdims=True))
     out_BN: FloatArray = np.expm1(scaled_BN - log_mean_B1) / beta
     return out_BN
+
+
+def focal_weights(g_BN: FloatArray, valid_BN: BoolArray | None, gamma: float) -> FloatArray:
+    """`(1 - solve rate)^gamma` of each group (arXiv 2602.06717), [B]; the solve rate is the mean valid reward.
+
+    Raises:
+        ValueError: a reward outside 0..1, more than rounding explains.
+    """
+    used_BN = np.ones(g_BN.shape, dtype=bool) if valid_BN is None else valid_BN
+    g_BN = np.where(used_BN, g_BN, 0.0)
+    if (np.abs(g_BN - 0.5) > 0.5 + 1e-6).any():
+        raise ValueError("focal needs rewards from 0 to 1, whose mean is a solve rate: scale them, or write focal: 0")
+    rate_B = g_BN.sum(axis=-1) / np.maximum(used_BN.sum(axis=-1), 1)
+    weight_B: FloatArray = (1 - np.clip(rate_B, 0.0, 1.0)) ** gamma
+    return weight_B

@@ -23,10 +23,13 @@ class ObjectiveBase(Spec):
 
     center: subtract the mean advantage of the group (arXiv 2503.19595, eq. 3); trades bias for variance.
     normalize: `none`, or `std` to divide by the population standard deviation of the group's rewards (GRPO).
+    focal: gamma of the group's weight `(1 - mean reward)^gamma`, which trains less on what is mostly solved (F-GRPO,
+        arXiv 2602.06717); biased, for rewards from 0 to 1.
     """
 
     center: bool = False
     normalize: Literal["none", "std"] = "none"
+    focal: float = Field(0.0, ge=0, description="weighs a group by (1 - its mean reward)^focal; 0: all alike")
 
 
 class Mean(ObjectiveBase):
@@ -79,7 +82,7 @@ class MaxAtK(OverTries):
     @model_validator(mode="after")
     def _companions_fit(self) -> Self:
         _check_weight_cap(self.companion_weights, self.weight_cap)
-        _check_center(self.companion_weights, self.center)
+        _check_unbiased(self)
         if self.companion_weights == "first_order" and self.baseline != "loo_minus_one":
             raise ValueError(
                 f"companion_weights: first_order is defined for baseline: loo_minus_one, not {self.baseline}; "
@@ -101,7 +104,7 @@ class MajAtK(OverTries):
     @model_validator(mode="after")
     def _companions_fit(self) -> Self:
         _check_weight_cap(self.companion_weights, self.weight_cap)
-        _check_center(self.companion_weights, self.center)
+        _check_unbiased(self)
         return self
 
 
@@ -120,7 +123,7 @@ class BestOfK(OverTries):
     @model_validator(mode="after")
     def _companions_fit(self) -> Self:
         _check_weight_cap(self.companion_weights, self.weight_cap)
-        _check_center(self.companion_weights, self.center)
+        _check_unbiased(self)
         return self
 
 
@@ -163,11 +166,16 @@ class RiskSensitive(ObjectiveBase):
         return self
 
 
-def _check_center(companion_weights: CompanionWeights, center: bool) -> None:
-    if companion_weights != "none" and center:
+def _check_unbiased(objective: "MaxAtK | MajAtK | BestOfK") -> None:
+    if objective.companion_weights != "none" and objective.center:
         raise ValueError(
             "center subtracts a mean in which every sample's own weight is divided out, which biases an off-policy "
             "estimate: write center: false, or companion_weights: none"
+        )
+    if objective.companion_weights != "none" and objective.focal:
+        raise ValueError(
+            "focal weighs a group by rewards of the older policy, which biases an off-policy estimate: write focal: 0, "
+            "or companion_weights: none"
         )
 
 

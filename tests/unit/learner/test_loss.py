@@ -1,7 +1,7 @@
 """The policy loss compared with a second implementation in slow loops: values and hand-written gradients."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,11 +61,27 @@ SPECS: dict[str, dict[str, Any]] = {
     "asymmetric clip": {"clip_low": 0.1, "clip_high": 0.4, "behaviour_correction": {"kind": "none"}},
     "sequence ratio": {"ratio": "sequence", "behaviour_correction": {"kind": "none"}},
     "sequence ratio, mean": {"ratio": "sequence", "aggregation": "sequence_mean"},
+    "geometric ratio": {"ratio": "geometric", "clip_low": 0.05, "clip_high": 0.08},
+    "geometric ratio, corrected": {
+        "ratio": "geometric",
+        "behaviour_correction": {"kind": "sequence", "cap": 1.3},
+        "kl": {"coefficient": 0.3, "estimator": "k3"},
+    },
+    "cispo": {"surrogate": "cispo", "behaviour_correction": {"kind": "none"}},
+    "cispo, only an upper bound": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 0.3},
+    "cispo, token mean": {"surrogate": "cispo", "aggregation": "token_mean", "entropy_bonus": 0.1},
+    "no lower bound": {"clip_low": 1.0},
     "token correction": {"behaviour_correction": {"kind": "token", "cap": 1.3}},
     "token correction, masked": {"behaviour_correction": {"kind": "token", "cap": 1.3, "mask": True}},
     "sequence correction": {"behaviour_correction": {"kind": "sequence", "cap": 1.3}},
     "sequence correction, masked": {"behaviour_correction": {"kind": "sequence", "cap": 1.3, "mask": True}},
     "sequence ratio and correction": {"ratio": "sequence", "behaviour_correction": {"kind": "sequence", "cap": 1.3}},
+    "token floor": {"behaviour_correction": {"kind": "token", "cap": 1.3, "floor": 0.8}},
+    "two-sided token mask": {"behaviour_correction": {"kind": "token", "cap": 1.3, "mask": True, "floor": 0.8}},
+    "two-sided sequence mask": {"behaviour_correction": {"kind": "sequence", "cap": 1.3, "mask": True, "floor": 0.8}},
+    "off-policy mask": {"off_policy_mask": 0.06, "kl": {"coefficient": 0.3}, "entropy_bonus": 0.1},
+    "off-policy mask, geometric": {"off_policy_mask": 0.06, "ratio": "geometric"},
+    "off-policy mask, cispo": {"off_policy_mask": 0.06, "surrogate": "cispo"},
     "k1": {"kl": {"coefficient": 0.3, "estimator": "k1"}},
     "k2": {"kl": {"coefficient": 0.3, "estimator": "k2"}},
     "k3": {"kl": {"coefficient": 0.3, "estimator": "k3"}},
@@ -109,9 +125,118 @@ def test_the_problem_crosses_every_threshold(problem: Problem) -> None:
         assert (ratio_T[mine] < 0.8).any()
         assert (ratio_T[mine] > 1.2).any()
         assert ((ratio_T[mine] > 0.8) & (ratio_T[mine] < 1.2)).any()
+    log_weight_T = problem.prox_T - problem.mu_T
+    log_weight_N = np.array([log_weight_T[problem.sample_T == sample].sum() for sample in range(len(LENGTHS))])
+    for weights in (np.exp(log_weight_T), np.exp(np.delete(log_weight_N, MASKED))):
+        assert (weights > 1.3).any()
+        assert (weights < 0.8).any()
+        assert ((weights > 0.8) & (weights < 1.3)).any()
+    spec = PolicyUpdate(off_policy_mask=0.06)
+    negative = [sample for sample in np.flatnonzero(problem.advantage_N < 0) if sample != MASKED]
+    assert {oracle_keeps(problem, spec, sample) for sample in negative} == {True, False}
+    drift_T = problem.mu_T - theta_T
+    assert any(  # kept for its mean, though its sum is above
+        oracle_keeps(problem, spec, sample) and drift_T[problem.sample_T == sample].sum() > 0.06 for sample in negative
+    )
+    flipped = replace(problem, advantage_N=-problem.advantage_N)
+    assert not all(oracle_keeps(flipped, spec, sample) for sample in np.flatnonzero(problem.advantage_N > 0))
+
+
+def test_dropped_tokens_are_marked(problem: Problem) -> None:
+    """By the floor, and by the off-policy mask, which no sample with an advantage of 0 or more meets."""
+    spec = PolicyUpdate.model_validate(
+        {"behaviour_correction": {"kind": "token", "cap": 1.3, "floor": 0.8}, "off_policy_mask": 0.06}
+    )
+    theta_T = torch.from_numpy(oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0])
+    given = inputs(problem, spec, theta_T, torch.zeros_like(theta_T))
+    parts = policy_loss(given, spec)
     weight_T = np.exp(problem.prox_T - problem.mu_T)
-    assert (weight_T > 1.3).any()
-    assert (weight_T < 1.3).any()
+    np.testing.assert_array_equal(parts.truncated_T.numpy(), (weight_T > 1.3) | (weight_T < 0.8))
+    np.testing.assert_allclose(parts.correction_T.numpy(), np.where(weight_T < 0.8, 0.0, np.minimum(weight_T, 1.3)))
+    masked_T = [not oracle_keeps(problem, spec, sample) for sample in problem.sample_T]
+    np.testing.assert_array_equal(parts.masked_T.numpy(), masked_T)
+    idle = replace(given, advantage_T=torch.zeros_like(given.advantage_T), mu_T=given.mu_T + 100)
+    assert not policy_loss(idle, spec).masked_T.any()
+
+
+def test_geometric_ratios_cross_the_clip_range_on_both_sides(problem: Problem) -> None:
+    theta_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    spec = PolicyUpdate.model_validate(SPECS["geometric ratio"])
+    ratio_T = [oracle_ratio(problem, spec, theta_T, token) for token in range(len(theta_T))]
+    parts = policy_loss(inputs(problem, spec, torch.from_numpy(theta_T), torch.zeros(len(theta_T))), spec)
+    np.testing.assert_allclose(parts.ratio_T.numpy(), ratio_T, rtol=1e-12)
+    advantage_T = problem.advantage_N[problem.sample_T]
+    clipped_T = np.where(advantage_T > 0, np.array(ratio_T) > 1.08, np.array(ratio_T) < 0.95)
+    np.testing.assert_array_equal(parts.clipped_T.numpy(), clipped_T)
+    assert {(bool(c), a > 0) for c, a in zip(clipped_T, advantage_T, strict=True)} == {
+        (c, a) for c in (True, False) for a in (True, False)
+    }
+
+
+def test_cispo_clips_weights_whatever_the_sign_of_the_advantage(problem: Problem) -> None:
+    spec = PolicyUpdate(surrogate="cispo")
+    theta_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    given = inputs(problem, spec, torch.from_numpy(theta_T), torch.zeros(len(theta_T)))
+    idle_T = torch.from_numpy(problem.sample_T) == 2  # a sample without an advantage is not clipped either
+    parts = policy_loss(replace(given, advantage_T=torch.where(idle_T, 0.0, given.advantage_T)), spec)
+    ratio_T = np.exp(theta_T - problem.prox_T)
+    outside_T = (ratio_T < 0.8) | (ratio_T > 1.2)
+    np.testing.assert_array_equal(parts.clipped_T.numpy(), outside_T & ~idle_T.numpy())
+    assert (outside_T & idle_T.numpy()).any()
+
+
+@pytest.mark.parametrize("kind", ["none", "token", "sequence"])
+def test_cispo_has_the_gradient_of_ppo_at_the_start_of_an_update(problem: Problem, kind: str) -> None:
+    """With one update per batch every ratio is 1, and the truncated weights are those of the behaviour correction."""
+    weights_VH = torch.from_numpy(problem.weights_VH).requires_grad_()
+    prox_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    fresh = replace(problem, prox_T=prox_T)
+    grads = []
+    for surrogate in ("ppo", "cispo"):
+        spec = PolicyUpdate.model_validate({"surrogate": surrogate, "behaviour_correction": {"kind": kind}})
+        grads.append(torch.autograd.grad(torch_loss(fresh, spec, weights_VH), weights_VH)[0])
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", [SPECS["geometric ratio"], SPECS["cispo"]], ids=["geometric", "cispo"])
+def test_long_samples_lose_nothing_to_the_type_of_the_log_probs(spec: dict[str, Any], dtype: torch.dtype) -> None:
+    """bfloat16 stops counting at 256."""
+    rng, length = np.random.default_rng(0), 600
+    sample_T = torch.arange(2).repeat_interleave(length)
+    theta_T, prox_T = (torch.from_numpy(rng.normal(-1.0, 0.3, 2 * length)).to(dtype) for _ in range(2))
+    advantage_T = torch.tensor([1.0, -0.5], dtype=torch.float64)[sample_T]
+    results = []
+    for wide in (False, True):
+        now_T, then_T = (each_T.double() if wide else each_T for each_T in (theta_T, prox_T))
+        one_T = torch.ones(2 * length, dtype=torch.float64)
+        given = LossInputs(now_T.requires_grad_(), then_T, then_T, advantage_T, one_T, sample_T, 2, one_T, one_T)
+        loss = policy_loss(given, PolicyUpdate.model_validate(spec)).loss
+        (grad_T,) = torch.autograd.grad(loss, now_T)
+        results.append((float(loss.detach()), grad_T.double()))
+    (narrow, grad_T), (exact, exact_T) = results
+    unit = torch.finfo(dtype).eps
+    assert narrow == pytest.approx(exact, rel=4 * unit)
+    torch.testing.assert_close(grad_T, exact_T, rtol=4 * unit, atol=4 * unit * float(exact_T.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("update", "advice"),
+    [
+        ({"ratio": "geometric", "aggregation": "sequence_mean"}, "write aggregation: sequence_sum"),
+        ({"ratio": "geometric", "aggregation": "token_mean"}, "write aggregation: sequence_sum"),
+        ({"ratio": "geometric", "surrogate": "cispo"}, "write ratio: token, or surrogate: ppo"),
+        ({"ratio": "sequence", "surrogate": "cispo"}, "write ratio: token, or surrogate: ppo"),
+        ({"behaviour_correction": {"kind": "token", "cap": 0.4, "floor": 0.5}}, "lower the floor"),
+        ({"behaviour_correction": {"kind": "sequence", "cap": 0.4, "floor": 0.5}}, "lower the floor"),
+        ({"behaviour_correction": {"kind": "sequence", "floor": 1.1}}, "less than or equal to 1"),
+        ({"off_policy_mask": 0.0}, "greater than 0"),
+        ({"clip_low": 1.1}, "less than or equal to 1"),
+    ],
+)
+def test_terms_that_do_not_fit_are_rejected(update: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        PolicyUpdate.model_validate(update)
 
 
 def test_clipped_and_truncated_tokens_are_marked(problem: Problem) -> None:
@@ -163,11 +288,11 @@ def test_log_ratios_are_capped_at_20() -> None:
 
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])
-def test_a_weight_at_the_cap_is_kept(kind: str) -> None:
-    """On-policy all weights are 1, so a cap of 1 that masked equality would drop every token."""
+def test_a_weight_at_a_bound_is_kept(kind: str) -> None:
+    """On-policy all weights are 1, so a cap or floor of 1 that masked equality would drop every token."""
     one_T = torch.ones(2)
     given = LossInputs(one_T, one_T, one_T, one_T.double(), one_T, torch.tensor([0, 1]), 2, one_T, one_T, None)
-    spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": kind, "cap": 1.0, "mask": True}})
+    spec = PolicyUpdate.model_validate({"behaviour_correction": {"kind": kind, "cap": 1.0, "mask": True, "floor": 1.0}})
     parts = policy_loss(given, spec)
     assert parts.correction_T.tolist() == [1.0, 1.0]
     assert not parts.truncated_T.any()
@@ -190,7 +315,7 @@ def test_what_is_reported_keeps_no_graph(problem: Problem) -> None:
     )
     parts = policy_loss(inputs, PolicyUpdate())
     assert parts.loss.requires_grad
-    for reported_T in (parts.ratio_T, parts.clipped_T, parts.correction_T, parts.truncated_T):
+    for reported_T in (parts.ratio_T, parts.clipped_T, parts.correction_T, parts.truncated_T, parts.masked_T):
         assert not reported_T.requires_grad
 
 
@@ -292,23 +417,42 @@ def oracle_correction(problem: Problem, spec: PolicyUpdate, token: int) -> float
     difference_T = problem.prox_T - problem.mu_T
     mine = problem.sample_T == problem.sample_T[token]
     weight = math.exp(difference_T[token] if correction.kind == "token" else difference_T[mine].sum())
+    if weight < correction.floor:
+        return 0.0
     if weight <= correction.cap:
         return weight
     return 0.0 if correction.mask else correction.cap
 
 
+def oracle_keeps(problem: Problem, spec: PolicyUpdate, sample: int) -> bool:
+    """Whether `off_policy_mask` leaves the sample in; the policy is the one at the problem's weights."""
+    if spec.off_policy_mask is None or problem.advantage_N[sample] >= 0:
+        return True
+    theta_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]
+    log_ratios = [problem.mu_T[t] - theta_T[t] for t in range(len(theta_T)) if problem.sample_T[t] == sample]
+    return bool(sum(log_ratios) / len(log_ratios) <= spec.off_policy_mask)
+
+
+def oracle_ratio(problem: Problem, spec: PolicyUpdate, theta_T: Array, token: int) -> float:
+    gap_T = theta_T - problem.prox_T
+    mine = problem.sample_T == problem.sample_T[token]
+    whole = math.prod(math.exp(gap) for gap in gap_T[mine])
+    ratios = {"token": math.exp(gap_T[token]), "sequence": whole, "geometric": whole ** (1 / int(mine.sum()))}
+    return ratios[spec.ratio]
+
+
 def oracle_loss(problem: Problem, spec: PolicyUpdate, weights_VH: Array) -> float:
     theta_T, entropy_T, _ = oracle_logprobs(weights_VH, problem.features_TH, problem.token_T)
+    held_T = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)[0]  # what has no gradient
     loss = 0.0
     for token, sample in enumerate(problem.sample_T):
-        mine = problem.sample_T == sample
-        gap_T = theta_T - problem.prox_T
-        sequence = spec.ratio == "sequence"
-        ratio = math.exp(gap_T[mine].sum() if sequence else gap_T[token])
+        cispo = spec.surrogate == "cispo"
+        ratio = oracle_ratio(problem, spec, held_T if cispo else theta_T, token)
         advantage = problem.advantage_N[sample]
         clipped = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high)
-        gain = min(ratio * advantage, clipped * advantage) / (LENGTHS[sample] if sequence else 1)
-        term = oracle_correction(problem, spec, token) * gain
+        gain = clipped * advantage * theta_T[token] if cispo else min(ratio * advantage, clipped * advantage)
+        gain /= 1 if spec.ratio == "token" else LENGTHS[sample]
+        term = oracle_correction(problem, spec, token) * gain * oracle_keeps(problem, spec, sample)
         if spec.kl.where == "loss":
             d = theta_T[token] - problem.reference_T[token]
             kl = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[spec.kl.estimator]
@@ -322,16 +466,20 @@ def hand_gradient(problem: Problem, spec: PolicyUpdate) -> Array:
     """d loss / d weights, with the chain rule written out, [V, H]."""
     theta_T, entropy_T, p_TV = oracle_logprobs(problem.weights_VH, problem.features_TH, problem.token_T)
     by_theta_T, by_entropy_T = np.zeros(len(theta_T)), np.zeros(len(theta_T))
-    gap_T = theta_T - problem.prox_T
     for token, sample in enumerate(problem.sample_T):
         mine = np.flatnonzero(problem.sample_T == sample)
         weight, advantage = oracle_weight(spec, sample), problem.advantage_N[sample]
-        sequence = spec.ratio == "sequence"
-        ratio = math.exp(gap_T[mine].sum() if sequence else gap_T[token])
+        ratio = oracle_ratio(problem, spec, theta_T, token)
         flat = ratio > 1 + spec.clip_high if advantage > 0 else ratio < 1 - spec.clip_low
+        if spec.surrogate == "cispo":
+            ratio, flat = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high), False
+        flat = flat or not oracle_keeps(problem, spec, sample)
         slope = 0.0 if flat else oracle_correction(problem, spec, token) * ratio * advantage
-        for other in mine if sequence else [token]:  # d log(ratio) / d theta is 1 for every token in the ratio
-            by_theta_T[other] -= weight * slope / (len(mine) if sequence else 1)
+        # d log(ratio) / d theta is 1 for every token in the ratio, 1 / length in a geometric mean; a sample's term is
+        # spread over its tokens
+        slope /= {"token": 1, "sequence": len(mine), "geometric": len(mine) ** 2}[spec.ratio]
+        for other in [token] if spec.ratio == "token" else mine:
+            by_theta_T[other] -= weight * slope
         if spec.kl.where == "loss":
             d = theta_T[token] - problem.reference_T[token]
             slope = {"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[spec.kl.estimator]

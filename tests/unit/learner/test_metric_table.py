@@ -21,7 +21,8 @@ from services.recording.recorder import step_row
 from tests.plain_engine import PlainEngine
 from tests.refs import NOT_STORED
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import REWARDS, batch_of, critic_of, groups_of, reinforcer, step
+from tests.unit.learner.test_reinforce import REWARDS, batch_of, groups_of, reinforcer, step
+from tests.unit.learner.test_value import critic_of
 from volley.metrics import METRICS, family, page
 from volley.objectives import MaxAtK, Mean
 from volley.records import STATUSES, Prompt, Scores, Verdict, VerdictStatus
@@ -32,13 +33,14 @@ from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueMode
 def reinforced() -> set[str]:
     """Metric names of reinforcement steps, collected over jobs that use every option."""
     lm = tiny_lm()
-    weighed = PolicyUpdate(behaviour_correction=SequenceCorrection())
+    weighed = PolicyUpdate(behaviour_correction=SequenceCorrection(), off_policy_mask=0.5)
     companions = MaxAtK(k=2, companion_weights="exact")
     valued = PolicyUpdate(value_model=ValueModel())
     critic, _ = critic_of(tiny_lm(), ValueModel())
     reports = [
         step(reinforcer(lm, weighed, reference=lm)[0], batch_of(groups_of(), weighed), companions)[0],
         step(reinforcer(lm, valued, critic=critic)[0], batch_of(groups_of(), valued), Mean())[0],
+        step(reinforcer(lm, PolicyUpdate())[0], batch_of(groups_of(), PolicyUpdate()), Mean(focal=1.0))[0],
     ]
     return {name for metrics in reports for name in row(metrics)}
 

@@ -64,9 +64,19 @@ def policies(lag: int) -> tuple[Tensor, Tensor]:
 
 
 def expected_gradient(
-    mu_CV: Tensor, pi_CV: Tensor, objective: Objective, *, n: int = N, reference_CV: Tensor | None = None, **update: Any
+    mu_CV: Tensor,
+    pi_CV: Tensor,
+    objective: Objective,
+    *,
+    n: int = N,
+    value: float = 0.0,
+    reference_CV: Tensor | None = None,
+    **update: Any,
 ) -> Tensor:
-    """The expected gradient of the loss for the newer policy's logits, over all groups of the older policy."""
+    """The expected gradient of the loss for the newer policy's logits, over all groups of the older policy.
+
+    ``value`` is what a value model predicts for the prompt.
+    """
     spec = PolicyUpdate.model_validate(update)
     mu_S2, total_CV = logprobs(mu_CV), torch.zeros_like(pi_CV)
     logit_CV = pi_CV.detach().requires_grad_()
@@ -83,7 +93,7 @@ def expected_gradient(
             theta_T=theta_T,
             prox_T=theta_T.detach(),
             mu_T=mu_S2[chosen].flatten(),
-            advantage_T=torch.from_numpy(advantage_n)[sample_T],
+            advantage_T=torch.from_numpy(advantage_n - value)[sample_T],
             weight_T=one_T,
             sample_T=sample_T,
             samples=n,
@@ -127,6 +137,29 @@ def test_corrected_updates_agree_with_on_policy_ones_at_any_lag(k: int, ratio: s
     objective = MaxAtK(k=k, companion_weights="exact")
     corrected_CV = expected_gradient(mu_CV, pi_CV, objective, ratio=ratio, behaviour_correction=SEQUENCE)
     torch.testing.assert_close(corrected_CV, gradient(pi_CV, k), rtol=1e-9, atol=1e-12)
+
+
+def test_the_first_update_with_cispo_is_corrected_too() -> None:
+    mu_CV, pi_CV = policies(4)
+    objective = MaxAtK(k=3, companion_weights="exact")
+    corrected_CV = expected_gradient(mu_CV, pi_CV, objective, surrogate="cispo", behaviour_correction=SEQUENCE)
+    torch.testing.assert_close(corrected_CV, gradient(pi_CV, 3), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", [MaxAtK(k=3), MaxAtK(weights={1: 0.5, 3: 1.0}), MajAtK(k=3)], ids=str)
+def test_whatever_a_value_model_predicts_changes_no_expected_gradient(objective: Objective) -> None:
+    _, pi_CV = policies(4)
+    plain_CV = expected_gradient(pi_CV, pi_CV, objective)
+    moved_CV = expected_gradient(pi_CV, pi_CV, objective, value=0.4)
+    torch.testing.assert_close(moved_CV, plain_CV, rtol=1e-9, atol=1e-12)
+    assert plain_CV.norm() > 0.01
+
+
+def test_a_geometric_ratio_divides_the_gradient_of_every_sample_by_its_length() -> None:
+    """All sequences have two tokens."""
+    mu_CV, pi_CV = policies(4)
+    halved_CV = expected_gradient(mu_CV, pi_CV, Mean(), ratio="geometric", behaviour_correction=SEQUENCE)
+    torch.testing.assert_close(halved_CV, gradient(pi_CV, 1) / 2, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

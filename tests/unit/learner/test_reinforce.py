@@ -11,14 +11,13 @@ from torch import Tensor
 from learner.batch import Packer, RankBatch, rank_batch, usable
 from learner.policy import Policy
 from learner.reinforce import Reinforcer
-from learner.value import Critic, PromptValue, prompt_rows
 from tests.learner_batches import naive_logprobs, on_policy, random_group, samples_of, scored
 from tests.plain_engine import PlainEngine
 from tests.unit.learner.conftest import tiny_lm
 from volley.errors import Diverged
-from volley.objectives import BestOfK, MajAtK, MaxAtK, Mean, Objective, PassAtKAnalytic, advantages, parse_objective
+from volley.objectives import BestOfK, MajAtK, MaxAtK, Mean, Objective, advantages, parse_objective
 from volley.records import Group
-from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueModel, check_update
+from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, check_update
 
 REWARDS = ([1.0, 0.0, 0.3, 0.0], [0.0, 1.0, 1.0, 0.2], [0.5, 0.5, 0.5, 0.5])
 STILL = Optimizer(lr=1e-30, clip_norm=None)
@@ -134,7 +133,7 @@ def test_on_policy_all_ratios_are_one() -> None:
     assert metrics["logprob_mismatch_max"] < 1e-6
     assert metrics["clip_fraction"] == metrics["truncated_share"] == 0.0
     assert abs(metrics["kl_k3"]) < 1e-9
-    assert "companion_truncated_share" not in metrics
+    assert not {"companion_truncated_share", "off_policy_masked_share", "focal_weight_mean"} & metrics.keys()
     assert metrics["tokens"] == sum(len(group.tokens_T) for group in groups)
     assert metrics["live_group_fraction"] == pytest.approx(2 / 3)  # the third group's rewards are all equal
 
@@ -418,6 +417,15 @@ def test_votes_and_the_k_of_each_prompt_reach_the_advantages() -> None:
     np.testing.assert_allclose(own_k_Gn, expected_Gn)
 
 
+def test_focal_weights_are_measured_over_groups_with_a_gradient() -> None:
+    groups, spec, objective = groups_of(), PolicyUpdate(), Mean(focal=2.0)
+    metrics, advantage_Gn = step(reinforcer(tiny_lm(), spec)[0], batch_of(groups, spec), objective)
+    plain_Gn = advantages(np.array(REWARDS), Mean())
+    weights = [(1 - sum(rewards) / 4) ** 2 for rewards in REWARDS]
+    np.testing.assert_allclose(advantage_Gn, np.array(weights)[:, None] * plain_Gn, rtol=1e-12)
+    assert metrics["focal_weight_mean"] == pytest.approx((weights[0] + weights[1]) / 2)  # the third is all equal
+
+
 def test_groups_with_nothing_to_compare_are_dropped_with_a_reason() -> None:
     groups = groups_of()
     columns = [scored(group, row) for group, row in zip(groups, REWARDS, strict=True)]
@@ -455,6 +463,11 @@ def test_ranks_and_weights_reach_the_advantages() -> None:
             {"kind": "mean"},
             "estimator: k2 .* write kl.estimator: k1",
         ),
+        (
+            {"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}},
+            {"kind": "mean", "focal": 1.0},
+            "write kl.where: loss, or focal: 0",
+        ),
         *(
             ({"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}}, objective, "write kl.where: loss")
             for objective in (
@@ -476,135 +489,6 @@ def test_misleading_settings_are_rejected_with_advice(
         check_update(PolicyUpdate.model_validate(update), parse_objective(objective))
 
 
-# ---- value model ----------------------------------------------------------------------------------------------------
-
-
-def critic_of(lm: Any, spec: ValueModel, budget: int = 1 << 20, lr: float = 1e-30) -> tuple[Critic, Recording]:
-    critic = Critic.__new__(Critic)  # without DeepSpeed
-    module = PromptValue(lm.base_model)
-    torch.nn.init.normal_(module.head.weight, std=0.1)
-    engine = Recording(module, Optimizer(lr=lr, clip_norm=None))
-    critic.spec, critic.budget, critic.engine = spec, budget, engine  # type: ignore[assignment]
-    return critic, engine
-
-
-def own_values(critic: Critic, groups: list[Group]) -> Tensor:
-    """The value of each prompt, one unpadded prompt at a time."""
-    module = critic.engine.module
-    states = [module.trunk(input_ids=torch.from_numpy(g.prompt_p.astype(np.int64))[None]) for g in groups]
-    return torch.stack([module.head(state.last_hidden_state[0, -1])[0] for state in states])
-
-
-@pytest.mark.parametrize("budget", [1 << 20, 12])
-def test_the_value_model_is_the_baseline_of_the_mean(budget: int) -> None:
-    lm = tiny_lm()
-    spec = PolicyUpdate(value_model=ValueModel())
-    groups = groups_of()
-    critic, engine = critic_of(tiny_lm(), ValueModel(), budget)
-    worker, _ = reinforcer(lm, spec, critic=critic)
-    valid = [[True, False, True, True], [True] * 4, [True] * 4]
-    value_G = own_values(critic, groups)
-    loss = torch.zeros((), dtype=torch.float64)
-    for row, rewards in enumerate(REWARDS):
-        kept_n = np.array(valid[row])
-        loss = loss + ((value_G[row] - torch.tensor(rewards)[torch.from_numpy(kept_n)]) ** 2).sum() / 2 / 11
-    expected = torch.autograd.grad(loss, list(engine.module.parameters()))
-    metrics, advantage_Gn = step(worker, batch_of(groups, spec, valid), Mean())
-    for row, rewards in enumerate(REWARDS):
-        kept_n = np.array(valid[row])
-        expected_n = np.where(kept_n, (np.array(rewards) - float(value_G[row].detach())) / kept_n.sum(), 0.0)
-        np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-5, atol=1e-7)
-    assert metrics["value_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-    assert metrics["live_group_fraction"] == 1.0  # equal rewards have a gradient if the value model expected others
-    for mine, theirs in zip(engine.seen[0].values(), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-
-
-def test_the_value_model_learns_the_shaped_rewards_of_kept_samples() -> None:
-    """A KL penalty in the reward reaches both V's target and the advantage; V starts above every reward."""
-    lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
-    spec = PolicyUpdate.model_validate(
-        {"value_model": {}, "kl": {"coefficient": 0.2, "estimator": "k1", "where": "reward"}}
-    )
-    groups, valid = groups_of(), [[True, False, True, True], [True] * 4, [True] * 4]
-    critic, engine = critic_of(tiny_lm(), ValueModel())
-    torch.nn.init.constant_(engine.module.head.bias, 50.0)
-    value_G = own_values(critic, groups).detach().numpy()
-    worker, _ = reinforcer(lm, spec, critic=critic, reference=reference)
-    metrics, advantage_Gn = step(worker, batch_of(groups, spec, valid), Mean())
-    loss = mean = 0.0
-    for row, group in enumerate(groups):
-        k1_T = (naive_logprobs(lm, group)[0] - naive_logprobs(reference, group)[0]).detach()
-        kept_n = np.array(valid[row])
-        shaped_n = np.array(REWARDS[row]) - 0.2 * np.array([float(part.sum()) for part in by_sample(group, k1_T)])
-        expected_n = np.where(kept_n, (shaped_n - value_G[row]) / kept_n.sum(), 0.0)
-        np.testing.assert_allclose(advantage_Gn[row], expected_n, rtol=1e-4)
-        loss += float(((value_G[row] - shaped_n[kept_n]) ** 2).sum()) / 2 / 11
-        mean += value_G[row] * kept_n.sum() / 11
-    assert (advantage_Gn <= 0).all()
-    assert metrics["live_group_fraction"] == 1.0
-    assert metrics["value_loss"] == pytest.approx(loss, rel=1e-4)
-    assert metrics["value_mean"] == pytest.approx(mean, rel=1e-6)
-
-
-def test_the_value_model_learns_the_reward_of_each_prompt() -> None:
-    critic, _ = critic_of(tiny_lm(), ValueModel(clip=10.0), lr=3e-3)
-    groups = groups_of()
-    batches = critic.batches([group.prompt_p for group in groups])
-    reward_Gn = np.array([[1.0, 0.5], [-1.0, -0.5], [0.0, 0.2]])
-    for number in range(60):
-        critic.update(
-            batches,
-            old_G=critic.values(batches, 3),
-            reward_Gn=reward_Gn,
-            keep_Gn=np.ones((3, 2), np.bool_),
-            step=number % 10,
-        )
-    np.testing.assert_allclose(critic.values(batches, 3), reward_Gn.mean(-1), atol=0.05)
-
-
-def test_every_prompt_is_in_one_row_within_the_budget() -> None:
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(1, 40, length).astype(np.int32) for length in (3, 9, 1, 4, 4, 12)]
-    batches = prompt_rows(prompts, 16)
-    assert sorted(np.concatenate([batch.group_R for batch in batches]).tolist()) == list(range(6))
-    for batch in batches:
-        assert batch.ids_RL.numel() <= 16
-        for row, (last, group) in enumerate(zip(batch.last_R.tolist(), batch.group_R.tolist(), strict=True)):
-            np.testing.assert_array_equal(batch.ids_RL[row, : last + 1], prompts[group])
-
-
-@pytest.mark.parametrize(
-    ("update", "objective", "advice"),
-    [
-        ({"value_model": {}}, MaxAtK(k=2), "value_model: null, or objective: {kind: mean}"),
-        ({"value_model": {}}, Mean(center=True), "center: false"),
-        ({"value_model": {}}, Mean(normalize="std"), "normalize: none"),
-        ({"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}}, PassAtKAnalytic(k=2), "kl.where: loss"),
-    ],
-)
-def test_invalid_combinations_are_rejected(update: dict[str, Any], objective: Objective, advice: str) -> None:
-    spec = PolicyUpdate.model_validate(update)
-    worker, engine = reinforcer(tiny_lm(), spec)
-    with pytest.raises(ValueError, match=advice):
-        worker.step(batch_of(groups_of(), spec), objective, 0)
-    assert not engine.seen
-
-
 def test_samples_of_a_group_are_slices_of_its_tokens() -> None:
     group = groups_of()[0]
     assert [len(sample) for sample in samples_of(group)] == group.lengths_n.tolist()
-
-
-def test_values_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
-    module = PromptValue(tiny_lm().base_model).to(torch.bfloat16)
-    torch.nn.init.constant_(module.head.bias, 1.0)
-    torch.nn.init.constant_(module.head.weight, 1e-4)
-    ids = torch.tensor([[5, 7, 9]])
-    with torch.no_grad():
-        (value,) = module(ids, torch.tensor([2]))
-        hidden = module.trunk(input_ids=ids).last_hidden_state[0, 2].double()
-    assert value.dtype == torch.float32
-    exact = float(hidden.sum()) * float(module.head.weight[0, 0].detach()) + 1.0
-    assert float(value) == pytest.approx(exact, abs=1e-6)
-    assert abs(exact - float(torch.tensor(exact).bfloat16())) > 1e-5
