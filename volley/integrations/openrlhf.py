@@ -48,7 +48,7 @@ class KSampleExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         ValueError: a critic is trained, or the objective does not fit n or needs more than rewards.
     """
 
-    def __init__(self, *maker: Any, objective: Objective | Mapping[str, Any], **named: Any) -> None:
+    def __init__(self, *maker: object, objective: Objective | Mapping[str, Any], **named: object) -> None:
         super().__init__(*maker, **named)
         self.n: int = self.args.rollout.n_samples_per_prompt
         self.objective = read_reward_objective(objective, self.n)

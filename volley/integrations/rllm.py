@@ -61,7 +61,7 @@ def estimator(
         raise ValueError("best_of_k needs ranks: pass rank_fn=, a function from a trajectory to its score")
 
     def compute(
-        rewards: Rewards, algorithm_config: object = None, traj_groups: Sequence[Any] = (), **_: Any
+        rewards: Rewards, algorithm_config: object = None, traj_groups: Sequence[Any] = (), **_: object
     ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
         if not rewards:
             return [], []

@@ -29,7 +29,7 @@ def estimator(objective: Objective | Mapping[str, Any], n: int) -> Estimator:
     parsed = read_reward_objective(objective, n)
 
     def compute(
-        token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], **_: Any
+        token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], **_: object
     ) -> tuple[Tensor, Tensor]:
         reward_B = token_level_rewards.detach().double().sum(dim=-1).cpu().numpy()
         valid_B = response_mask.bool().any(dim=-1).cpu().numpy()
