@@ -154,7 +154,7 @@ async def test_actors_and_reward_workers_come_and_go_on_a_live_run(stack: Stack,
 async def test_a_run_is_paused_changed_stopped_and_resumed_and_ends_exactly(
     stack: Stack, inputs: Path, tmp_path: Path
 ) -> None:
-    async with live(stack, inputs, tmp_path, steps=200, max_lag=2) as run:
+    async with live(stack, inputs, tmp_path, steps=80, max_lag=2) as run:
         await run.want(paused=True)
         await run.until(lambda seen: seen.state == "paused")
         await run.want(paused=False, objective={"k": 2}, learning_rate=1e-5, max_lag=0)
@@ -171,9 +171,9 @@ async def test_a_run_is_paused_changed_stopped_and_resumed_and_ends_exactly(
         again = await run_on(stack, prepare(run.job), run.folder, Display(quiet=True), checkpoint=checkpoint)
         assert again.state == "done"
         assert_ledger_exact(run.folder)
-        assert run.folder.read("metrics")[-1]["groups_trained"] == 200 * 8
+        assert run.folder.read("metrics")[-1]["groups_trained"] == 80 * 8
         observed = await run.observed()
-        assert (observed.state, observed.step, observed.life) == ("done", 200, 2)
+        assert (observed.state, observed.step, observed.life) == ("done", 80, 2)
 
 
 async def test_dead_and_hung_learner_ranks_reward_workers_and_actors_are_replaced(
