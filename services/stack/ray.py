@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from services.jobs.needs import Needs
 from volley.errors import HostError
 
 CONNECT_SECONDS = 5.0
+APPEAR_SECONDS = 10.0
+POLL_SECONDS = 0.5
 GRANT_SECONDS = 1.0  # free resources are granted within this time
 ROOM_TO_SCALE = 16  # CPUs of a local head beyond what the job reserves, for actors and workers added later
 
@@ -57,8 +60,7 @@ def ray_cluster(
     _connect(needs, address, dict(runtime_env) if runtime_env else None)
     try:
         gcs = str(ray.get_runtime_context().gcs_address)
-        if not (address and can_grow(node_types(gcs))):  # if it can grow, the run waits while nodes are added
-            _check_resources(needs, ray.cluster_resources(), address)
+        _check_resources(needs, gcs, address)
         yield gcs
     finally:
         ray.shutdown()
@@ -137,12 +139,23 @@ def _check_answers(address: str) -> None:
         raise HostError(f"Ray at {address} does not answer: {error}. Start it, or omit --ray") from error
 
 
-def _check_resources(needs: Needs, available: dict[str, float], address: str | None) -> None:
-    if lacking := _lacking(needs, available):
-        raise HostError(
-            f"the Ray cluster{f' at {address}' if address else ''} is too small: the job reserves {lacking}. Lower "
-            "actors.count, reward_workers.count or learner.ranks, or add nodes"
-        )
+def _check_resources(needs: Needs, gcs_address: str, address: str | None) -> None:
+    """Raise `HostError` if the cluster is too small and cannot grow; a run waits while an autoscaler adds nodes.
+
+    Nodes and the autoscaler of a cluster that has just been started appear within some seconds.
+    """
+    import ray
+
+    deadline = time.monotonic() + (APPEAR_SECONDS if address else 0)
+    while lacking := _lacking(needs, ray.cluster_resources()):
+        if address and can_grow(node_types(gcs_address)):
+            return
+        if time.monotonic() >= deadline:
+            raise HostError(
+                f"the Ray cluster{f' at {address}' if address else ''} is too small: the job reserves {lacking}. Lower "
+                "actors.count, reward_workers.count or learner.ranks, or add nodes"
+            )
+        time.sleep(POLL_SECONDS)
 
 
 class ClusterReservation:

@@ -89,10 +89,14 @@ def test_existing_samples_are_kept_and_only_the_rest_is_drawn(killed: Path) -> N
     assert (evaluation["prompts"], evaluation["n"]) == (PROMPTS, N)
 
 
-def test_resuming_a_finished_evaluation_starts_nothing_and_prints_the_same(killed: Path) -> None:
+def test_a_finished_evaluation_is_not_resumed_and_keeps_what_it_has(killed: Path) -> None:
     samples, evaluations = ((killed / f"{name}.jsonl").read_bytes() for name in ("samples", "evaluations"))
     (killed / "logs" / "actor-0.log").unlink()
-    resume(killed)
+    done = subprocess.run(
+        [VOLLEY, "resume", str(killed)], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 4
+    assert f"{killed} is done" in done.stderr
     assert (killed / "samples.jsonl").read_bytes() == samples
     assert (killed / "evaluations.jsonl").read_bytes() == evaluations
     assert not (killed / "logs" / "actor-0.log").exists()

@@ -135,7 +135,7 @@ def page(model: str) -> str:
     """Run the code on the integrations page at a tiny scale; its second trainer is created but not run."""
     from datasets import Dataset
 
-    first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    first, second, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     folder = Path(sys.argv[2]).parent
     tiny = {'"out"': repr(str(folder / "page")), "max_steps=300": "max_steps=1", "length=512": f"length={LENGTH}"}
     tiny['scale_rewards="none"'] = 'scale_rewards="none", use_cpu=True, bf16=False'

@@ -35,7 +35,7 @@ async def submitted(service: Service, folder: Path) -> str:
     job = folder / "job.yaml"
     job.write_text(yaml.safe_dump(rl_job(folder, steps=5000, max_lag=1, optimizer={"lr": 1e-6})))
     told: dict[str, Any] = await asyncio.to_thread(service.json, "submit", str(job))
-    return str(told["record"]["id"])
+    return str(told["id"])
 
 
 async def press(page: Page, button: str) -> None:
