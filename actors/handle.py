@@ -102,9 +102,7 @@ class ActorHandle:
             awaited = f"the record of group {request.group_id}"
             meta, reports = await self._answer(described, awaited, self._spec.group_deadline_s)
         except BaseException:
-            asyncio.gather(
-                group, described, return_exceptions=True
-            )  # or Ray would report errors that nothing retrieved
+            asyncio.gather(group, described, return_exceptions=True)  # as in `generate`
             raise
         return group, meta, reports
 

@@ -31,7 +31,7 @@ class _Process(context.ForkServerProcess):
             "environment": dict(os.environ),
             "cores": os.sched_getaffinity(0),
             "niceness": os.nice(0),
-            "oom_score": _OOM_SCORE.read_text(),
+            "oom_score": int(_OOM_SCORE.read_text()),
         }
         super().start()
 
@@ -44,8 +44,8 @@ class _Process(context.ForkServerProcess):
         tempfile.tempdir = None
         os.sched_setaffinity(0, self._inherited["cores"])
         os.nice(max(0, self._inherited["niceness"] - os.nice(0)))
-        if self._inherited["oom_score"] != _OOM_SCORE.read_text():
-            _OOM_SCORE.write_text(self._inherited["oom_score"])
+        if self._inherited["oom_score"] > int(_OOM_SCORE.read_text()):  # as niceness, only root may lower it
+            _OOM_SCORE.write_text(str(self._inherited["oom_score"]))
         for number, output in zip(_OUTPUTS, self.__dict__.pop("_outputs"), strict=True):
             descriptor = output.detach()
             os.dup2(descriptor, number)

@@ -6,7 +6,6 @@ can be ended from outside, so what is still busy after its time is reported as s
 
 import asyncio
 import concurrent.futures
-import importlib
 import inspect
 import math
 import threading
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, SupportsFloat
 
 from environments.records import Outcome, Stuck
 from volley.errors import JobError
+from volley.imports import function_named
 
 CANCEL_SECONDS = 2.0  # for an async program to end after it was cancelled
 DETAIL = 300  # characters
@@ -29,23 +29,13 @@ def load_program(target: str) -> Program:
     Raises:
         JobError: it cannot be imported, or does not take ``row``, ``base_url`` and ``api_key``.
     """
-    module_name, _, name = target.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as problem:
-        raise JobError(
-            f"rollout.target {target!r}: module {module_name!r} does not import ({type(problem).__name__}: {problem}); "
-            "put it next to the job file or install it"
-        ) from problem
-    program: Program | None = getattr(module, name, None)
-    if not callable(program):
-        raise JobError(f"rollout.target {target!r}: {module_name!r} has no function {name!r}")
+    program = function_named(target, "rollout.target")
     try:
         inspect.signature(program).bind({}, base_url="", api_key="")
     except (TypeError, ValueError) as problem:
         raise JobError(
             f"rollout.target {target!r} does not take what it is called with ({problem}): write "
-            f"def {name}(row, base_url, api_key)"
+            f"def {target.partition(':')[2]}(row, base_url, api_key)"
         ) from None
     return program
 

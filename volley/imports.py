@@ -1,9 +1,13 @@
-"""Imports at the start of a process, made as cheap as they can be."""
+"""Imports made cheap at the start of a process, and imports of functions that a job names."""
 
 import contextlib
 import gc
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from volley.errors import JobError
 
 
 @contextlib.contextmanager
@@ -29,3 +33,23 @@ def without(*packages: str) -> Iterator[None]:
     finally:
         for name in absent:
             del sys.modules[name]
+
+
+def function_named(target: str, key: str) -> Callable[..., Any]:
+    """Import the function ``package.module:function`` that a job names under ``key``.
+
+    Raises:
+        JobError: the module does not import, or has no such function.
+    """
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as problem:  # the module's own code may raise anything
+        raise JobError(
+            f"{key} {target!r}: module {module_name!r} does not import ({type(problem).__name__}: {problem}); "
+            "put it next to the job file or install it"
+        ) from problem
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise JobError(f"{key} {target!r}: {module_name!r} has no function {name!r}")
+    return function

@@ -1,6 +1,5 @@
 """``python``: calls a trusted function of the user in a child process, which is killed if it hangs."""
 
-import importlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import Any
 from reward_servers.scorers.base import infra_error, one_line, row_error
 from reward_servers.scorers.child import Child
 from volley.errors import JobError
+from volley.imports import function_named
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import PythonScorer
 
@@ -20,18 +20,7 @@ RewardFunction = Callable[[str, dict[str, Any]], Any]
 
 def load_function(target: str) -> RewardFunction:
     """Import the function named by ``package.module:function``. Raises JobError."""
-    module_name, _, name = target.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as problem:
-        raise JobError(
-            f"scorer target {target!r}: module {module_name!r} does not import ({type(problem).__name__}: {problem}); "
-            "put it next to the job file or install it"
-        ) from problem
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise JobError(f"scorer target {target!r}: {module_name!r} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
+    return function_named(target, "scorer target")
 
 
 class PythonFunction:

@@ -75,7 +75,7 @@ def find_id(api: ApiClient, prefix: str) -> str:
     """
     found = [each["id"] for each in api.runs(MATCHES_SHOWN + 1, id_prefix=prefix)]
     if prefix in found or not found:
-        return str(api.run(prefix)["record"]["id"])  # raises if there is none
+        return str(api.run(prefix)["record"]["id"])  # refused if there is no such run
     if len(found) > 1:
         shown = ", ".join(found[:MATCHES_SHOWN]) + (", ..." if len(found) > MATCHES_SHOWN else "")
         raise Refused(404, f"several runs begin with {prefix}: {shown}; write more of the id")

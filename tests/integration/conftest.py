@@ -2,11 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from actors.prefork_server import shared_server
+from services.stack.ephemeral import Stack
+from services.stack.redis import embedded_redis
 from volley.job import ActorsSpec
 
 # `make test` runs two files at a time. The longest come first, so that no lane ends long before the other, and files
@@ -100,6 +102,14 @@ def ray_local(ray_head: str) -> Iterator[None]:
         ray.init(address=ray_head, log_to_driver=False, logging_level="error")
         yield
         ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """The shared head, and a Redis of the module's own."""
+    folder = tmp_path_factory.mktemp("redis")
+    async with embedded_redis(folder / "data", folder / "redis.log") as url:
+        yield Stack(url, "local")
 
 
 @contextlib.contextmanager

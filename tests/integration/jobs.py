@@ -1,9 +1,16 @@
-"""A job that real stacks learn within seconds."""
+"""A job that real stacks learn within seconds, and how tests run jobs."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from services.jobs.job_file import load_job
+from services.recording.display import Display
+from services.runs.run import Result, prepare, run_on
+from services.stack.ephemeral import Stack
+from services.store.folder import RunFolder
 from tests.models import tiny_llama
 
 SEVENS = "tests.integration.scorers:share_of_sevens"
@@ -40,3 +47,11 @@ def write_inputs(folder: Path) -> None:
     tiny_llama(folder / "model")
     rows = [{"prompt": f"{a} {b}="} for a in range(1, 9) for b in range(1, 5)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+async def run_job(stack: Stack, parent: Path, job: dict[str, Any]) -> Result:
+    """Run the job on the stack, in a folder of its own in ``parent / "runs"``."""
+    file = parent / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    spec = load_job(file)
+    return await run_on(stack, prepare(spec), RunFolder.create(parent / "runs", spec), Display(quiet=True))

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -145,20 +146,35 @@ async def test_invalid_requests_are_job_errors_and_do_no_harm(pool: ActorPool) -
 
 
 async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: Oracle) -> None:
+    """Each of the streams asks for its next group at once, so an update always meets samples half drawn."""
     oracle.weights[1], oracle.weights[2] = oracle.other_weights(1), oracle.other_weights(2)
-    long = [asyncio.create_task(generate(pool, request(n=64, max_tokens=240))) for _ in range(4)]
-    reports = []
-    for version, seconds in ((1, 0.15), (2, 0.03)):  # well before a fast machine has drawn all tokens
-        await asyncio.sleep(seconds)
-        reports.append(await pool.broadcast(publish(version, oracle.weights[version])))
-    groups = await asyncio.gather(*long)
+    updated = asyncio.Event()
+
+    async def stream() -> list[Group]:
+        groups = []
+        while not updated.is_set():
+            groups.append(await generate(pool, request(n=64, max_tokens=240)))
+        return groups
+
+    streams = [asyncio.create_task(stream()) for _ in range(4)]
+    await asyncio.sleep(0.15)
+    reports = [await pool.broadcast(publish(version, oracle.weights[version])) for version in (1, 2)]
+    updated.set()
+    groups = [group for groups in await asyncio.gather(*streams) for group in groups]
+    for actor in ("actor-0", "actor-1"):
+        assert {(0, 1), (1, 2)} <= {step for group in groups if group.actor == actor for step in changes(group)}
     for group in groups:
-        assert set(group.versions_T) == {0, 1, 2}
         np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
     for report in reports:
         assert [done.actor for done in report.actors] == ["actor-0", "actor-1"]
         assert all(0 < done.load_seconds < done.stall_seconds < 5 for done in report.actors)
     assert pool.version == 2
+
+
+def changes(group: Group) -> set[tuple[int, int]]:
+    """The pairs of versions that met inside one of the group's samples."""
+    samples = np.split(group.versions_T, np.cumsum(group.lengths_n)[:-1])
+    return {(int(a), int(b)) for sample in samples for a, b in pairwise(sample) if a != b}
 
 
 async def test_served_weights_equal_the_published_ones_bitwise(pool: ActorPool, oracle: Oracle) -> None:

@@ -56,11 +56,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found[0].parent
 
 
-def resume(folder: Path) -> None:
+def resume(folder: Path, code: int = 0) -> str:
+    """Resume, which ends with ``code``; returns what it printed."""
     done = subprocess.run(
         [VOLLEY, "resume", str(folder)], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -92,11 +94,7 @@ def test_existing_samples_are_kept_and_only_the_rest_is_drawn(killed: Path) -> N
 def test_a_finished_evaluation_is_not_resumed_and_keeps_what_it_has(killed: Path) -> None:
     samples, evaluations = ((killed / f"{name}.jsonl").read_bytes() for name in ("samples", "evaluations"))
     (killed / "logs" / "actor-0.log").unlink()
-    done = subprocess.run(
-        [VOLLEY, "resume", str(killed)], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 4
-    assert f"{killed} is done" in done.stderr
+    assert f"{killed} is done" in resume(killed, code=4)
     assert (killed / "samples.jsonl").read_bytes() == samples
     assert (killed / "evaluations.jsonl").read_bytes() == evaluations
     assert not (killed / "logs" / "actor-0.log").exists()

@@ -19,6 +19,7 @@ import yaml
 
 from actors import prefork_server
 from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.processes import descendants
 
 pytestmark = pytest.mark.integration
 
@@ -119,15 +120,6 @@ def read_all(terminal: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(terminal, 4096):
             pass
-
-
-def descendants(root: int) -> set[int]:
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in listing.splitlines())}
-    found: set[int] = set()
-    while more := {pid for pid, parent in parents.items() if parent in found | {root}} - found:
-        found |= more
-    return found
 
 
 def command(pid: int) -> str:

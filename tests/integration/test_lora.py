@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -31,15 +30,6 @@ from volley.job import ActorsSpec, ModelSpec
 from volley.records import Group, WeightBucket, WeightUpdate
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from services.stack.redis import embedded_redis
-
-    folder = tmp_path_factory.mktemp("redis")
-    async with embedded_redis(folder / "data", folder / "redis.log") as url:
-        yield Stack(url, "local")
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from services.jobs.job_file import load_job
-from services.recording.display import Display
-from services.runs.run import Result, prepare, run_on
+from services.runs.run import Result
 from services.stack.ephemeral import Stack
-from services.store.folder import RunFolder
 from tests.chat_models import chat_tokenizer
+from tests.integration.jobs import run_job
 from tests.models import tiny_llama
 from tests.pages import ROOT, blocks
 
@@ -36,22 +34,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [json.dumps({**row, "flags": str(folder / "flags")}) + "\n" for row in chosen]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     return folder
-
-
-@pytest.fixture(scope="module")
-async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from services.stack.redis import embedded_redis
-
-    folder = tmp_path_factory.mktemp("redis")
-    async with embedded_redis(folder / "data", folder / "redis.log") as url:
-        yield Stack(url, "local")
-
-
-async def run(stack: Stack, parent: Path, job: dict[str, Any]) -> Result:
-    file = parent / "job.yaml"
-    file.write_text(yaml.safe_dump(job))
-    spec = load_job(file)
-    return await run_on(stack, prepare(spec), RunFolder.create(parent / "runs", spec), Display(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +60,7 @@ async def trained(stack: Stack, inputs: Path, tmp_path_factory: pytest.TempPathF
         },
         "samples_kept": 1000,
     }
-    return await run(stack, tmp_path_factory.mktemp("vowels"), job)
+    return await run_job(stack, tmp_path_factory.mktemp("vowels"), job)
 
 
 async def test_log_probs_of_all_calls_are_the_learners(trained: Result) -> None:
@@ -139,7 +121,7 @@ async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, in
         "ks": [1, 8],
         "actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1},
     }
-    done = await run(stack, tmp_path, job)
+    done = await run_job(stack, tmp_path, job)
     rows = done.folder.read("samples")
     assert len(rows) == 24
     assert all(row["reward"] == float("e" in row["sample"]) for row in rows)
@@ -158,7 +140,7 @@ async def test_the_example_of_the_page(
     tree |= {"model": {"path": str(inputs / "model")}, "data": {"path": str(inputs / "train.jsonl")}}
     tree |= {"steps": 2, "prompts_per_step": 2, "sampling": {"n": 4, "max_tokens": 60}}
     tree |= {"actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1}}
-    done = await run(stack, tmp_path, tree)
+    done = await run_job(stack, tmp_path, tree)
     last = done.folder.read("metrics")[-1]
     assert (last["groups_trained"], last["groups_dropped"]) == (4, 0)
     file = str(tmp_path / "job.yaml")

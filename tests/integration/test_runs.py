@@ -2,18 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from services.jobs.job_file import load_job
-from services.recording.display import Display
-from services.runs.run import Result, prepare, run_on
+from services.runs.run import Result
 from services.stack.ephemeral import Stack
-from services.store.folder import RunFolder
-from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.jobs import rl_job, run_job, write_inputs
 from tests.models import tiny_llama
 
 pytestmark = pytest.mark.integration
@@ -27,24 +22,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from services.stack.redis import embedded_redis
-
-    folder = tmp_path_factory.mktemp("redis")
-    async with embedded_redis(folder / "data", folder / "redis.log") as url:
-        yield Stack(url, "local")
-
-
-async def run(stack: Stack, parent: Path, job: dict[str, Any]) -> Result:
-    file = parent / "job.yaml"
-    file.write_text(yaml.safe_dump(job))
-    spec = load_job(file)
-    return await run_on(stack, prepare(spec), RunFolder.create(parent / "runs", spec), Display(quiet=True))
-
-
-@pytest.fixture(scope="module")
 async def synchronous(stack: Stack, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return await run(stack, tmp_path_factory.mktemp("synchronous"), rl_job(inputs))
+    return await run_job(stack, tmp_path_factory.mktemp("synchronous"), rl_job(inputs))
 
 
 async def test_reward_rises(synchronous: Result) -> None:
@@ -104,7 +83,7 @@ async def test_the_exported_model_is_the_evaluated_one(synchronous: Result, inpu
 async def test_the_same_seed_without_lag_gives_the_same_run(
     stack: Stack, inputs: Path, synchronous: Result, tmp_path: Path
 ) -> None:
-    again = await run(stack, tmp_path, {**rl_job(inputs), "steps": 4, "evaluation": None})
+    again = await run_job(stack, tmp_path, {**rl_job(inputs), "steps": 4, "evaluation": None})
     first = [row["reward_mean"] for row in synchronous.folder.read("metrics")[:4]]
     assert [row["reward_mean"] for row in again.folder.read("metrics")] == pytest.approx(first, abs=1e-9)
 
@@ -119,7 +98,7 @@ async def test_two_processes_per_role_with_lag(stack: Stack, inputs: Path, tmp_p
         sampling={"n": 8, "max_tokens": 8},
         evaluation=None,
     )
-    rows = (await run(stack, tmp_path, job)).folder.read("metrics")
+    rows = (await run_job(stack, tmp_path, job)).folder.read("metrics")
     lags = {int(lag) for row in rows for lag in row["lag_histogram"]}
     assert max(lags) <= 2
     assert max(lags) > 0
@@ -138,7 +117,7 @@ async def test_failed_samples_continue_after_their_observation(stack: Stack, inp
     )
     job["model"] = {"path": str(tiny_llama(tmp_path / "model", max_position_embeddings=2048))}
     job["evaluation"] = {**job["evaluation"], "sampling": {"n": 8, "max_tokens": 24}}
-    folder = (await run(stack, tmp_path, job)).folder
+    folder = (await run_job(stack, tmp_path, job)).folder
     rows = folder.read("metrics")
     assert [row["groups_trained"] for row in rows] == [8, 16, 24]
     for row in rows:

@@ -44,13 +44,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-async def stack(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    folder = tmp_path_factory.mktemp("redis")
-    async with embedded_redis(folder / "data", folder / "redis.log") as url:
-        yield Stack(url, "local")
-
-
 class Live:
     """A run in this process, observed from outside through its folder and Redis."""
 

@@ -12,7 +12,7 @@ from tests.dashboard_server import Stage
 from tests.integration.dashboard.conftest import Open
 
 STEPS, SAMPLES = 100_000, 10_000
-FREEZE_MS = 400  # longest task allowed; readers notice tasks from 100 ms
+FREEZE_MS = 1500  # far above what a loaded machine adds, far below what drawing every row takes
 FIRST_CURVES_MS = 6000
 EVERY_SAMPLE_MS = 40_000
 
