@@ -27,6 +27,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
+from hypothesis import Phase
+
 OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -247,6 +250,8 @@ def _judge(file: Path, tree: ast.Module, tests: tuple[str, ...]) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
+    hypothesis.settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
+    hypothesis.settings.load_profile("mutants")  # that a test fails is enough: no shrinking
     sys.meta_path.insert(0, _Faulty(".".join(file.with_suffix("").parts), file, tree))
     quiet = ("-q", "-x", "-p", "no:cacheprovider", "--assert=plain", "-W", "ignore::pytest.PytestAssertRewriteWarning")
     os._exit(int(pytest.main([*tests, *quiet])))
