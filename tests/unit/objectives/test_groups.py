@@ -118,6 +118,23 @@ def test_report_names_dropped_groups_and_counts_truncated_weights() -> None:
     assert report.live_group_fraction == 2 / 4
 
 
+def test_nothing_is_truncated_without_a_cap_or_without_a_group() -> None:
+    objective = MaxAtK(k=2, companion_weights="exact")
+    report = advantage_report([[0.0, 1.0, 2.0]], objective, log_weights=[[0.0, 9.0, 0.0]])
+    assert report.truncated_share == 0.0
+    empty = advantage_report([[0.0, 1.0]], objective, log_weights=[[0.0, 9.0]], valid=[[True, False]])
+    assert empty.truncated_share == 0.0
+    assert empty.dropped == {(0,): DropReason.TOO_FEW_VALID}
+
+
+def test_k_of_a_group_shrinks_to_one_at_most() -> None:
+    report = advantage_report(
+        [[3.0, 1.0, 7.0, 7.0]], MaxAtK(k=3, baseline="subset_loo"), valid=[[True, True, False, False]]
+    )
+    np.testing.assert_array_equal(report.k, [1])  # this baseline needs a sample beyond k
+    np.testing.assert_allclose(report.advantages[0, :2], advantages([3.0, 1.0], Mean()), rtol=1e-15)
+
+
 def test_a_group_with_penalties_only_is_live() -> None:
     """Advantages of one sign, and of either sign, are a signal."""
     objective = MaxAtK(k=2, baseline="none")

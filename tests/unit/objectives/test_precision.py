@@ -232,6 +232,10 @@ def test_overflow_errors_name_what_overflowed() -> None:
         advantages([1e308, -1e308], Mean())
     with pytest.raises(ValueError, match="scale them down"):  # the objective does not use these weights
         advantages([1e308, -1e308], MaxAtK(k=2), log_weights=[0.0, 0.0])
+    with pytest.raises(ValueError, match="scale them down"):
+        advantages([1e308, -1e308, -1e308, 1e308], MaxAtK(k=2, baseline="loo", companion_weights="exact"))
+    with pytest.raises(ValueError, match="scale them down"):
+        advantages([1e308, -1e308], Mean(), log_weights=[0.0, 0.0])
     with pytest.raises(ValueError, match="products of importance weights overflow"):
         max_at_k([1.0, 2.0, 3.0], 2, log_weights=[800.0, 800.0, 0.0])
     assert max_at_k([0.0, 0.0, 0.0], 2, log_weights=[800.0, 800.0, 0.0]) == 0.0
