@@ -19,6 +19,7 @@ from actors.actor import Actor, log_path
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, EpisodesRequest, GenerateRequest, OpenedSessions
 from actors.gateway.groups import EpisodeReport
 from volley.errors import DeadlineExceeded, WorkerDied
+from volley.forking import ray_options
 from volley.processes import death_cause, last_lines
 from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
 from volley.refs import Ref
@@ -58,6 +59,7 @@ class ActorHandle:
             num_gpus=self._spec.gpus,
             resources=self._spec.resources,
             max_concurrency=CONCURRENT_CALLS,
+            **(ray_options() if not self._spec.gpus else {}),
         ).remote(config, index, self._scratch)
 
     def view(self, state: Literal["starting", "serving", "draining"]) -> WorkerInfo:

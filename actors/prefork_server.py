@@ -1,6 +1,7 @@
-"""A server that has vLLM imported and forks engines for all actors of a machine, so that they start sooner.
+"""A server that has vLLM imported and forks processes for all actors of a machine, so that they start sooner.
 
-An actor finds it by `VARIABLE`, which Ray's workers inherit, if both import the same code in the same environment.
+An actor finds it by `volley.forking.VARIABLE`, which Ray's workers inherit, if both import the same code in the same
+environment.
 """
 
 import contextlib
@@ -9,15 +10,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from actors.environment import engine_environment
+from volley.forking import VARIABLE, server_of_this_code, this_code
 from volley.job import ActorsSpec
 from volley.scratch import scratch_folder
 
-VARIABLE = "VOLLEY_PREFORK"  # the folder with the server's socket
-PRELOAD = ["actors.preload"]
 # Variables that libraries read while they are loaded; the others are set in the forked process.
 _READ_AT_IMPORT = ("CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "TORCH_", "VLLM_")
 _PER_ACTOR = "VLLM_RPC_BASE_PATH"
@@ -26,46 +26,47 @@ _LONGEST_ADDRESS = 107  # bytes, of a Unix socket
 
 
 @contextlib.contextmanager
-def shared_server(spec: ActorsSpec) -> Iterator[None]:
-    """Serve the actors that processes started within the block have on this machine.
+def shared_server(spec: ActorsSpec, preload: Sequence[str]) -> Iterator[None]:
+    """Serve what processes started within the block start on this machine.
 
     Does nothing for actors on GPUs, whose engines are not forked, and within a block of this process or a parent of it.
+
+    Args:
+        preload: modules that the server imports.
     """
     if spec.gpus or VARIABLE in os.environ:
         yield
         return
     with scratch_folder("prefork") as folder, contextlib.ExitStack() as stack:
-        address = _address(folder, spec)
+        address = folder / _name(spec)
         if len(os.fsencode(address)) <= _LONGEST_ADDRESS:
-            stack.enter_context(_serving(address, spec))
-            os.environ[VARIABLE] = str(folder)
+            stack.enter_context(_serving(address, spec, preload))
+            os.environ[VARIABLE] = str(address)
             stack.callback(os.environ.pop, VARIABLE)
         yield
 
 
 def shared_address(spec: ActorsSpec) -> str | None:
     """The socket of the shared server whose imports suit an engine of this process, if there is one."""
-    folder = os.environ.get(VARIABLE)
-    address = _address(Path(folder), spec) if folder else None
-    return str(address) if address is not None and address.exists() else None
+    address = server_of_this_code()
+    return address if address and Path(address).name == _name(spec) else None
 
 
-def _address(folder: Path, spec: ActorsSpec) -> Path:
+def _name(spec: ActorsSpec) -> str:
     """A name for all on which imports depend: the interpreter, this code, and the environment."""
     environment = os.environ | engine_environment(spec)
     read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)} | {_PER_ACTOR: ""}
-    depends = (os.path.realpath(sys.prefix), os.path.realpath(__file__), sorted(read.items()))
-    return folder / hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
+    return f"{this_code()}-{hashlib.sha256(repr(sorted(read.items())).encode()).hexdigest()[:12]}"
 
 
 @contextlib.contextmanager
-def _serving(address: Path, spec: ActorsSpec) -> Iterator[None]:
+def _serving(address: Path, spec: ActorsSpec, preload: Sequence[str]) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as listener, (address.parent / "log").open("wb") as log:
         listener.bind(str(address))
         listener.listen()
         # The server ends when nothing holds the other end of this pipe, which it does not pass on.
         alive, held = os.pipe()
-        command = _SERVE.format(listener=listener.fileno(), alive=alive, preload=PRELOAD, path=sys.path)
+        command = _SERVE.format(listener=listener.fileno(), alive=alive, preload=list(preload), path=sys.path)
         try:
             server = subprocess.Popen(
                 [sys.executable, "-c", command],

@@ -5,11 +5,11 @@ import gc
 import setproctitle
 
 from actors.uncompiled import uncompiled
+from volley.imports import without
 from volley.processes import die_with_parent
 
 die_with_parent()
-with uncompiled():
-    import ray  # noqa: F401 - the forked process imports the main module of the Ray worker
+with uncompiled(), without("ray"):  # it keeps what it reads from the environment as it is imported
     import transformers.models.auto.modeling_auto  # noqa: F401
     import vllm.model_executor.layers.quantization.online.base
     import vllm.model_executor.model_loader.default_loader

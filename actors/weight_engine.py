@@ -24,11 +24,10 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
-from actors.lifeline import die_with_starter
 from actors.receiver import Receiver
 from actors.served_weights import served_weights
 from actors.weight_files import closing_all
-from volley.processes import die_with_parent
+from volley.processes import die_with_parent, die_with_starter
 from volley.weight_group import WeightGroupTerms
 
 if TYPE_CHECKING:

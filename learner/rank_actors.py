@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from learner.config import LearnerConfig
 from learner.rank import Rank, RankProcess
 from volley.errors import DeadlineExceeded, HostError, VolleyError, WorkerDied
+from volley.forking import ray_options
 from volley.processes import death_cause, is_alive, last_lines
 from volley.update import LearnerSpec
 
@@ -163,6 +164,7 @@ class RankActors:
                 num_gpus=spec.gpus_per_rank,
                 resources=spec.resources_per_rank,
                 max_restarts=0,
+                **(ray_options() if not spec.gpus_per_rank else {}),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._placement, placement_group_bundle_index=rank
                 ),

@@ -1,8 +1,11 @@
 """Helpers for processes: where their output goes, whether they are alive, and when the kernel ends them. Linux only."""
 
 import ctypes
+import fcntl
 import os
+import select
 import sys
+from multiprocessing import parent_process
 from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import TextIO
@@ -52,6 +55,22 @@ def die_with_parent(signal: Signals = SIGKILL) -> None:
     """
     if _LIBC.prctl(_PR_SET_PDEATHSIG, signal) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def die_with_starter() -> None:
+    """End with the process that started this one through ``multiprocessing``, which need not be its parent.
+
+    The kernel sends the signal when the starter's end of a pipe is closed, so it ends a process that is stopped, too.
+    """
+    starter = parent_process()
+    if starter is None:
+        return
+    pipe = starter.sentinel
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # it was closed before
+        os.kill(os.getpid(), SIGKILL)
 
 
 def is_alive(pid: int) -> bool:

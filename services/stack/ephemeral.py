@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.prefork_server import shared_server
 from services.jobs.needs import Needs
+from services.stack.launcher import PRELOAD
 from services.stack.ray import ray_cluster
 from services.stack.redis import check_redis, embedded_redis
 
@@ -44,5 +45,5 @@ async def local_stack(
         else:
             await check_redis(redis_url)
         if ray_address is None and needs.actors is not None:
-            stack.enter_context(shared_server(needs.actors))
+            stack.enter_context(shared_server(needs.actors, PRELOAD))
         yield Stack(redis_url, stack.enter_context(ray_cluster(needs, ray_address, runtime_env=runtime_env)))

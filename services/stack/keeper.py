@@ -165,7 +165,7 @@ def _ray(settings: UpSettings, folder: StackFolder, private: Path, url: str, env
     return Server(
         "Ray",
         [
-            *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block"),
+            *(sys.executable, "-m", "services.stack.launcher.raylet", "start", "--head", "--block"),
             *(part for key, value in options.items() for part in (f"--{key}", str(value))),
         ],
         environment,

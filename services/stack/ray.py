@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from services.jobs.needs import Needs
+from services.stack.launcher.raylet import forking_workers
 from volley.errors import HostError
 
 CONNECT_SECONDS = 5.0
@@ -75,7 +76,7 @@ def _connect(needs: Needs, address: str | None, runtime_env: dict[str, Any] | No
         if address:
             ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=runtime_env)
         else:
-            with _new_sessions():
+            with _new_sessions(), forking_workers():
                 ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)) + ROOM_TO_SCALE,

@@ -8,6 +8,8 @@ import pytest
 
 from actors.prefork_server import shared_server
 from services.stack.ephemeral import Stack
+from services.stack.launcher import PRELOAD
+from services.stack.launcher.raylet import forking_workers
 from services.stack.redis import embedded_redis
 from volley.job import ActorsSpec
 
@@ -61,7 +63,7 @@ _stack = contextlib.ExitStack()
 def pytest_configure(config: pytest.Config) -> None:
     """Let the engines of all lanes be forked from one server."""
     if config.getoption("numprocesses", None):
-        _stack.enter_context(shared_server(ActorsSpec()))
+        _stack.enter_context(shared_server(ActorsSpec(), PRELOAD))
 
 
 def pytest_unconfigure() -> None:
@@ -87,7 +89,7 @@ def ray_head() -> Iterator[str]:
         "include_dashboard": False,
         "include_log_monitor": False,
     }
-    with without_token():
+    with without_token(), forking_workers():
         cluster = Cluster(initialize_head=True, head_node_args=options)
     yield str(cluster.address)
     cluster.shutdown()

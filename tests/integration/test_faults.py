@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors import prefork_server
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants
+from volley.forking import VARIABLE
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +53,7 @@ class Running:
         self.out = out
         self.terminal, inner = pty.openpty() if in_terminal else (-1, subprocess.DEVNULL)
         environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the job uses a scorer in this repository
-        environment.pop(prefork_server.VARIABLE, None)  # its engines are forked by a server of its own
+        environment.pop(VARIABLE, None)  # its engines are forked by a server of its own
         out.mkdir(exist_ok=True)
         self.errors = out / "stderr.txt"
         with self.errors.open("w") as errors:  # a file, because processes left by a killed run would keep a pipe open

@@ -20,9 +20,9 @@ import httpx
 import pytest
 import yaml
 
-from actors import prefork_server
 from tests.models import tiny_llama
 from tests.pages import PAGES, ROOT, blocks, page_id, to_run
+from volley.forking import VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -64,7 +64,7 @@ class Place:
         (self.project / "my-job.yaml").write_text((ROOT / "deploy" / "jobs" / "gpu-1.yaml").read_text())
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("VOLLEY", "RAY"))},
-            **{name: os.environ[name] for name in (prefork_server.VARIABLE,) if name in os.environ},
+            **{name: os.environ[name] for name in (VARIABLE,) if name in os.environ},
             "HOME": str(home),
             "XDG_CONFIG_HOME": str(home),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

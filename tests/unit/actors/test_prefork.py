@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from actors import prefork_server
-from actors.prefork_server import VARIABLE, shared_server
+from actors.prefork_server import shared_server
+from volley.forking import VARIABLE
 from volley.job import ActorsSpec
 from volley.processes import is_alive
 
 PRELOAD = ["json"]
 ENGINE = """
 import json, os, tempfile, time
-from actors.lifeline import die_with_starter
+from volley.processes import die_with_starter
 
 def engine(seconds):
     die_with_starter()
@@ -45,14 +45,15 @@ import os, sys
 from pathlib import Path
 import engine
 from actors import prefork
+from volley import forking
 from volley.job import ActorsSpec
 from volley.processes import redirect_output
 
 if __name__ == "__main__":
-    prefork.PRELOAD, prefork.FORK_SECONDS = ["json"], 2.0
+    prefork.PRELOAD, forking.FORK_SECONDS = ["json"], 2.0
     redirect_output(Path("log"))
     prefork.begin(ActorsSpec(threads=int(sys.argv[2])))
-    process = prefork._Context().Process(target=engine.engine, args=(int(sys.argv[1]),))
+    process = forking.Context().Process(target=engine.engine, args=(int(sys.argv[1]),))
     process.start()
     process.join()
     sys.exit(process.exitcode)
@@ -91,7 +92,6 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(prefork_server, "PRELOAD", PRELOAD)
     return Machine(tmp_path)
 
 
@@ -99,7 +99,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def server(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A shared server's process id. Its environment has what the actors' has not."""
     monkeypatch.setenv("MY_OTHER", "server")
-    with shared_server(ActorsSpec()):
+    with shared_server(ActorsSpec(), PRELOAD):
         machine.actor().wait(60)
         yield machine.about_engine()["server"]
 
@@ -156,18 +156,18 @@ def test_an_actor_does_without_a_dead_or_hung_server(machine: Machine, server: i
 
 
 def test_the_server_ends_with_its_block_and_leaves_no_file(machine: Machine) -> None:
-    with shared_server(ActorsSpec()):
-        folder = Path(os.environ[VARIABLE])
-        with shared_server(ActorsSpec()):  # the outer one serves
-            assert os.environ[VARIABLE] == str(folder)
+    with shared_server(ActorsSpec(), PRELOAD):
+        address = os.environ[VARIABLE]
+        with shared_server(ActorsSpec(), PRELOAD):  # the outer one serves
+            assert os.environ[VARIABLE] == address
         with machine.actor():
             server = machine.about_engine()["server"]
         assert is_alive(server)
     assert VARIABLE not in os.environ
-    assert not folder.exists()
+    assert not Path(address).parent.exists()
     assert gone(server)
 
 
 def test_there_is_none_for_gpus(machine: Machine) -> None:
-    with shared_server(ActorsSpec(gpus=1)):
+    with shared_server(ActorsSpec(gpus=1), PRELOAD):
         assert VARIABLE not in os.environ

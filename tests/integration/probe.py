@@ -1,0 +1,23 @@
+"""A Ray actor that tells of its process."""
+
+import os
+import sys
+from multiprocessing import parent_process
+from typing import Any
+
+import ray
+
+
+class Probe:
+    """Has to be importable by the worker that it runs in."""
+
+    def about(self) -> dict[str, Any]:
+        launcher = parent_process()
+        return {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "environment": dict(os.environ),
+            "imported": "this" in sys.modules,  # by the server alone
+            "job": ray.get_runtime_context().get_job_id(),
+            "launcher": launcher.pid if launcher else None,
+        }

@@ -1,0 +1,103 @@
+"""Ray workers forked from a server: what they are like, what ends with them, and who does without a server."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP
+from typing import Any
+
+import pytest
+import ray
+
+from actors.prefork_server import shared_server
+from services.stack.launcher.raylet import forking_workers
+from tests.integration.conftest import without_token
+from tests.integration.probe import Probe
+from volley.forking import FROM, VARIABLE, ray_options
+from volley.job import ActorsSpec
+from volley.processes import is_alive
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[None]:
+    """A head of its own, with a server that is quick to start, and a connection to it."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.delenv(VARIABLE, raising=False)
+        stack.enter_context(shared_server(ActorsSpec(), ["this"]))
+        stack.enter_context(without_token())
+        with forking_workers():
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": False})
+        stack.callback(cluster.shutdown)
+        ray.init(address=str(cluster.address), log_to_driver=False, logging_level="error")
+        stack.callback(ray.shutdown)
+        yield
+
+
+def start(**options: Any) -> tuple[Any, dict[str, Any]]:
+    """An actor, and what it tells of itself."""
+    actor = ray.remote(Probe).options(num_cpus=0, **options).remote()
+    return actor, ray.get(actor.about.remote(), timeout=120)
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not is_alive(pid)
+
+
+@pytest.mark.usefixtures("head")
+def test_a_worker_is_forked_if_it_may_be() -> None:
+    forked, plain = start(**ray_options())[1], start()[1]
+    assert forked["imported"]
+    assert not plain["imported"]
+    assert forked["parent"] != plain["parent"]
+    assert forked["job"] == plain["job"]
+    assert forked["environment"][FROM] == os.environ[VARIABLE]
+    different = {
+        name for name in forked["environment"] if forked["environment"][name] != plain["environment"].get(name)
+    }
+    assert different <= {FROM, "RAY_JOB_ID"}  # the plain one may have been started before
+
+
+@pytest.mark.usefixtures("head")
+def test_a_runtime_environment_of_the_users_own_is_kept() -> None:
+    (own,) = (options["runtime_env"]["env_vars"] for options in [ray_options()])
+    about = start(runtime_env={"env_vars": {**own, "OMP_NUM_THREADS": "3"}})[1]
+    assert not about["imported"]
+    assert about["environment"]["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.usefixtures("head")
+@pytest.mark.parametrize("stopped", [True, False])
+def test_worker_and_launcher_end_together(stopped: bool) -> None:
+    _, killed = start(**ray_options())
+    os.kill(killed["pid"], SIGKILL)
+    assert gone(killed["launcher"])
+    _, other = start(**ray_options())
+    if stopped:
+        os.kill(other["pid"], SIGSTOP)
+    os.kill(other["launcher"], SIGKILL)
+    assert gone(other["pid"])
+
+
+@pytest.mark.usefixtures("head")
+def test_ray_ends_a_forked_worker() -> None:
+    actor, about = start(**ray_options())
+    ray.kill(actor)
+    assert gone(about["pid"])
+    assert gone(about["launcher"])
+
+
+@pytest.mark.usefixtures("head")
+def test_a_worker_starts_without_a_server(tmp_path: Path) -> None:
+    name = Path(os.environ[VARIABLE]).name
+    (tmp_path / name).touch()
+    for address in (tmp_path / name, tmp_path / "missing"):
+        assert not start(runtime_env={"env_vars": {FROM: str(address)}})[1]["imported"]
