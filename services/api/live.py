@@ -23,8 +23,8 @@ from services.api.samples import entry_order
 from services.api.sse import PING, one_line
 from services.api.sse import message as event
 from services.store.redis import Entry, Store
-from services.store.state import Desired, Observed
 from volley.errors import HostError
+from volley.state import Desired, Observed
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from services.cli.client import Event
 from services.cli.sources import RunSource
 from services.recording.display import evaluation_words
 from services.recording.terminal import ItemList, make_console
-from services.store.state import ENDED
+from volley.state import ENDED
 
 EVENTS_SHOWN = 8
 CURVE = 60  # steps in the sparkline

@@ -14,9 +14,9 @@ from services.jobs.job_file import Job
 from services.store.desired import read_desired
 from services.store.folder import RunFolder
 from services.store.logs import log_files, read_log
-from services.store.state import ENDED, Observed, RunRecord, objective_text
 from volley.base import replaced
 from volley.objectives.tries import with_tries
+from volley.state import ENDED, Observed, RunRecord, objective_text
 
 MATCHES_SHOWN = 5
 POLL_SECONDS = 1.0

@@ -74,7 +74,7 @@ def stop(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None
     """Make a run write a checkpoint and end; `volley resume` continues from there."""
     if (folder := local_folder(run)) is not None:
         from services.store.folder import RunHasEnded
-        from services.store.state import ENDED
+        from volley.state import ENDED
 
         if folder.state in ENDED:
             raise RunHasEnded(f"{run} is {folder.state}: there is nothing to stop")

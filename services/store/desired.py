@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from services.jobs.job_file import Job, explain
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.store.state import Desired
 from volley.errors import HostError, JobError
 from volley.files import replace_text
 from volley.job import RFTJob, RLJob, SFTJob, check_ranks
 from volley.objectives import check_objective, resolve
 from volley.objectives.spec import OVER_TRIES
 from volley.objectives.tries import with_tries
+from volley.state import Desired
 from volley.update import check_update
 
 FILE = "desired.json"

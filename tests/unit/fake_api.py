@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from services.store.state import ENDED, Desired, Observed, RunRecord
+from volley.state import ENDED, Desired, Observed, RunRecord
 
 
 class FakeApi:

@@ -16,8 +16,8 @@ from services.api.serve import GracefulServer, listening
 from services.api.settings import ApiSettings
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import Desired, Observed, RunRecord
 from services.supervisor.ray_jobs import JobStatus, Launcher
+from volley.state import Desired, Observed, RunRecord
 
 ADMIN = "admin-token-of-the-tests"
 

@@ -24,9 +24,9 @@ from services.recording.display import Display
 from services.recording.recorder import _note
 from services.recording.terminal import ItemList, TableRow, TerminalTable
 from services.store.folder import RunFolder
-from services.store.state import Observed
 from tests.unit.cli.commands import Volley
 from tests.unit.fake_api import FakeApi
+from volley.state import Observed
 
 ROOT = Path(__file__).parents[3]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

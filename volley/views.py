@@ -1,11 +1,11 @@
-"""Bodies of the API's requests and responses, besides the models of `services.store.state`."""
+"""Bodies of the API's requests and responses, besides the models of `volley.state`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from services.store.state import Desired, Observed, RunRecord, RunState
 from volley.base import Spec
+from volley.state import Desired, Observed, RunRecord, RunState
 
 SeenState = Literal[RunState, "lost"]
 Tag = Annotated[str, StringConstraints(max_length=200)]
