@@ -15,6 +15,10 @@ Scope = Literal["read", "operate", "admin"]
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,9}$")]
 
+LIVE_STREAMS = ("metrics", "events", "evaluations")
+BEGINNING = "0-0"  # the entry id before the first entry of a stream
+LIVE_START = ".".join(BEGINNING for _ in LIVE_STREAMS)  # `Last-Event-ID` of a live view that begins with the run
+
 
 class NewRun(Spec):
     """A run to create."""
