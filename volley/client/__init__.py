@@ -12,7 +12,8 @@ clients      the two forms                                        changes   chan
 from importlib.util import find_spec
 
 if find_spec("httpx") is None:
-    raise ModuleNotFoundError("volley.client needs httpx: pip install 'volley-rl[client]'", name="httpx")
+    advice = "volley.client needs httpx, which is not installed: pip install 'volley-rl[client]'"
+    raise ModuleNotFoundError(advice, name="httpx")
 
 from volley.client.clients import AsyncClient, AsyncRun, Client, Run
 from volley.client.live import LiveEvent, Update

@@ -548,4 +548,4 @@ def test_without_httpx_the_client_says_what_to_install() -> None:
     code = "import sys; sys.modules['httpx'] = None\nimport volley.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "volley.client needs httpx: pip install 'volley-rl[client]'" in done.stderr
+    assert "volley.client needs httpx, which is not installed: pip install 'volley-rl[client]'" in done.stderr
