@@ -126,6 +126,11 @@ class SampleView(View):
     group: int
     status: str
     reward: float | None
+    advantage: float | None = None
+    prompt_id: str = ""
+    prompt: str = Field("", description="its text, as the model gets it")
+    sample: str = Field("", description="the sample's text")
+    detail: str = Field("", description="what the scorer says of it, in one line")
 
 
 class SamplePage(View):

@@ -95,7 +95,7 @@ class _RunOperations(Generic[C]):
         Args:
             names: which; all, if none is named. A name that the run does not have is left out.
             first, last: the steps, inclusive; None for the newest.
-            points: at most so many rows, from 1 to 5000, each the mean of a bucket of steps; None for every row.
+            points: limit on the rows, 1 to 5000; each is then the mean of a bucket of steps. None returns every row.
         """
         return routes.metrics(self.id, names, first, last, points)
 

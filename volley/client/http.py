@@ -1,11 +1,13 @@
 """Sends requests with httpx, blocking or not, and turns failures into errors that say what to do."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, TypedDict
 
 import httpx
+import numpy as np
 
 from volley.client.operations import Awaiting, Blocking, Operation, Request, T, Watch
 from volley.client.server import find_server
@@ -165,20 +167,34 @@ class _Arguments(TypedDict):
     method: str
     url: str
     params: Mapping[str, Any]
-    json: Mapping[str, object] | None
+    content: bytes | None
     headers: Mapping[str, str]
     timeout: httpx.Timeout
 
 
 def _arguments(request: Request, timeout: float) -> _Arguments:
+    content, headers = None, dict(request.headers)
+    if request.json is not None:
+        headers["Content-Type"] = "application/json"
+        try:
+            content = json.dumps(request.json, default=plain, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise JobError(f"the request has a value that is not JSON: {error}") from error
     return {
         "method": request.method,
         "url": request.path,
         "params": {name: value for name, value in request.params.items() if value not in (None, [])},
-        "json": request.json,
-        "headers": request.headers,
+        "content": content,
+        "headers": headers,
         "timeout": httpx.Timeout(request.timeout or timeout),
     }
+
+
+def plain(value: object) -> object:
+    """Return the JSON form of a NumPy scalar or array. Raises `TypeError` for anything else."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r:.60}")
 
 
 def _stream_arguments(request: Request) -> _Arguments:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from volley.base import Spec
-from volley.client.http import strange
+from volley.client.http import plain, strange
 from volley.client.operations import Operation, Request, T
 from volley.client.results import Evaluations, LogPiece, Metrics, joined
 from volley.errors import ApiError, DeadlineExceeded, JobError, NotFound, RunFailed, ServerAway
@@ -83,6 +83,8 @@ def runs(limit: int, filters: Mapping[str, object]) -> Operation[list[RunSummary
 
 def find(prefix: str) -> Operation[str]:
     """Return the id of the run whose id is, or begins with, ``prefix``. Raises `NotFound` for none or several."""
+    if not prefix:
+        raise JobError("the id of the run is empty")
     found = [each.id for each in (yield from runs(MATCHES_SHOWN + 1, {"id_prefix": prefix}))]
     if prefix in found or not found:
         return (yield from view(prefix)).record.id  # rejected if there is no such run
@@ -142,7 +144,7 @@ def export(run_id: str, checkpoint: int | None) -> Operation[ExportView]:
 def metrics(
     run_id: str, names: tuple[str, ...], first: int, last: int | None, points: int | None
 ) -> Operation[Metrics]:
-    """Read all rows, in as many windows of steps as it takes; with ``points``, at most so many averages of them."""
+    """Read all rows, in as many windows of steps as it takes; with ``points``, at most that number of averages."""
     whole = yield from _series(run_id, names, first, last, points or POINTS)
     if points is not None or whole.total <= POINTS:
         return joined([whole])
@@ -223,8 +225,6 @@ def cluster() -> Operation[ClusterView]:
 
 
 def run_path(run_id: str, *more: str) -> str:
-    if not run_id:
-        raise JobError("the id of the run is empty")
     return "/".join(("/v1/runs", quote(run_id, safe=""), *(quote(part, safe="") for part in more)))
 
 
@@ -237,8 +237,8 @@ def job_tree(job: Job, folder: Path | None) -> dict[str, Any]:
     if not isinstance(job, Spec | Mapping):
         raise JobError(f"a job is a dict or one of the classes in volley.job, not {type(job).__name__}")
     try:
-        tree = job.model_dump(mode="json") if isinstance(job, Spec) else to_jsonable_python(dict(job))
-    except PydanticSerializationError as error:
+        tree = job.model_dump(mode="json") if isinstance(job, Spec) else to_jsonable_python(dict(job), fallback=plain)
+    except (PydanticSerializationError, TypeError) as error:
         raise JobError(f"the job has a value that is not JSON: {error}") from error
     absolute: dict[str, Any] = absolute_paths(tree, (folder or Path()).absolute())  # type: ignore[assignment]
     return absolute

@@ -32,7 +32,7 @@ async def train(redis_url: str, run_id: str, steps: range, *, state: str = "runn
             outbox.step({"step": step, "reward_mean": step / 8, "lag_histogram": {"0": 8}}, {"trained": 8 * step})
             outbox.add("events", {"kind": "tick", "time": float(step), "step": step})
             sample = {"step": step, "group": step, "status": "passed", "reward": 1.0, "prompt_id": f"p{step}"}
-            outbox.add("samples", {**sample, "text": "7"})
+            outbox.add("samples", {**sample, "sample": "7", "tokens": 1})
         estimates = [{"k": k, "mean": 0.1 * k, "low": 0.0, "high": 1.0} for k in (1, 8)]
         outbox.add("evaluations", {"version": steps.stop, "n": 8, "prompts": 4, "estimates": estimates})
         await flushed(outbox)
@@ -70,7 +70,7 @@ async def test_a_run_from_its_submission_to_its_end(redis_url: str, api: Api) ->
     assert len(await run.events(None)) == 4
     samples = await run.samples(3, status="passed")
     assert [each.step for each in samples] == [3, 2, 1]
-    assert samples[0].model_extra == {"text": "7", "prompt_id": "p3"}
+    assert (samples[0].prompt_id, samples[0].sample, samples[0].model_extra) == ("p3", "7", {"tokens": 1})
     assert await run.ledger() == {"trained": 24}
     assert [each.process for each in await run.processes()] == ["driver"]
     assert await run.logs() == f"driver of {run.id}"
@@ -93,7 +93,7 @@ async def test_followers_see_everything_and_end_with_the_run(redis_url: str, api
     await train(redis_url, run_id, range(2))
     async with serving(redis_url, launcher=SilentLauncher(), runs=runs) as other:
         with Client(api.url) as one, Client(other.url) as two:
-            sources = [AsyncRun(api.client, run_id), Run(one, run_id), Run(two, run_id)]
+            sources: list[Run | AsyncRun] = [AsyncRun(api.client, run_id), Run(one, run_id), Run(two, run_id)]
             whole = [asyncio.create_task(follow(run, since_start=True)) for run in sources]
             later = [asyncio.create_task(follow(run)) for run in sources]
             await asyncio.sleep(2)
@@ -106,7 +106,7 @@ async def test_followers_see_everything_and_end_with_the_run(redis_url: str, api
                 for kind in ("step", "event"):
                     steps = [update.data["step"] for update in updates if update.kind == kind]
                     assert steps == list(range(first, 8)), (number, kind)
-            assert await blocking(list, sources[1].follow()) != [], "a run that has ended is followed to its end"  # type: ignore[call-overload]
+            assert [update.kind for update in await follow(Run(one, run_id))] == ["state"]
             with pytest.raises(RunFailed, match="failed: no signal"):
                 await blocking(Run(one, run_id).wait, 30)
 

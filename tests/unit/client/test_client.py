@@ -4,20 +4,21 @@ import asyncio
 import dataclasses
 import inspect
 import json
+import math
 import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import httpx
 import numpy as np
 import pytest
 
 from tests.unit.fake_api import FakeApi, served, sse
-from volley.client import AsyncClient, AsyncRun, Client, Run
+from volley.client import AsyncClient, AsyncRun, Client, Metrics, Run, Update
 from volley.client import http as client_http
 from volley.client import live as client_live
 from volley.client import routes as client_routes
@@ -36,6 +37,7 @@ from volley.errors import (
     VolleyError,
 )
 from volley.job import JOB
+from volley.views import RunView
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -154,7 +156,7 @@ def test_a_relative_path_is_relative_to_the_current_folder(
     assert paths == [str(tmp_path / "b.jsonl"), "s3://bucket/c"]
 
 
-@pytest.mark.parametrize("job", [[], "job.yaml", None, {"name": object()}])
+@pytest.mark.parametrize("job", [[], "job.yaml", None, {"name": object()}, {"steps": math.nan}])
 def test_what_is_no_job_is_rejected_before_it_is_sent(connect: Connect, job: Any) -> None:
     form = connect(lambda request: pytest.fail("sent"))
     with pytest.raises(JobError, match=r"a job is a dict|not JSON"):
@@ -171,6 +173,8 @@ def test_a_run_is_found_by_the_beginning_of_its_id(api: FakeApi, connect: Connec
         form.call(form.client.run, "sevens")
     with pytest.raises(NotFound, match="there is no run elevens"):
         form.call(form.client.run, "elevens")
+    with pytest.raises(JobError, match="the id of the run is empty"):
+        form.call(form.client.run, "")
 
 
 def test_lists_are_read_page_by_page(api: FakeApi, connect: Connect) -> None:
@@ -194,12 +198,14 @@ def test_a_run_is_changed(api: FakeApi, connect: Connect) -> None:
     ):
         form.call(method, **arguments)
         assert api.seen[-1][3] == sent
-    form.call(run.set, {"objective.k": 2})
+    form.call(run.set, {"objective.k": np.int64(2)})
     assert api.seen[-1][3] == {"objective": {"k": 2}}
     form.call(run.change, {"actors": 1}, revision=7)
     assert api.seen[-1][2]["if-match"] == '"7"'
     assert form.call(run.stop).desired.stopped
     assert not form.call(run.resume).desired.stopped
+    with pytest.raises(JobError, match="not JSON"):
+        form.call(run.set, learning_rate=math.inf)
     for method, words in ((run.scale, "nothing to scale"), (run.set, "nothing to change")):
         with pytest.raises(JobError, match=words):
             form.call(method)
@@ -320,7 +326,9 @@ def test_waiting_survives_a_server_that_restarts(connect: Connect, monkeypatch: 
     monkeypatch.setattr(client_routes, "POLL_SECONDS", 0.01)
     fake = FakeApi()
     done = fake.add("a", state="done")
-    answers = iter([httpx.ConnectError("refused"), problem(503, "starting"), httpx.Response(200, json=done)])
+    answers: Iterator[Exception | httpx.Response] = iter(
+        [httpx.ConnectError("refused"), problem(503, "starting"), httpx.Response(200, json=done)]
+    )
 
     def answer(request: httpx.Request) -> httpx.Response:
         found = next(answers)
@@ -535,6 +543,21 @@ def test_both_forms_have_the_same_methods_with_the_same_parameters() -> None:
             assert list(first.parameters.values()) == list(second.parameters.values()), name
             assert "self" not in first.parameters
             assert name == "close" or inspect.getdoc(getattr(one, name)), name
+
+
+async def test_results_are_typed(api: FakeApi) -> None:
+    """What mypy infers for each form is what a call returns."""
+    api.add("a", state="running")
+    with Client(api.url) as client:
+        run = await asyncio.to_thread(client.run, "a")
+        assert assert_type(await asyncio.to_thread(run.view), RunView).state == "running"
+        assert assert_type(await asyncio.to_thread(run.metrics), Metrics).steps.tolist() == [2]
+        assert isinstance(assert_type(run.follow(), Iterator[Update]), Iterator)
+    async with AsyncClient(api.url) as other:
+        found = await other.run("a")
+        assert assert_type(await found.view(), RunView).state == "running"
+        assert assert_type(await found.metrics(), Metrics).steps.tolist() == [2]
+        assert isinstance(assert_type(found.follow(), AsyncIterator[Update]), AsyncIterator)
 
 
 def test_the_client_imports_nothing_heavy() -> None:
