@@ -11,7 +11,7 @@ store         What outlives a process?         Redis and the run folder.
 stack         What runs on my machine?         Redis, Ray and the API, and the process that keeps them up.
 supervisor    Who starts a run again?          Drivers as Ray jobs.
 api           What do clients talk to?         REST, live streams; `dashboard` holds the page it serves.
-cli           What do I type?                  The commands, and the client they use.
+cli           What do I type?                  The commands; they use `volley.client`.
 
 `tasks` (asyncio tasks that always end) and `signals` (Ctrl-C in order) serve all of them.
 """

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from services.store.state import Desired, Observed, RunRecord, WorkerView
 from volley.job import JOB
+from volley.state import Desired, Observed, RunRecord, WorkerView
 
 KS = (1, 2, 4, 8, 16)
 EVAL_KS = (1, 2, 4, 8, 16, 32)

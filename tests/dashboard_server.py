@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from services.api.app import create_app
-from services.api.schemas import NodeView
 from services.api.serve import GracefulServer
 from services.api.settings import ApiSettings
 from services.stack.redis import embedded_redis
 from services.store.redis import Store, connect, run_key
-from services.store.state import ENDED, Desired, Observed
 from tests import dashboard_data
 from tests.dashboard_data import FakeRun
+from volley.state import ENDED, Desired, Observed
+from volley.views import NodeView
 
 BULK = 2000  # entries in one Redis pipeline
 START_SECONDS = 10.0

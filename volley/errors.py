@@ -6,7 +6,15 @@ VolleyError
 ├── HostError (RuntimeError)            this machine lacks something: a port, memory, a package, a server
 │   ├── DiskFull                        the disk has no space for a file; existing files are untouched
 │   ├── WeightsGone                     published weights were lost with their node, or never arrived
-│   └── GroupGone                       a group waiting for its next turn was lost with its node
+│   ├── GroupGone                       a group waiting for its next turn was lost with its node
+│   └── ServerAway                      a Volley server does not answer
+├── ApiError                            a Volley server rejected a request; carries status, kind and fields
+│   ├── InvalidRequest (ValueError)     the request or the job is not valid, or the change is not possible
+│   ├── NotAllowed                      the token is missing, unknown, or lacks the scope
+│   ├── NotFound (LookupError)          there is no such run, process or token
+│   ├── Conflict                        not in the present state: the run has ended, the name or key is taken
+│   └── ServerBusy                      too many requests, or the server waits for Redis or Ray: try again
+├── RunFailed (RuntimeError)            a run that was waited for has failed; carries its id and problem
 ├── WorkerDied (RuntimeError)           an actor, reward worker or learner rank died; carries its last log lines
 ├── DeadlineExceeded (TimeoutError)     a bounded wait ran out; names who waited for what
 ├── Diverged (ArithmeticError)          a gradient is not finite; the weights are those before the step
@@ -16,6 +24,7 @@ VolleyError
 RunStopped                              the user asked the run to end; no failure, so no VolleyError
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -52,6 +61,78 @@ class WeightsGone(HostError):
 
 class GroupGone(HostError):
     """A group waiting for its next turn was lost with the node that held it."""
+
+
+class ServerAway(HostError):
+    """A Volley server does not answer."""
+
+
+class ApiError(VolleyError):
+    """A Volley server rejected a request. The message is the server's, with one line per rejected field.
+
+    Attributes:
+        status: HTTP status.
+        kind: kind of problem, such as ``run-has-ended``; empty if the answer does not say.
+        fields: what is wrong with each rejected field, by JSON pointer, such as ``/job/steps``.
+        retry_after: seconds after which to try again, if the server says so.
+        exit_code: of the command line.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        status: int,
+        kind: str = "",
+        fields: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.fields, self.retry_after = status, kind, dict(fields or {}), retry_after
+
+    def __reduce__(self) -> tuple[type["ApiError"], tuple[str, int, str, dict[str, str], float | None]]:
+        return (type(self), (str(self), self.status, self.kind, self.fields, self.retry_after))
+
+
+class InvalidRequest(ApiError, ValueError):
+    """The request or the job is not valid, or a change is not possible. The message says what to write instead."""
+
+
+class NotAllowed(ApiError):
+    """The token is missing, unknown, or lacks the scope."""
+
+
+class NotFound(ApiError, LookupError):
+    """There is no such run, process or token; or several runs have ids that begin so."""
+
+    exit_code = 3
+
+
+class Conflict(ApiError):
+    """The request does not fit the present state: the run has ended, or has not; the name or key is taken."""
+
+    exit_code = 4
+
+
+class ServerBusy(ApiError):
+    """Too many requests, or the server waits for Redis or Ray. Try again after ``retry_after`` seconds."""
+
+
+class RunFailed(VolleyError, RuntimeError):
+    """A run that was waited for has failed.
+
+    Args:
+        run_id: its id.
+        problem: why, as the run reported it.
+    """
+
+    def __init__(self, run_id: str, problem: str) -> None:
+        super().__init__(f"run {run_id} failed: {problem or 'its logs say why'}")
+        self.run_id, self.problem = run_id, problem
+
+    def __reduce__(self) -> tuple[type["RunFailed"], tuple[str, str]]:
+        return (RunFailed, (self.run_id, self.problem))
 
 
 class WorkerDied(VolleyError, RuntimeError):

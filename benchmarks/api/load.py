@@ -26,7 +26,7 @@ import numpy as np
 from services.stack.redis import embedded_redis
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import Observed, RunRecord
+from volley.state import Observed, RunRecord
 
 RUN, STEPS, RUNS = "load-0", 5000, 20
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

@@ -36,10 +36,10 @@ from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import Desired, Observed
 from tests.plain_buffer import PlainSlotBuffer
 from volley.job import RLJob
 from volley.records import Prompt
+from volley.state import Desired, Observed
 
 GROUPS_PER_ACTOR = 6  # groups in flight per actor when all slots are in use
 

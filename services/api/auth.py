@@ -19,9 +19,9 @@ from fastapi.security import HTTPBearer
 from redis.exceptions import RedisError
 
 from services.api.problems import Problem
-from services.api.schemas import MadeToken, Scope, TokenView
 from services.store.redis import Client
 from volley.errors import HostError
+from volley.views import MadeToken, Scope, TokenView
 
 KEY = "volley:tokens"
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin")

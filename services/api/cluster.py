@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol, Self
 
 import httpx
 
-from services.api.schemas import Holder, NodeView
-from services.store.state import ENDED, Observed, RunRecord
 from services.supervisor.ray_jobs import ray_token
 from volley.errors import HostError
+from volley.state import ENDED, Observed, RunRecord
+from volley.views import Holder, NodeView
 
 FRESH_SECONDS = 2.0
 CALL_SECONDS = 10.0

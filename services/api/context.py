@@ -16,14 +16,14 @@ from services.api.live import Live
 from services.api.problems import Problem, no_run
 from services.api.prometheus import ServiceMetrics
 from services.api.samples import SampleIndex
-from services.api.schemas import RunId
 from services.api.series import SeriesCache
 from services.api.settings import ApiSettings
 from services.jobs.job_file import Job
 from services.store.redis import Store
-from services.store.state import Desired, Observed, RunRecord
 from services.supervisor.ray_jobs import Launcher
 from volley.job import JOB
+from volley.state import Desired, Observed, RunRecord
+from volley.views import RunId
 
 JOBS_KEPT = 200
 

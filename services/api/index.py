@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.api.problems import Problem
-from services.api.schemas import RunPage, RunSummary, SeenState
 from services.store.redis import Store
-from services.store.state import Desired, Observed, RunRecord, objective_text
 from volley.objectives.tries import with_tries
+from volley.state import Desired, Observed, RunRecord, objective_text
+from volley.views import RunPage, RunSummary, SeenState
 
 AT_ONCE = 100  # runs read in one round trip
 TRIES = ("k", "weights", "order")  # fields of an objective that the list shows

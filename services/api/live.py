@@ -23,19 +23,19 @@ from services.api.samples import entry_order
 from services.api.sse import PING, one_line
 from services.api.sse import message as event
 from services.store.redis import Entry, Store
-from services.store.state import Desired, Observed
 from volley.errors import HostError
+from volley.state import ENDED, Desired, Observed
+from volley.views import BEGINNING
+from volley.views import LIVE_STREAMS as STREAMS
 
 log = logging.getLogger(__name__)
 
-STREAMS = ("metrics", "events", "evaluations")
 POLL_SECONDS = 1.0  # between reads of desired and observed state
 GATHER_SECONDS = 0.2  # entries that arrive within this time are sent in one message
 PAGE = 500  # most entries per message
 BACKLOG = 256  # messages that a client may be behind
 AWAY_SECONDS = 1.0
 RUNS_SHOWN = 200
-BEGINNING = "0-0"
 
 PING_SECONDS = 15.0
 
@@ -98,6 +98,7 @@ class Feed:
         self.subscribers: set[Subscription] = set()
         self.positions: Positions = {}
         self.state: str | None = None  # the last one sent; None until the first read
+        self.ended_as: str | None = None  # the state of a run that has ended, once everything it wrote has been sent
         self.first = asyncio.Event()
         self._task = asyncio.create_task(self._run(read), name=name)
 
@@ -112,9 +113,15 @@ class Feed:
     def send_state(self, kind: str, text: str) -> None:
         """Send a state to all subscribers if it has changed."""
         if text != self.state:
-            self.state = text
+            self.state, self.ended_as = text, None
             self.send(Message(event(kind, text)))
         self.first.set()
+
+    def send_ended(self, state: str) -> None:
+        """Tell all subscribers, once, that the run has ended and that nothing is left to send."""
+        if self.ended_as != state:
+            self.ended_as = state
+            self.send(Message(ended_event(state)))
 
     def end(self) -> None:
         self._task.cancel()
@@ -178,11 +185,13 @@ class Live:
             if feed.state is None:
                 return
             own.forget()
-            until = dict(feed.positions)  # later entries are in the subscription
+            until, ended_as = dict(feed.positions), feed.ended_as  # what is later is in the subscription
             seen = dict(until if start is None else start)
             yield event("observed", feed.state, position_text(seen))
             async for data in self._missed(run_id, seen, until):
                 yield data
+            if ended_as is not None:
+                yield ended_event(ended_as)
             while (message := await own.get()) is not None:
                 if (new := only_new(message, seen)) is not None:
                     yield new
@@ -228,7 +237,7 @@ class Live:
                 newest = await self._store.newest(run_id, stream, 1)
                 feed.positions[stream] = newest[-1][0] if newest else BEGINNING
         loop = asyncio.get_running_loop()
-        polled = -math.inf
+        polled, state = -math.inf, ""
         while True:
             if loop.time() - polled >= POLL_SECONDS:
                 polled = loop.time()
@@ -236,6 +245,7 @@ class Live:
                 if not found:
                     feed.send(Message(event("deleted", "{}")))
                     return
+                state = found[0][2].state
                 feed.send_state("observed", state_text(*found[0][1:]))
             new = await self._store.follow(run_id, feed.positions, seconds=POLL_SECONDS, count=PAGE)
             for stream, entries in new.items():
@@ -243,6 +253,8 @@ class Live:
                 feed.send(
                     Message(entries_event(stream, entries, feed.positions), feed.positions.copy(), stream, entries)
                 )
+            if not new and state in ENDED:  # a driver writes in order, its last state last
+                feed.send_ended(state)
             await asyncio.sleep(GATHER_SECONDS)
 
     async def _read_runs(self, feed: Feed) -> None:
@@ -297,6 +309,10 @@ def entries_event(stream: str, entries: list[Entry], positions: Positions) -> by
     else:
         body = {"items": [{**row, "id": name} for name, row in entries]}
     return event(stream, one_line(body), position_text(positions))
+
+
+def ended_event(state: str) -> bytes:
+    return event("ended", f'{{"state":"{state}"}}')
 
 
 def state_text(desired: Desired, observed: Observed) -> str:

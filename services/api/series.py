@@ -15,8 +15,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from services.api.schemas import Series
 from services.store.redis import Store
+from volley.views import Series
 
 COLUMNS = 1000  # most columns of one run; later ones are dropped
 PAGE = 500  # rows parsed before other tasks get a turn

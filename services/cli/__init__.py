@@ -70,6 +70,8 @@ def main() -> None:
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """What to install if the missing module comes with an extra of Volley's; None if it does not."""
+    if "volley-rl[" in str(error):
+        return str(error)
     import importlib.metadata
     import re
 

@@ -12,14 +12,14 @@ MOST = 50
 
 def complete_run_id(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return (id, state) of the service's runs whose id begins with ``incomplete``, newest first."""
-    from services.cli.client import ApiClient
+    from volley.client import Client
     from volley.errors import VolleyError
 
     with (
         contextlib.suppress(VolleyError),  # a shell has no place for the reason
-        ApiClient.find(context.params.get("server"), seconds=SECONDS) as api,
+        Client(context.params.get("server"), timeout=SECONDS) as client,
     ):
-        return [(each["id"], each["state"]) for each in api.runs(MOST, id_prefix=incomplete)]
+        return [(each.id, each.state) for each in client.runs(MOST, id_prefix=incomplete)]
     return []
 
 

@@ -11,11 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from services.cli import tables
-from services.cli.client import Event
 from services.cli.sources import RunSource
 from services.recording.display import evaluation_words
 from services.recording.terminal import ItemList, make_console
-from services.store.state import ENDED
+from volley.client import LiveEvent
+from volley.state import ENDED
 
 EVENTS_SHOWN = 8
 CURVE = 60  # steps in the sparkline
@@ -45,15 +45,15 @@ def follow_run(source: RunSource, *, as_json: bool) -> int:
 
 def follow_log(source: RunSource, process: str, tail: int, *, as_json: bool) -> None:
     """Print the log's end, then whatever is appended, until interrupted; as JSON, one object per piece."""
-    text, offset = source.log_piece(process, tail)
+    piece = source.log_piece(process, tail)
     while True:
         if not as_json:
-            typer.echo(text, nl=False)
-        elif text:
-            typer.echo(json.dumps({"process": process, "text": text}))
-        if not text:
+            typer.echo(piece.text, nl=False)
+        elif piece.text:
+            typer.echo(json.dumps({"process": process, "text": piece.text}))
+        if not piece.text:
             time.sleep(POLL_SECONDS)
-        text, offset = source.log_piece(process, LOG_BYTES, offset)
+        piece = source.log_piece(process, LOG_BYTES, piece.next)
 
 
 class Screen:
@@ -72,7 +72,7 @@ class Screen:
     def exit_code(self) -> int:
         return 0 if self.view["state"] == "done" else 1
 
-    def take(self, event: Event) -> None:
+    def take(self, event: LiveEvent) -> None:
         """Add one event to the picture."""
         match event.kind:
             case "observed":

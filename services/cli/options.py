@@ -11,9 +11,9 @@ import typer
 from services.cli.complete import complete_run, complete_run_id
 
 if TYPE_CHECKING:
-    from services.cli.client import ApiClient
     from services.cli.sources import ServiceRun
     from services.store.folder import RunFolder
+    from volley.client import Client
 
 JobFile = Annotated[Path, typer.Argument(help="job file, YAML")]
 RunId = Annotated[
@@ -47,20 +47,20 @@ Server = Annotated[
 StackDir = Annotated[Path | None, typer.Option("--dir", help="folder of the stack [default: VOLLEY_HOME or ~/.volley]")]
 
 
-def remote(server: str | None) -> "ApiClient":
+def remote(server: str | None) -> "Client":
     """Return a client for ``server`` or the configured server."""
-    from services.cli.client import ApiClient
+    from volley.client import Client
 
-    return ApiClient.find(server)
+    return Client(server)
 
 
 @contextlib.contextmanager
 def service_run(run: str, server: str | None) -> "Iterator[ServiceRun]":
     """The run of the service whose id is, or begins with, ``run``."""
-    from services.cli.sources import ServiceRun, find_id
+    from services.cli.sources import ServiceRun
 
-    with remote(server) as api:
-        yield ServiceRun(api, find_id(api, run))
+    with remote(server) as client:
+        yield ServiceRun(client.run(run))
 
 
 def local_folder(target: str) -> "RunFolder | None":

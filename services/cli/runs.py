@@ -27,15 +27,17 @@ def submit(
     from services.jobs.job_file import load_job, parse_overrides
 
     job = load_job(job_file, parse_overrides(set_))
-    with remote(server) as api:
-        view = api.create(job.model_dump(mode="json"), _tags(tag), key)
-        run_id = view["record"]["id"]
-        if as_json and not follow:
-            print_json(run_object(view))
-        elif not as_json:
-            typer.echo(f"{run_id}: {view['state']}  {api.server}/#/runs/{run_id}" if not follow else run_id)
+    with remote(server) as client:
+        run = ServiceRun(client.submit(job, tags=_tags(tag), key=key))
         if follow:
-            raise typer.Exit(follow_run(ServiceRun(api, run_id), as_json=as_json))
+            if not as_json:
+                typer.echo(run.run_id)
+            raise typer.Exit(follow_run(run, as_json=as_json))
+        view = run.view()
+        if as_json:
+            print_json(run_object(view))
+        else:
+            typer.echo(f"{run.run_id}: {view['state']}  {run.run.url}")
 
 
 def ls(
@@ -50,8 +52,9 @@ def ls(
     """List runs, newest first."""
     from services.cli import tables
 
-    with remote(server) as api:
-        found = api.runs(limit, state=state, kind=kind, name=name, tag=tag)
+    with remote(server) as client:
+        summaries = client.runs(limit, state=state, kind=kind, name=name, tags=_tags(tag))
+    found = [each.model_dump(mode="json") for each in summaries]
     if as_json:
         print_json(found)
     else:
@@ -102,9 +105,9 @@ def logs(
         elif follow:
             follow_log(source, process, tail, as_json=as_json)
         elif as_json:
-            print_json({"process": process, "text": source.log_piece(process, tail)[0]})
+            print_json({"process": process, "text": source.log_piece(process, tail).text})
         else:
-            typer.echo(source.log_piece(process, tail)[0], nl=False)
+            typer.echo(source.log_piece(process, tail).text, nl=False)
 
 
 def rm(
@@ -116,8 +119,8 @@ def rm(
     """Remove a run that has ended from the service. Its run folder stays."""
     with service_run(run, server) as found:
         if not yes:
-            typer.confirm(f"remove run {found.run_id} from {found.api.server}?", abort=True)
-        found.api.delete(found.run_id)
+            typer.confirm(f"remove run {found.run_id} from {found.run.client.server}?", abort=True)
+        found.run.delete()
     if as_json:
         print_json({"id": found.run_id, "removed": True})
     else:

@@ -8,17 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.cli.client import ApiClient, Event, Refused
+import numpy as np
+
 from services.cli.options import local_folder, service_run
 from services.jobs.job_file import Job
 from services.store.desired import read_desired
 from services.store.folder import RunFolder
 from services.store.logs import log_files, read_log
-from services.store.state import ENDED, Observed, RunRecord, objective_text
 from volley.base import replaced
+from volley.client import LiveEvent, LogPiece, Run
+from volley.errors import NotFound
 from volley.objectives.tries import with_tries
+from volley.state import ENDED, Observed, RunRecord, objective_text
 
-MATCHES_SHOWN = 5
 POLL_SECONDS = 1.0
 RECENT = 20  # steps among which the newest row is looked for
 TABLES = ("metrics", "events", "evaluations")
@@ -44,15 +46,11 @@ class RunSource(Protocol):
 
     def processes(self) -> list[dict[str, Any]]: ...
 
-    def log_piece(self, process: str, most: int, offset: int | None = None) -> tuple[str, int]:
-        """Return at most ``most`` bytes of a log from ``offset`` (None: the log's end), and the next offset."""
+    def log_piece(self, process: str, most: int, offset: int | None = None) -> LogPiece:
+        """Return at most ``most`` bytes of a log from ``offset`` (None: the log's end)."""
         ...
 
-    def events(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest events, oldest first."""
-        ...
-
-    def follow(self) -> Iterator[Event]:
+    def follow(self) -> Iterator[LiveEvent]:
         """Yield what happens in the run from now on, without end."""
         ...
 
@@ -67,53 +65,40 @@ def open_run(run: str, server: str | None) -> Iterator[RunSource]:
         yield found
 
 
-def find_id(api: ApiClient, prefix: str) -> str:
-    """Return the id of the run whose id is, or begins with, ``prefix``.
-
-    Raises:
-        Refused: no run or several runs match.
-    """
-    found = [each["id"] for each in api.runs(MATCHES_SHOWN + 1, id_prefix=prefix)]
-    if prefix in found or not found:
-        return str(api.run(prefix)["record"]["id"])  # refused if there is no such run
-    if len(found) > 1:
-        shown = ", ".join(found[:MATCHES_SHOWN]) + (", ..." if len(found) > MATCHES_SHOWN else "")
-        raise Refused(404, f"several runs begin with {prefix}: {shown}; write more of the id")
-    return str(found[0])
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceRun:
     """A run of the service."""
 
-    api: ApiClient
-    run_id: str
+    run: Run
+
+    @property
+    def run_id(self) -> str:
+        return self.run.id
 
     def view(self) -> dict[str, Any]:
-        return self.api.run(self.run_id)
+        return self.run.view().model_dump(mode="json")
 
     def newest_metrics(self, steps: int) -> dict[str, float]:
-        found = self.api.metrics(self.run_id, points=5000, first=max(0, steps - RECENT))
-        row = {name: values[-1] for name, values in found["series"].items() if values}
-        return {"step": found["steps"][-1], **_numbers(row)} if found["steps"] else {}
+        found = self.run.metrics(first=max(0, steps - RECENT))
+        if not len(found.steps):
+            return {}
+        row = {name: float(values[-1]) for name, values in found.items() if np.isfinite(values[-1])}
+        return {"step": int(found.steps[-1]), **_numbers(row)}
 
     def evaluations(self) -> list[dict[str, Any]]:
-        return self.api.evaluations(self.run_id)
+        return list(self.run.evaluations().rows)
 
     def ledger(self) -> dict[str, int]:
-        return self.api.ledger(self.run_id)
+        return self.run.ledger()
 
     def processes(self) -> list[dict[str, Any]]:
-        return self.api.processes(self.run_id)
+        return [file.model_dump(mode="json") for file in self.run.processes()]
 
-    def log_piece(self, process: str, most: int, offset: int | None = None) -> tuple[str, int]:
-        return self.api.log_piece(self.run_id, process, most, offset)
+    def log_piece(self, process: str, most: int, offset: int | None = None) -> LogPiece:
+        return self.run.log_piece(process, most, offset)
 
-    def events(self, limit: int) -> list[dict[str, Any]]:
-        return self.api.events(self.run_id, limit, newest=True)
-
-    def follow(self) -> Iterator[Event]:
-        return self.api.follow(self.run_id)
+    def follow(self) -> Iterator[LiveEvent]:
+        return self.run.live()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +148,14 @@ class FolderRun:
     def processes(self) -> list[dict[str, Any]]:
         return [asdict(file) for file in log_files(self.folder.path)]
 
-    def log_piece(self, process: str, most: int, offset: int | None = None) -> tuple[str, int]:
+    def log_piece(self, process: str, most: int, offset: int | None = None) -> LogPiece:
         piece = read_log(self.folder.path, process, most, offset)
         if piece is None:
             names = ", ".join(file["process"] for file in self.processes())
-            raise Refused(404, f"{self.folder.path} has no log of {process}; it has {names or 'no logs'}")
-        return piece.text, piece.next
+            raise NotFound(f"{self.folder.path} has no log of {process}; it has {names or 'no logs'}", 404)
+        return LogPiece(piece.text, piece.next)
 
-    def events(self, limit: int) -> list[dict[str, Any]]:
-        return self.folder.read("events")[-limit:]
-
-    def follow(self) -> Iterator[Event]:
+    def follow(self) -> Iterator[LiveEvent]:
         """Yield new rows of the folder's tables, and the state whenever it changes."""
         seen = {name: len(self.folder.read(name)) for name in TABLES}
         before = ""
@@ -182,11 +164,11 @@ class FolderRun:
                 rows = self.folder.read(name)
                 new, seen[name] = rows[seen[name] :], len(rows)  # a resumed run has rewound its tables: fewer rows
                 if new:
-                    yield Event(name, {"rows" if name == "metrics" else "items": new})
+                    yield LiveEvent(name, {"rows" if name == "metrics" else "items": new})
             view = self.view()
             if (state := json.dumps([view["observed"], view["desired"]])) != before:
                 before = state
-                yield Event("observed", {key: view[key] for key in ("desired", "observed", "state")})
+                yield LiveEvent("observed", {key: view[key] for key in ("desired", "observed", "state")})
             time.sleep(POLL_SECONDS)
 
     def _observed(self) -> Observed:

@@ -8,8 +8,6 @@ import typer
 
 from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, service_run
 
-FIELDS = ("actors", "reward_workers", "paused", "learning_rate", "max_lag", "objective")
-
 
 def scale(
     run: RunOrFolder,
@@ -19,13 +17,12 @@ def scale(
     as_json: Json = False,
 ) -> None:
     """Change the number of actors and reward workers of a live run."""
+    from volley.client.changes import worker_counts
     from volley.errors import JobError
 
-    counts = {"actors": actors, "reward_workers": reward_workers}
-    changes = {key: value for key, value in counts.items() if value is not None}
-    if not changes:
+    if actors is None and reward_workers is None:
         raise JobError("nothing to scale: pass --actors N, --reward-workers N or both")
-    _change(run, changes, server, as_json)
+    _change(run, worker_counts(actors, reward_workers), server, as_json)
 
 
 def set_(
@@ -43,6 +40,7 @@ def set_(
 ) -> None:
     """Change a live run: objective, learning rate, max_lag, workers. `null` reverts a key to the job's value."""
     from services.jobs.job_file import parse_overrides
+    from volley.client.changes import desired_changes
 
     _change(run, desired_changes(parse_overrides(changes)), server, as_json)
 
@@ -67,50 +65,28 @@ def resume(
         resume_here(Path(run), redis, ray, quiet=quiet, as_json=as_json)
         return
     with service_run(run, server) as found:
-        _print_view(found.api.resume(found.run_id), as_json)
+        _print_view(found.run.resume().model_dump(mode="json"), as_json)
 
 
 def stop(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:
     """Make a run write a checkpoint and end; `volley resume` continues from there."""
     if (folder := local_folder(run)) is not None:
         from services.store.folder import RunHasEnded
-        from services.store.state import ENDED
+        from volley.state import ENDED
 
         if folder.state in ENDED:
             raise RunHasEnded(f"{run} is {folder.state}: there is nothing to stop")
         _change(run, {"stopped": True}, server, as_json)
         return
     with service_run(run, server) as found:
-        _print_view(found.api.stop(found.run_id), as_json)
-
-
-def desired_changes(pairs: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the desired state to change; a key that is not one of `FIELDS` belongs to the objective.
-
-    Raises:
-        JobError: a dotted key that does not begin with "objective".
-    """
-    from volley.errors import JobError
-
-    changes: dict[str, Any] = {}
-    for key, value in pairs.items():
-        first, dot, rest = key.partition(".")
-        if not dot:
-            first, rest = (key, "") if key in FIELDS else ("objective", key)
-        if rest and first != "objective":
-            raise JobError(f"{key}: only objective has fields below it; write {', '.join(FIELDS[:-1])} or objective.k")
-        if rest:
-            changes.setdefault("objective", {})[rest] = value
-        else:
-            changes[first] = value
-    return changes
+        _print_view(found.run.stop().model_dump(mode="json"), as_json)
 
 
 def _change(run: str, changes: dict[str, Any], server: str | None, as_json: bool) -> None:
     folder = local_folder(run)
     if folder is None:
         with service_run(run, server) as found:
-            _print_view(found.api.change(found.run_id, changes), as_json)
+            _print_view(found.run.change(changes).model_dump(mode="json"), as_json)
         return
     from services.cli.sources import FolderRun, run_object
     from services.store.desired import change_in_folder

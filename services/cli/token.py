@@ -18,8 +18,8 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a token and print it. It cannot be shown again: the server stores only a hash of it."""
-    with remote(server) as api:
-        created = api.create_token(name, scope)
+    with remote(server) as client:
+        created = client.create_token(name, scope).model_dump(mode="json")
     if as_json:
         print_json(created)
     else:
@@ -31,8 +31,8 @@ def ls(server: Server = None, as_json: Json = False) -> None:
     """List the names and scopes of all tokens, never the tokens themselves."""
     from services.cli import tables
 
-    with remote(server) as api:
-        found = api.tokens()
+    with remote(server) as client:
+        found = [each.model_dump(mode="json") for each in client.tokens()]
     if as_json:
         print_json(found)
     else:
@@ -42,8 +42,8 @@ def ls(server: Server = None, as_json: Json = False) -> None:
 @app.command("rm")
 def rm(name: Name, server: Server = None, as_json: Json = False) -> None:
     """Remove a token; the server rejects it within two seconds."""
-    with remote(server) as api:
-        api.delete_token(name)
+    with remote(server) as client:
+        client.delete_token(name)
     if as_json:
         print_json({"name": name, "removed": True})
     else:

@@ -13,12 +13,12 @@ from typing import TypedDict, Unpack
 
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
-from services.store.state import HEARTBEAT_SECONDS, Observed, RunState, WorkerView
 from volley.base import replaced
+from volley.state import HEARTBEAT_SECONDS, Observed, RunState, WorkerView
 
 
 class ObservedUpdate(TypedDict, total=False):
-    """Some fields of `services.store.state.Observed`, which documents them."""
+    """Some fields of `volley.state.Observed`, which documents them."""
 
     state: RunState
     problem: str

@@ -21,11 +21,11 @@ from services.recording.recorder import RunRecorder
 from services.store.desired import check_desired, newest_desired
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.store.state import Desired, WorkerView
 from services.tasks import cancel_all, first_error
 from volley.errors import JobError, VolleyError
 from volley.job import RLJob
 from volley.records import WorkerInfo
+from volley.state import Desired, WorkerView
 
 log = logging.getLogger(__name__)
 

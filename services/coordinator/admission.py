@@ -13,9 +13,9 @@ from services.coordinator.ledger import Ledger
 from services.coordinator.records import ReadyGroup, ResumePoint
 from services.coordinator.scoring_health import ScoringHealth
 from services.coordinator.turns import Stage
-from services.store.state import Desired
 from volley.job import RLJob
 from volley.records import Scores
+from volley.state import Desired
 
 
 class Admission:

@@ -62,11 +62,11 @@ from services.coordinator.turns import MadeGroup, Turns
 from services.coordinator.watchdog import Waits
 from services.data.mixture import order_of
 from services.data.tokens import EncodedPrompt
-from services.store.state import Desired
 from services.tasks import first_error
 from volley.errors import DeadlineExceeded
 from volley.job import RLJob
 from volley.objectives import check_objective, resolve
+from volley.state import Desired
 
 PROBE_POLL_SECONDS = 0.5  # how often admission is reconsidered while scoring fails
 

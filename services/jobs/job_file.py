@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from services.jobs.suggestions import MAPPINGS, OBJECTIVES, known_key
 from volley.errors import JobError
 from volley.job import JOB, EvalJob, RFTJob, RLJob, SFTJob
+from volley.job_paths import absolute_paths
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Job = RLJob | SFTJob | RFTJob | EvalJob
-_PATHS = ("path", "working_dir", "py_modules")
 _UNION_TAGS = frozenset({"rl", "sft", "rft", "eval"})
 
 
@@ -65,7 +65,7 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     for key, value in (overrides or {}).items():
         assign(tree, key.split("."), value)
     try:
-        job = JOB.validate_python(_absolute(tree, path.parent))
+        job = JOB.validate_python(absolute_paths(tree, path.parent))
     except ValidationError as error:
         raise JobError(explain(path, error)) from error
     return job
@@ -162,12 +162,3 @@ def assign(tree: dict[str, Any], keys: list[str], value: object) -> None:
             raise JobError(f"--set {'.'.join(keys)}: '{key}' holds a value, not a mapping")
         tree = child
     tree[keys[-1]] = value
-
-
-def _absolute(tree: object, base: Path, key: str = "") -> object:
-    """Return ``tree`` with every relative path under a key in `_PATHS` made absolute from ``base``; URIs stay."""
-    if isinstance(tree, dict):
-        return {name: _absolute(value, base, name) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [_absolute(item, base, key) for item in tree]
-    return str((base / tree).resolve()) if key in _PATHS and isinstance(tree, str) and "://" not in tree else tree

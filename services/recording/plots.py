@@ -1,8 +1,12 @@
 """Pictures of runs, as PNG files; no display is needed."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+# A service started from a notebook inherits the backend of its kernel, which may not be installed here.
+os.environ["MPLBACKEND"] = "agg"
 
 import matplotlib as mpl
 import numpy as np

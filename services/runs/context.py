@@ -19,9 +19,9 @@ from services.store.desired import newest_desired
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import Desired, Observed
 from services.tasks import cancel_all
 from volley.errors import HostError, RunStopped
+from volley.state import Desired, Observed
 
 POLL_SECONDS = 1.0
 LEASE_SECONDS = 30.0

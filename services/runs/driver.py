@@ -31,11 +31,11 @@ from services.stack.ephemeral import Stack
 from services.stack.ray import ray_cluster
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.store.state import ENDED, RunRecord, RunState
 from volley.base import replaced
 from volley.errors import DeadlineExceeded, HostError, JobError, VolleyError, WorkerDied
 from volley.job import JOB, RLJob
 from volley.processes import redirect_output
+from volley.state import ENDED, RunRecord, RunState
 
 # These are not the job's fault: another driver, perhaps on other nodes, may get further. The supervisor counts them.
 RETRIABLE = (WorkerDied, DeadlineExceeded, HostError, RayError)

@@ -49,12 +49,12 @@ from services.runs.role_configs import actor_config, rl_learner_config
 from services.runs.served_check import check_served
 from services.runs.weight_groups import WeightGroups
 from services.store.desired import check_desired
-from services.store.state import Desired
 from services.tasks import start_all, timed
 from volley.base import replaced
 from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
+from volley.state import Desired
 
 LOST_WITH_A_NODE = (ObjectLostError, WeightsGone)  # arrays of groups, or weights: the newest checkpoint has them
 

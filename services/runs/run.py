@@ -29,9 +29,9 @@ from services.stack.ephemeral import Stack, local_stack
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import RunRecord, RunState
 from volley.errors import RunStopped, VolleyError
 from volley.job import EvalJob, RFTJob, RLJob, SFTJob
+from volley.state import RunRecord, RunState
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from services.signals import run_in_foreground
-from services.stack.folder import StackFolder, StackState
+from services.stack.folder import StackFolder
 from services.stack.keeper import UpSettings, keep_stack
 from volley.errors import HostError
+from volley.local_stack import StackState
 from volley.processes import last_lines
 
 UP_SECONDS = 180.0

@@ -15,41 +15,12 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from volley.errors import HostError
 from volley.files import replace_text
-
-DEFAULT_FOLDER = Path("~/.volley")
-
-
-@dataclass(frozen=True, slots=True)
-class StackState:
-    """The addresses and the state of a stack.
-
-    Attributes:
-        keeper: process id of its keeper.
-        server: URL of the API and the dashboard.
-        redis: URL of Redis.
-        ray: URL of Ray's job server.
-        private: folder for sockets and Ray's session, removed when the stack stops.
-        guarded: whether every request to the API needs a token.
-        ready: whether the API has answered.
-        settings: the settings it was started with, without secrets.
-        runs_end_by: while it stops, when its runs will have ended, seconds since 1970.
-    """
-
-    keeper: int
-    server: str
-    redis: str
-    ray: str
-    private: str
-    guarded: bool
-    ready: bool
-    settings: dict[str, Any] = field(default_factory=dict)
-    runs_end_by: float = 0.0
+from volley.local_stack import StackState, admin_token_file, read_state, stack_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +32,7 @@ class StackFolder:
     @classmethod
     def at(cls, path: Path | None = None) -> "StackFolder":
         """Return the folder ``path``, else ``VOLLEY_HOME``, else ``~/.volley``."""
-        return cls((path or Path(os.environ.get("VOLLEY_HOME") or DEFAULT_FOLDER)).expanduser().absolute())
+        return cls(stack_folder(path))
 
     @property
     def logs(self) -> Path:
@@ -73,7 +44,7 @@ class StackFolder:
 
     @property
     def admin_token(self) -> Path:
-        return self.path / "admin.token"
+        return admin_token_file(self.path)
 
     @property
     def token(self) -> Path:
@@ -81,12 +52,7 @@ class StackFolder:
 
     def state(self) -> StackState | None:
         """Return the state of the stack, or None if it is down. If its keeper was killed, the state is outdated."""
-        try:
-            return StackState(**json.loads((self.path / "stack.json").read_text()))
-        except FileNotFoundError:
-            return None
-        except (TypeError, ValueError) as error:
-            raise HostError(f"{self.path}/stack.json was written by another release: remove it") from error
+        return read_state(self.path)
 
     def write_state(self, state: StackState) -> None:
         replace_text(self.path / "stack.json", json.dumps(asdict(state), indent=2) + "\n", mode=0o600)

@@ -27,7 +27,7 @@ import httpx
 from pydantic import Field
 
 from services.signals import run_in_foreground
-from services.stack.folder import StackFolder, StackState
+from services.stack.folder import StackFolder
 from services.stack.processes import Server, kept_up
 from services.stack.ray import keep_to_loopback
 from services.stack.redis import check_redis, redis_server
@@ -35,6 +35,7 @@ from services.supervisor.ray_jobs import RayJobLauncher
 from volley.base import Spec
 from volley.errors import HostError, VolleyError
 from volley.files import replace_text
+from volley.local_stack import StackState
 from volley.ports import DEFAULT_PORT
 from volley.scratch import scratch_folder
 

@@ -6,21 +6,23 @@ copies it to the other place.
 """
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from services.jobs.job_file import Job, explain
 from services.store.folder import RunFolder
-from services.store.redis import Store
-from services.store.state import Desired
 from volley.errors import HostError, JobError
 from volley.files import replace_text
 from volley.job import RFTJob, RLJob, SFTJob, check_ranks
 from volley.objectives import check_objective, resolve
 from volley.objectives.spec import OVER_TRIES
 from volley.objectives.tries import with_tries
+from volley.state import Desired
 from volley.update import check_update
+
+if TYPE_CHECKING:
+    from services.store.redis import Store  # the command line reads a run folder without Redis
 
 FILE = "desired.json"
 FIELDS = frozenset(Desired.model_fields) - {"revision"}
@@ -72,7 +74,7 @@ def write_desired(folder: RunFolder, desired: Desired) -> None:
     replace_text(folder.path / FILE, desired.model_dump_json(indent=2) + "\n")
 
 
-async def newest_desired(folder: RunFolder, store: Store) -> Desired:
+async def newest_desired(folder: RunFolder, store: "Store") -> Desired:
     """Return the newer desired state of run folder and Redis, and copy it to the other. Redis may be away.
 
     Raises:

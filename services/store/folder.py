@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from services.jobs.job_file import Job, dump_job, load_job
-from services.store.state import Observed
 from volley.errors import HostError, JobError
 from volley.files import partial_path, replace_text
+from volley.state import Observed
 
 OBSERVED = "observed.json"
 

@@ -21,9 +21,9 @@ from typing import Any, Self
 from redis.exceptions import RedisError
 
 from services.store.redis import STREAMS, answer, connect, run_key
-from services.store.state import Observed
 from services.tasks import cancel_all
 from volley.errors import HostError
+from volley.state import Observed
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, WatchError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.store.state import Desired, Observed, RunRecord
 from volley.errors import HostError, JobError
+from volley.state import Desired, Observed, RunRecord
 
 RETRIES = 8  # with backoff of at most 5 s, enough for an outage of about 20 s
 # Entries kept per stream. A resumed run writes some steps again; the later row of a step replaces the earlier.

@@ -36,10 +36,10 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from services.store.redis import Store, answer, connect
-from services.store.state import ENDED, Desired, Observed, RunRecord
 from services.supervisor.ray_jobs import JobStatus, Launcher, kill_here
 from volley.base import Spec
 from volley.errors import HostError
+from volley.state import ENDED, Desired, Observed, RunRecord
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from services.stack.ephemeral import Stack
 from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.store.state import Observed, RunRecord
 from services.supervisor import supervisor as module
 from services.supervisor.ray_jobs import JobStatus
 from services.supervisor.supervisor import Supervisor
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.test_steering import assert_ledger_exact
 from volley.job import JOB, RLJob
+from volley.state import Observed, RunRecord
 
 pytestmark = pytest.mark.integration
 

@@ -27,10 +27,10 @@ from services.stack.redis import embedded_redis
 from services.store.desired import change_in_folder
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.store.state import Observed
 from tests.integration.jobs import rl_job, write_inputs
 from volley.job import RLJob
 from volley.processes import is_alive
+from volley.state import Observed
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from services.stack import processes as keeper
 from services.stack.redis import check_redis, embedded_redis
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import Observed, RunRecord
 from volley.errors import HostError, JobError
+from volley.state import Observed, RunRecord
 
 pytestmark = pytest.mark.integration
 

@@ -14,11 +14,11 @@ from services.signals import StopSignal
 from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.store.state import Observed, RunRecord, RunState
 from services.supervisor import supervisor as module
 from services.supervisor.ray_jobs import JobStatus
 from services.supervisor.supervisor import BARREN_LIVES, Supervisor
 from volley.errors import HostError, JobError
+from volley.state import Observed, RunRecord, RunState
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from services.store.state import ENDED, Desired, Observed, RunRecord
+from volley.state import ENDED, Desired, Observed, RunRecord
+from volley.views import LIVE_START
 
 
 class FakeApi:
@@ -22,6 +23,7 @@ class FakeApi:
         seen: method, path, headers and body of every request.
         stream: server-sent events of the live route, in pieces; a piece of None cuts the connection.
         log: the log of every run's driver.
+        url: where it is served, if a test says so.
         token: the token that requests must send; None for no authentication.
     """
 
@@ -32,6 +34,7 @@ class FakeApi:
         self.token: str | None = None
         self.tokens: dict[str, str] = {}
         self.log = "hello there"
+        self.url = ""
         self.app = self._routes()
 
     def add(self, run_id: str, **observed: Any) -> dict[str, Any]:
@@ -93,7 +96,10 @@ class FakeApi:
             if view["state"] in ENDED:
                 return problem(409, f"run {run_id} has ended: resume it first")
             desired = view["desired"]
-            view["desired"] = {**desired, **await request.json(), "revision": desired["revision"] + 1}
+            changes = await request.json()
+            if "objective" in changes and changes["objective"] is None:
+                changes["objective"] = {}
+            view["desired"] = {**desired, **changes, "revision": desired["revision"] + 1}
             return JSONResponse(view)
 
         @app.post("/v1/runs/{run_id}/{action}")
@@ -155,8 +161,9 @@ class FakeApi:
 
     def _live(self, last_id: str | None) -> Iterator[str]:
         """Stream the pieces after ``last_id``; they are numbered from 1."""
+        seen = 0 if last_id in (None, LIVE_START) else int(last_id)
         for number, piece in enumerate(self.stream, start=1):
-            if number <= int(last_id or 0):
+            if number <= seen:
                 continue
             if piece is None:
                 self.stream[number - 1] = ": cut once\n\n"

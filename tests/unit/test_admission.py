@@ -6,11 +6,11 @@ from services.coordinator.admission import Admission
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.ledger import Ledger
 from services.coordinator.records import ReadyGroup, ResumePoint
-from services.store.state import Desired
 from tests.refs import NOT_STORED
 from volley.errors import NoSignal
 from volley.job import RLJob
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus
+from volley.state import Desired
 
 SCORED = Scores.pack([Verdict(VerdictStatus.PASSED, 1.0)] * 2)
 UNSCORED = Scores.pack([Verdict(VerdictStatus.INFRA_ERROR, None, detail="boom")] * 2)

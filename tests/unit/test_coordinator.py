@@ -18,11 +18,11 @@ from services.coordinator.loop import Coordinator
 from services.coordinator.records import FinishedStep, Hooks, ReadyGroup, ResumePoint
 from services.coordinator.roles import Roles
 from services.data.tokens import EncodedPrompt
-from services.store.state import Desired
 from volley.errors import DeadlineExceeded, JobError, NoSignal, ServedWeightsDiffer, WorkerDied
 from volley.job import RLJob
 from volley.objectives import MaxAtK, Objective
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightUpdate
+from volley.state import Desired
 
 Checkpoint = Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
 

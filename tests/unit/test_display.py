@@ -9,7 +9,7 @@ import pytest
 from services.recording import display as module
 from services.recording.display import Display
 from services.runs.context import doing, heartbeats
-from services.store.state import Observed
+from volley.state import Observed
 
 
 class Clock:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from services.stack import processes as keeper
-from services.stack.folder import StackFolder, StackState
+from services.stack.folder import StackFolder
 from services.stack.processes import Server, kept_up
 from volley.errors import HostError
+from volley.local_stack import StackState
 
 BEAT = """
 import os, pathlib, signal, sys, time

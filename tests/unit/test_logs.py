@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from services.cli import follow
-from services.cli.client import ApiClient
 from services.cli.sources import ServiceRun
 from services.store.logs import Piece, read_log
 from tests.unit.fake_api import FakeApi, served
+from volley.client import Client
 
 
 def log(tmp_path: Path, content: bytes) -> Path:
@@ -66,6 +66,6 @@ def test_following_a_log_prints_everything_appended(
 
     monkeypatch.setattr(follow, "LOG_BYTES", 16)
     monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=grow))
-    with served(fake.app) as url, ApiClient(url, None) as api, pytest.raises(KeyboardInterrupt):
-        follow.follow_log(ServiceRun(api, "a"), "driver", 5, as_json=False)
+    with served(fake.app) as url, Client(url) as client, pytest.raises(KeyboardInterrupt):
+        follow.follow_log(ServiceRun(client.run("a")), "driver", 5, as_json=False)
     assert capsys.readouterr().out == "there and more\n" + "x" * 100 + "\n"

@@ -16,10 +16,10 @@ from services.runs.driver import _resume_point
 from services.runs.rft import plan_of
 from services.store.desired import change
 from services.store.folder import RunFolder
-from services.store.state import Desired
 from volley.errors import HostError, JobError
 from volley.job import JOB, RFTJob
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+from volley.state import Desired
 
 PROMPTS = [
     EncodedPrompt(Prompt(f"p{i}", f"text {i}", {}, {"level": str(i % 2)}), np.array([1, 10 + i], np.int32))

@@ -1,5 +1,8 @@
 """What a run writes to its folder, and what a resumed run keeps of it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +228,10 @@ def test_a_run_that_has_ended_is_neither_resumed_nor_stopped(folder: RunFolder) 
     with pytest.raises(RunHasEnded, match=r"is done: to go on, start a job from its model, .*/model"):
         CliRunner().invoke(app, ["resume", str(folder.path)], catch_exceptions=False)
     assert RunHasEnded.exit_code == 4
+
+
+def test_plots_need_no_backend_of_a_notebook() -> None:
+    environment = {**os.environ, "MPLBACKEND": "module://of_a_kernel.backend_inline"}
+    code = "import services.recording.plots, matplotlib; print(matplotlib.get_backend())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "agg"

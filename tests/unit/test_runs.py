@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from services.runs.rl import with_desired_counts
 from services.runs.run import _outcome
-from services.store.state import Desired
 from volley.errors import JobError, RunStopped
 from volley.job import RLJob
+from volley.state import Desired
 
 
 def job() -> RLJob:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.control.heartbeat import ObservedUpdate, Status
-from services.store.state import Observed
+from volley.state import Observed
 
 
 class FakeOutbox:

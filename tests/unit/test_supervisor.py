@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from services.store.state import Desired, Observed, RunState
 from services.supervisor.ray_jobs import JobStatus, kill_here
 from services.supervisor.supervisor import (
     BARREN_LIVES,
@@ -26,6 +25,7 @@ from services.supervisor.supervisor import (
     decide,
     delay,
 )
+from volley.state import Desired, Observed, RunState
 
 NOW = 1_000_000.0
 LIVE: tuple[RunState, ...] = ("pending", "starting", "running", "paused", "stopping")

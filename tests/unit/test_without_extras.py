@@ -35,6 +35,9 @@ COMMANDS = (
 )
 
 
+ASKING = ("submit", "ls", "show", "logs", "token")  # commands that only ask the server
+
+
 def volley(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", VOLLEY, ",".join((*OPTIONAL, "vllm")), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -45,8 +48,19 @@ def test_a_command_that_needs_an_extra_says_so(command: tuple[str, ...]) -> None
     done = volley(*command)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    expected = r"volley: this command needs \w+, which is not installed: pip install 'volley-rl\[cpu\]', or \[cuda\] .*"
-    assert re.fullmatch(expected, line)
+    run = r"volley: this command needs \w+, which is not installed: pip install 'volley-rl\[cpu\]', or \[cuda\] .*"
+    ask = r"volley: volley\.client needs httpx, which is not installed: pip install 'volley-rl\[client\]'"
+    assert re.fullmatch(ask if command[0] in ASKING else run, line)
+
+
+@pytest.mark.parametrize(
+    "command", [("submit", JOB), ("ls",), ("show", "a"), ("logs", "a"), ("stop", "a")], ids=" ".join
+)
+def test_a_service_elsewhere_needs_httpx_alone(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "OPTIONAL", sorted({*OPTIONAL} - {"httpx", "h11"}))
+    done = volley(*command, "--server", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("volley: http://127.0.0.1:1 does not answer")
 
 
 def test_doctor_lists_what_is_missing() -> None:

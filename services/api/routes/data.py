@@ -15,7 +15,8 @@ from services.api.openapi import problems
 from services.api.problems import Problem
 from services.api.routes.answers import as_json, raw_json
 from services.api.samples import SampleCard, entry_order
-from services.api.schemas import (
+from services.store.logs import DRIVER, NAME, Piece, log_files, read_log
+from volley.views import (
     EntryId,
     EventPage,
     LedgerView,
@@ -25,7 +26,6 @@ from services.api.schemas import (
     SamplePage,
     Series,
 )
-from services.store.logs import DRIVER, NAME, Piece, log_files, read_log
 
 read = APIRouter(prefix="/v1/runs/{run_id}", tags=["data"], dependencies=[READ], responses=problems(404))
 

@@ -28,7 +28,8 @@ async def watch_run(
     """Stream what happens in a run from now on, or after the event `Last-Event-ID`.
 
     Events: `observed` {desired, observed, state}, first and on every change; `metrics` {rows}; `events` {items};
-    `evaluations` {items}; `deleted`. A client can resume after any event that has an id.
+    `evaluations` {items}; `ended` {state}, once the run has ended and all before it was sent; `deleted`. A client can
+    resume after any event that has an id.
     """
     await context.exists(run_id)
     return EventStream(context.live.run(run_id, last_event_id))

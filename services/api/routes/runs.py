@@ -22,7 +22,11 @@ from services.api.index import Filter, seen_state
 from services.api.openapi import problems
 from services.api.problems import FieldProblem, Problem
 from services.api.routes.answers import as_json
-from services.api.schemas import (
+from services.jobs.job_file import Job
+from services.store import desired as desired_states
+from volley.errors import JobError
+from volley.state import ENDED, Desired, Observed, RunRecord
+from volley.views import (
     Changes,
     Checked,
     ExportRequest,
@@ -33,10 +37,6 @@ from services.api.schemas import (
     RunView,
     SeenState,
 )
-from services.jobs.job_file import Job
-from services.store import desired as desired_states
-from services.store.state import ENDED, Desired, Observed, RunRecord
-from volley.errors import JobError
 
 read = APIRouter(prefix="/v1", tags=["runs"], dependencies=[READ])
 operate = APIRouter(prefix="/v1", tags=["runs"], dependencies=[OPERATE])

@@ -15,10 +15,10 @@ from services.api.openapi import problems
 from services.api.problems import FieldProblem, Problem
 from services.api.prometheus import RunStatus
 from services.api.routes.answers import as_json
-from services.api.schemas import ClusterView, Health, MadeToken, NewToken, Readiness, TokenList, TokenName
-from services.store.state import ENDED
 from volley.errors import HostError
 from volley.job import JOB
+from volley.state import ENDED
+from volley.views import ClusterView, Health, MadeToken, NewToken, Readiness, TokenList, TokenName
 
 public = APIRouter(tags=["service"])
 read = APIRouter(tags=["service"], dependencies=[READ])

@@ -16,19 +16,21 @@ from services.api.serve import GracefulServer, listening
 from services.api.settings import ApiSettings
 from services.store.outbox import Outbox
 from services.store.redis import Store
-from services.store.state import Desired, Observed, RunRecord
 from services.supervisor.ray_jobs import JobStatus, Launcher
+from volley.client import AsyncClient
+from volley.state import Desired, Observed, RunRecord
 
 ADMIN = "admin-token-of-the-tests"
 
 
 @dataclass(frozen=True)
 class Api:
-    """A running server. ``http`` sends the admin token if the server needs one."""
+    """A running server. ``http`` and ``client`` send the admin token if the server needs one."""
 
     settings: ApiSettings
     server: GracefulServer
     http: httpx.AsyncClient
+    client: AsyncClient
     url: str
 
     @property
@@ -56,10 +58,14 @@ async def serving(
         while not server.started and not task.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
         url = f"http://{host}:{port}"
-        headers = {"Authorization": f"Bearer {wanted.admin_token.get_secret_value()}"} if wanted.admin_token else {}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as http:
+        token = wanted.admin_token.get_secret_value() if wanted.admin_token else None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with (
+            httpx.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as http,
+            AsyncClient(url, token) as client,
+        ):
             try:
-                yield Api(wanted, server, http, url)
+                yield Api(wanted, server, http, client, url)
             finally:
                 server.should_exit = True
                 await asyncio.wait_for(task, 20)
@@ -83,9 +89,7 @@ def a_job(name: str = "sevens", **changes: Any) -> dict[str, Any]:
 
 async def make_run(api: Api, name: str = "sevens", **changes: Any) -> str:
     """Create a run; returns its id."""
-    answer = await api.http.post("/v1/runs", json={"job": a_job(name, **changes)})
-    assert answer.status_code == 201, answer.text
-    return str(answer.json()["record"]["id"])
+    return (await api.client.submit(a_job(name, **changes))).id
 
 
 async def observe(redis_url: str, run_id: str, **fields: Any) -> None:

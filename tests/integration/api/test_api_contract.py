@@ -26,8 +26,8 @@ from services.api.app import create_app
 from services.api.settings import ApiSettings
 from services.stack.redis import embedded_redis
 from services.store.redis import Store
-from services.store.state import Observed
 from tests.integration.api.servers import ADMIN, SilentLauncher, a_record, driver, flushed, serving
+from volley.state import Observed
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from services.api.index import Filter, RunCard, cursor_of, place_of
 from services.api.live import BACKLOG, Message, Subscription, entries_event, only_new, position_text, positions_of
 from services.api.problems import Problem
 from services.api.settings import ApiSettings
-from services.store.state import Observed, RunRecord, objective_text
+from volley.state import Observed, RunRecord, objective_text
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,19 @@ import json
 import os
 from pathlib import Path
 
-import httpx
 import pytest
 
-from services.cli import client as remote
-from services.cli.client import ApiClient, read_events
 from services.cli.local import resume_hint
-from services.cli.steer import desired_changes
-from services.jobs.job_file import load_job, parse_overrides
+from services.jobs.job_file import load_job
 from services.recording.display import Display
-from services.stack.folder import StackFolder, StackState
+from services.stack.folder import StackFolder
 from services.stack.keeper import UpSettings
 from services.store.desired import read_desired
 from services.store.folder import RunFolder
 from tests.unit.cli.commands import Volley
 from tests.unit.fake_api import FakeApi, served, sse
-from volley.errors import HostError, JobError
+from volley.client.server import find_server
+from volley.local_stack import StackState
 
 # ---- runs ----------------------------------------------------------------------------------------------------------
 
@@ -28,7 +25,7 @@ def test_submit_sends_the_resolved_job_with_absolute_paths(api: FakeApi, volley:
     code, out, _ = volley("submit", str(job_file), "--set", "steps=7", "--tag", "who=me", "--key", "k1", "--json")
     assert code == 0
     assert json.loads(out)["id"] == "sevens-1"
-    method, path, headers, body = api.seen[-1]
+    method, path, headers, body = api.seen[0]
     assert (method, path, headers["idempotency-key"]) == ("POST", "/v1/runs", "k1")
     assert body["tags"] == {"who": "me"}
     assert body["job"]["steps"] == 7
@@ -175,18 +172,6 @@ def test_a_missing_checkpoint_exits_with_3(volley: Volley, tmp_path: Path, job_f
     assert not (tmp_path / "out").exists()
 
 
-def test_only_the_objective_has_fields_below_it() -> None:
-    assert desired_changes({"actors": 2, "k": 4}) == {"actors": 2, "objective": {"k": 4}}
-    assert desired_changes({"objective.k": 4}) == {"objective": {"k": 4}}
-    assert desired_changes(parse_overrides(["weights={1: 0.5, 8: 0.5}"])) == {
-        "objective": {"weights": {1: 0.5, 8: 0.5}}
-    }
-    harmonic = {"objective": {"weights": "harmonic", "order": 8}}
-    assert desired_changes(parse_overrides(["weights=harmonic", "order=8"])) == harmonic
-    with pytest.raises(JobError, match=r"actors\.count: only objective has fields"):
-        desired_changes({"actors.count": 2})
-
-
 # ---- live ----------------------------------------------------------------------------------------------------------
 
 
@@ -228,29 +213,6 @@ def test_follow_without_a_terminal_prints_lines(api: FakeApi, volley: Volley) ->
     assert out.splitlines()[-1] == "a: failed the end of it"
 
 
-def test_following_retries_a_failing_server_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "AWAY_SECONDS", 0.1)
-    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.02)
-    asked: list[httpx.Request] = []
-
-    def fails(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        return httpx.Response(503)
-
-    server = ApiClient("http://server", transport=httpx.MockTransport(fails))
-    with server, pytest.raises(HostError, match="http://server still does not answer: it answers 503"):
-        next(server.follow("a"))
-    assert len(asked) > 1
-
-
-def test_multi_line_events_comments_and_ids_are_parsed() -> None:
-    lines = [": ping", "", "id: 7", "event: metrics", 'data: {"rows":', "data: []}", "", "data: {}", ""]
-    assert [(name, event.kind, event.data) for name, event in read_events(iter(lines))] == [
-        ("7", "metrics", {"rows": []}),
-        ("7", "message", {}),
-    ]
-
-
 # ---- which server, which token -------------------------------------------------------------------------------------
 
 
@@ -289,7 +251,7 @@ def test_a_configured_token_is_sent_only_to_its_own_server(
         configure(tmp_path, f'server = "{other}"\ntoken = "s3cret"\n')
         assert volley("ls")[0] == 0
         assert "authorization" not in api.seen[-1][2]
-    url = ApiClient.find().server
+    url = find_server()[0]
     monkeypatch.delenv("VOLLEY_SERVER")
     (tmp_path / "config" / "volley" / "config.toml").write_text(f'server = "{url}"\ntoken = "s3cret"\n')
     assert volley("ls")[0] == 0
@@ -318,7 +280,7 @@ def test_an_invalid_configuration_is_reported(
 def test_the_stack_of_volley_up_is_found_by_its_folder(
     api: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = ApiClient.find().server
+    url = find_server()[0]
     monkeypatch.delenv("VOLLEY_SERVER")
     code, _, errors = volley("ls")
     assert code == 1

@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 
 from services.cli import app, doctor, sources
-from services.cli.client import ApiClient
 from services.cli.sources import FolderRun
 from services.cli.tables import headlines
 from services.jobs.job_file import load_job
@@ -24,9 +23,10 @@ from services.recording.display import Display
 from services.recording.recorder import _note
 from services.recording.terminal import ItemList, TableRow, TerminalTable
 from services.store.folder import RunFolder
-from services.store.state import Observed
 from tests.unit.cli.commands import Volley
 from tests.unit.fake_api import FakeApi
+from volley.client.server import find_server
+from volley.state import Observed
 
 ROOT = Path(__file__).parents[3]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -299,7 +299,7 @@ def test_the_shell_completes_runs_folders_and_processes(api: FakeApi, run_folder
 def test_completion_is_silent_without_a_server(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VOLLEY_SERVER", "http://127.0.0.1:1")
     assert completed("show", "sev", cwd=tmp_path) == []
-    assert ApiClient.find().server == "http://127.0.0.1:1"
+    assert find_server()[0] == "http://127.0.0.1:1"
 
 
 def test_the_exit_codes_of_the_help_are_those_of_the_page() -> None:

@@ -14,8 +14,8 @@ from reward_servers.http import metric_lines
 from reward_servers.sandbox.health import SandboxReport
 from services.api.index import RunCard
 from services.api.prometheus import RunStatus, ServiceMetrics
-from services.store.state import Observed
 from volley.metrics import family
+from volley.state import Observed
 
 HERE = Path("deploy/monitoring")
 DASHBOARD = json.loads((HERE / "grafana.json").read_text())

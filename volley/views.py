@@ -1,11 +1,11 @@
-"""Bodies of the API's requests and responses, besides the models of `services.store.state`."""
+"""Bodies of the API's requests and responses, besides the models of `volley.state`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from services.store.state import Desired, Observed, RunRecord, RunState
 from volley.base import Spec
+from volley.state import Desired, Observed, RunRecord, RunState
 
 SeenState = Literal[RunState, "lost"]
 Tag = Annotated[str, StringConstraints(max_length=200)]
@@ -14,6 +14,10 @@ TokenName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-
 Scope = Literal["read", "operate", "admin"]
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,9}$")]
+
+LIVE_STREAMS = ("metrics", "events", "evaluations")
+BEGINNING = "0-0"  # the entry id before the first entry of a stream
+LIVE_START = ".".join(BEGINNING for _ in LIVE_STREAMS)  # `Last-Event-ID` of a live view that begins with the run
 
 
 class NewRun(Spec):
@@ -122,6 +126,11 @@ class SampleView(View):
     group: int
     status: str
     reward: float | None
+    advantage: float | None = None
+    prompt_id: str = ""
+    prompt: str = Field("", description="its text, as the model gets it")
+    sample: str = Field("", description="the sample's text")
+    detail: str = Field("", description="what the scorer says of it, in one line")
 
 
 class SamplePage(View):

@@ -1,0 +1,14 @@
+"""The paths in a job."""
+
+from pathlib import Path
+
+PATH_KEYS = ("path", "working_dir", "py_modules")
+
+
+def absolute_paths(tree: object, base: Path, key: str = "") -> object:
+    """Return a job's ``tree`` with every relative path made absolute from ``base``; URIs stay."""
+    if isinstance(tree, dict):
+        return {name: absolute_paths(value, base, name) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [absolute_paths(item, base, key) for item in tree]
+    return str((base / tree).resolve()) if key in PATH_KEYS and isinstance(tree, str) and "://" not in tree else tree
