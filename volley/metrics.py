@@ -156,10 +156,12 @@ EVALUATION: Mapping[str, Metric] = MappingProxyType(
         "version": Metric("1", "Version of the evaluated weights; 0 is the job's model."),
         "prompts": Metric("prompts", "Prompts evaluated."),
         "n": Metric("samples", "Samples per prompt."),
+        "unscored": Metric("samples", "Samples that could not be scored. They are left out, never counted as reward 0."),
         "estimates": Metric(
             "reward",
             "Per k: mean over prompts of the unbiased estimate of max@k (pass@k for 0/1 rewards), and `low` and `high` "
-            "of its 95% bootstrap interval over prompts. Sinks: `pass_at_<k>`.",
+            "of its 95% bootstrap interval over prompts; `left_out` prompts have fewer than k scored samples. Sinks: "
+            "`pass_at_<k>`.",
         ),
         "majority": Metric(
             "reward", "The same for maj@k. Sinks: `maj_at_<k>`.", f"{ANSWERS} and reward equal answers equally"

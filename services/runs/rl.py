@@ -26,7 +26,8 @@ from services.coordinator.roles import Roles
 from services.coordinator.turns import Turns, turns_of
 from services.data.prompts import read_prompts
 from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
-from services.evaluation.evaluate import Sampler, evaluation_of, max_groups_in_flight
+from services.evaluation.estimates import summarise
+from services.evaluation.evaluate import Sampler, max_groups_in_flight, unscored_problem
 from services.evaluation.fetch import fetched
 from services.jobs.needs import needs_of
 from services.jobs.runtime_env import code_is_here
@@ -52,7 +53,7 @@ from services.store.desired import check_desired
 from services.store.state import Desired
 from services.tasks import start_all, timed
 from volley.base import replaced
-from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
+from volley.errors import DeadlineExceeded, HostError, WeightsGone, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
 
@@ -298,7 +299,14 @@ class RLSession:
             pools.actors, pools.rewards, plan.sampling, in_flight, run.job.seed, pools.episodes or run.turns
         )
         sampled = await sampler.sample(run.heldout)
+        try:
+            problem = unscored_problem(sampled)
+        except HostError as nothing_scored:  # whether training can go on is for the coordinator to find out
+            await self._recorder.event("trouble", problem=f"no evaluation of version {version}: {nothing_scored}")
+            return
+        if problem:
+            await self._recorder.event("trouble", problem=f"evaluation of version {version}: {problem}")
         prompts = [encoded.prompt for encoded in run.heldout]
         terms, seed = run.job.evaluated_terms, run.job.seed
-        evaluation = evaluation_of(prompts, sampled, plan.ks, terms=terms, version=version, seed=seed)
+        evaluation = summarise(prompts, sampled, plan.ks, terms=terms, version=version, seed=seed)
         await self._recorder.evaluation(evaluation)

@@ -23,6 +23,8 @@ def once(row: dict[str, Any], what: str) -> bool:
 
 async def two_calls(row: dict[str, Any], base_url: str, api_key: str) -> Any:
     """The reward is the share of vowels in both answers."""
+    if row.get("does") == "fail":
+        raise RuntimeError("never any luck")
     if once(row, "early"):
         raise RuntimeError("no luck at all")
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
@@ -46,6 +48,8 @@ async def two_calls(row: dict[str, Any], base_url: str, api_key: str) -> Any:
 
 def one_call(row: dict[str, Any], base_url: str, api_key: str) -> float:
     """A plain function, which calls with the client that waits."""
+    if row.get("does") == "fail":
+        raise RuntimeError("never any luck")
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         answer = client.completions.create(model="any", prompt=row["prompt"], max_tokens=4)
     return float("e" in answer.choices[0].text)

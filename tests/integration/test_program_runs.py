@@ -30,7 +30,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "flags").mkdir()
     rows: list[dict[str, Any]] = [{"prompt": f"say {word}", "answer": "x"} for word in ("one", "two", "three", "four")]
     rows += [{"prompt": f"then {does}", "answer": "x", "does": does} for does in TROUBLES]
-    for name, chosen in (("train", rows), ("heldout", rows[:3])):
+    fails = {"prompt": "say nothing", "answer": "x", "does": "fail"}
+    for name, chosen in (("train", rows), ("heldout", [*rows[:3], fails])):
         lines = [json.dumps({**row, "flags": str(folder / "flags")}) + "\n" for row in chosen]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     return folder
@@ -108,6 +109,11 @@ async def test_samples_show_their_calls(trained: Result) -> None:
 async def test_evaluations_run_the_program_too(trained: Result) -> None:
     before, after = trained.folder.read("evaluations")
     assert (before["version"], after["version"]) == (0, 4)
+    for row in (before, after):
+        assert (row["prompts"], row["unscored"]) == (4, 4)
+        assert [(each["k"], each["left_out"]) for each in row["estimates"]] == [(1, 1), (4, 1)]
+    problems = [row["problem"] for row in trained.folder.read("events") if row["kind"] == "trouble"]
+    assert [each for each in problems if "evaluation of version 4: 4 of 16 samples" in each and "never any luck" in each]
 
 
 async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, inputs: Path, tmp_path: Path) -> None:
@@ -123,10 +129,12 @@ async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, in
     }
     done = await run_job(stack, tmp_path, job)
     rows = done.folder.read("samples")
-    assert len(rows) == 24
-    assert all(row["reward"] == float("e" in row["sample"]) for row in rows)
+    rewards = [row["reward"] for row in rows if row["prompt"] != "say nothing"]
+    assert (len(rows), len(rewards)) == (32, 24)
+    assert all(row["reward"] == float("e" in row["sample"]) for row in rows if row["reward"] is not None)
     (evaluation,) = done.folder.read("evaluations")
-    assert evaluation["estimates"][0]["mean"] == pytest.approx(sum(row["reward"] for row in rows) / 24)
+    assert evaluation["unscored"] == 8
+    assert evaluation["estimates"][0]["mean"] == pytest.approx(sum(rewards) / 24)
 
 
 async def test_the_example_of_the_page(

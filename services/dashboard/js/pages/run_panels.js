@@ -130,6 +130,7 @@ function eventText(event) {
   if (event.kind === "evaluation") {
     const means = event.estimates.map(({ k, mean }) => `@${k} ${mean.toFixed(3)}`);
     if (event.weighted) means.push(`weighted ${event.weighted.mean.toFixed(3)}`);
+    if (event.unscored) means.push(`(${event.unscored} samples unscored)`);
     return `version ${event.version}: ${means.join("  ")}`;
   }
   if (event.problem) return event.problem;
