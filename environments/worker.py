@@ -30,10 +30,17 @@ class EnvironmentWorker:
 
         Raises:
             JobError: the program cannot be imported or called.
+            WorkerDied: its class or the method ``setup`` raised.
         """
         program = await asyncio.to_thread(load_program, self._rollout.target)
         self._programs = Programs(program, self._rollout.timeout_s)
+        await self._programs.set_up()
         return os.getpid()
+
+    async def close(self) -> None:
+        """Let the program's class release what it holds. The process is ended afterwards."""
+        if self._programs is not None:
+            await self._programs.close()
 
     async def run(self, row: Mapping[str, Any], base_url: str, keys: Sequence[str]) -> EpisodesDone:
         """Run one episode per key, at once."""

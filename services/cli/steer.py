@@ -8,23 +8,24 @@ import typer
 
 from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, service_run
 
-FIELDS = ("actors", "reward_workers", "paused", "learning_rate", "max_lag", "objective")
+FIELDS = ("actors", "reward_workers", "environment_workers", "paused", "learning_rate", "max_lag", "objective")
 
 
 def scale(
     run: RunOrFolder,
     actors: Annotated[int | None, typer.Option(min=0, help="0 pauses generation")] = None,
     reward_workers: Annotated[int | None, typer.Option(min=1)] = None,
+    environment_workers: Annotated[int | None, typer.Option(min=1)] = None,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Change the number of actors and reward workers of a live run."""
+    """Change the number of actors, reward workers and environment workers of a live run."""
     from volley.errors import JobError
 
-    counts = {"actors": actors, "reward_workers": reward_workers}
+    counts = {"actors": actors, "reward_workers": reward_workers, "environment_workers": environment_workers}
     changes = {key: value for key, value in counts.items() if value is not None}
     if not changes:
-        raise JobError("nothing to scale: pass --actors N, --reward-workers N or both")
+        raise JobError("nothing to scale: pass --actors N, --reward-workers N or --environment-workers N")
     _change(run, changes, server, as_json)
 
 

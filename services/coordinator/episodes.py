@@ -6,7 +6,7 @@ request ─> sessions ─> episodes ──> record of the sessions ─> group
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.config import EpisodesRequest, GenerateRequest, OpenedSessions
@@ -14,6 +14,7 @@ from actors.gateway.groups import EpisodeReport
 from actors.gateway.session import End, Limits
 from environments.records import EpisodesDone, Outcome
 from reward_servers.scorers.base import infra_error
+from services.coordinator.episode_figures import EpisodeFigures, end_of
 from services.coordinator.roles import Actors, Environments, RewardWorkers, Sessions
 from services.coordinator.turns import ATTEMPTS, MadeGroup, Stage, Turns, make_group
 from volley.errors import GroupGone
@@ -67,7 +68,7 @@ class Episodes:
                 lost += 1
                 if lost < ATTEMPTS:
                     raise
-                return EpisodesDone((Outcome(failure=str(gone)),) * request.n, 0.0)
+                return EpisodesDone((Outcome(failure=str(gone), kind="lost"),) * request.n, 0.0)
 
         begun = time.time()
         on_stage("generate")
@@ -86,7 +87,16 @@ class Episodes:
             verdicts = [own or judged for own, judged in zip(verdicts, scores.verdicts, strict=True)]
             seconds, worker = scores.seconds, scores.worker
         packed = Scores.pack([each or _UNJUDGED for each in verdicts], seconds=seconds, worker=worker)
-        return MadeGroup(group, meta, packed, (begun, generated), reports)
+        figures = EpisodeFigures(
+            actor=meta.actor,
+            worker=done.worker,
+            opened=generated - meta.seconds,
+            begun=generated - done.seconds,
+            seconds_n=tuple(each.seconds for each in done.outcomes),
+            ends_n=tuple(end_of(*pair) for pair in zip(done.outcomes, reports, strict=True)),
+            reports=reports,
+        )
+        return MadeGroup(group, meta, packed, (begun, generated), figures)
 
     def _asked(self, request: GenerateRequest) -> EpisodesRequest:
         return EpisodesRequest(
@@ -135,13 +145,3 @@ async def make_samples(
 
 
 _UNJUDGED = infra_error("the program returned no reward, and the job has no scorer: return one, or write scorer")
-
-
-def troubles_of(reports: Sequence[EpisodeReport]) -> dict[str, object]:
-    """What went wrong between programs and gateway, as the details of an event; {} if nothing did."""
-    counts = {
-        name: sum(getattr(report, name) for report in reports) for name in ("rewrites", "parse_failures", "abandoned")
-    }
-    first = next((report.rewrite for report in reports if report.rewrite), "")
-    found: dict[str, object] = {name: count for name, count in counts.items() if count}
-    return {**found, "first_rewrite": first} if first else found

@@ -169,7 +169,7 @@ class _Columns:
         )
 
     @property
-    def scored_PN(self) -> NDArray[np.bool_]:
+    def is_scored(self) -> NDArray[np.bool_]:
         return np.arange(self.rewards_PN.shape[1]) < self.counts_P[:, None]
 
     def best(self, k: int) -> NDArray[np.float64]:
@@ -181,9 +181,7 @@ class _Columns:
     def picked(self, k: int) -> NDArray[np.float64]:
         return self._of_scored(k, lambda rows, m: best_of_k(self.rewards_PN[rows, :m], self.ranks_PN[rows, :m], k))
 
-    def _of_scored(
-        self, k: int, value: Callable[[NDArray[np.bool_], int], NDArray[np.float64]]
-    ) -> NDArray[np.float64]:
+    def _of_scored(self, k: int, value: Callable[[NDArray[np.bool_], int], NDArray[np.float64]]) -> NDArray[np.float64]:
         """A value per prompt from its scored samples; NaN for prompts with fewer than k. Prompts with m go together."""
         values_P = np.full(len(self.counts_P), np.nan)
         for m in np.unique(self.counts_P[self.counts_P >= k]).tolist():
@@ -210,7 +208,7 @@ def summarise(
     columns = _Columns.of(sampled)
     tokens_P = np.array([each.tokens for each in sampled])
     logprob_P = np.array([each.logprob for each in sampled])
-    votes, ranked = _votes_mean_something(columns), bool(np.isfinite(columns.ranks_PN[columns.scored_PN]).all())
+    votes, ranked = _votes_mean_something(columns), bool(np.isfinite(columns.ranks_PN[columns.is_scored]).all())
     best = {k: columns.best(k) for k in ks}
     voted = {k: columns.voted(k) for k in ks} if votes else {}
     picked = {k: columns.picked(k) for k in ks} if ranked else {}
@@ -241,10 +239,10 @@ def summarise(
 
 def _votes_mean_something(columns: _Columns) -> bool:
     """Whether scored samples have answers, and each answer one reward."""
-    scored_PN, answered = columns.scored_PN, False
+    is_scored, answered = columns.is_scored, False
     for rewards_n, answers_n in zip(
-        np.where(scored_PN, columns.rewards_PN, 0.0).tolist(),
-        np.where(scored_PN, columns.answers_PN, NO_ANSWER).tolist(),
+        np.where(is_scored, columns.rewards_PN, 0.0).tolist(),
+        np.where(is_scored, columns.answers_PN, NO_ANSWER).tolist(),
         strict=True,
     ):
         reward_of: dict[int, float] = {}
@@ -283,7 +281,7 @@ def _weighted(values_P: NDArray[np.float64] | None, chosen_P: NDArray[np.bool_],
 def _estimates(
     values: Mapping[int, NDArray[np.float64]], chosen_P: NDArray[np.bool_], seed: int
 ) -> tuple[Estimate, ...]:
-    """Mean and interval over the prompts that ``chosen_P`` marks and that have a value, for each k with such prompts."""
+    """For each k, mean and interval over the prompts that ``chosen_P`` marks and that have a value, if any do."""
     estimates = []
     for k, values_P in values.items():
         known_P = values_P[chosen_P & ~np.isnan(values_P)]

@@ -15,7 +15,7 @@ from services.evaluation.estimates import Sampled
 from services.store.folder import RunFolder
 from volley.errors import HostError
 from volley.files import replacing
-from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus, calls_column
 
 NAME = "samples"
 
@@ -34,6 +34,7 @@ def group_rows(
             "prompt_id": prompt.id,
             "tags": dict(prompt.tags),
             **({"earlier": group.earlier[number]} if group.earlier else {}),
+            **calls_column(group, number),
             "sample": group.texts[number],
             "answer": verdict.answer,
             "status": str(verdict.status),

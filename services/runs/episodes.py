@@ -48,7 +48,16 @@ async def start_rewards(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> Rew
 class NoEnvironments:
     """Stands in for the environment workers of a job without a program."""
 
+    count, waiting = 0, 0
     deaths: tuple[VolleyError, ...] = ()
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """None."""
+        return ()
+
+    async def scale(self, count: int) -> None:
+        """Raises `JobError`: there is nothing to scale."""
+        raise JobError(f"the job has no program, so it has no environment workers; {count} cannot be started")
 
     async def stop(self) -> None:
         """Nothing to stop."""

@@ -145,12 +145,15 @@ class RLRun:
 
 
 def with_desired_counts(job: RLJob, desired: Desired) -> RLJob:
-    """The job with the counts of actors and reward workers that are desired now."""
+    """The job with the counts of actors, reward workers and environment workers that are desired now."""
     if desired.actors is not None:
         # Not validated: 0 actors pause generation, which can be desired of a run but not written in a job.
         job = replaced(job, actors=job.actors.model_copy(update={"count": desired.actors}))
     if desired.reward_workers is not None:
         job = replaced(job, reward_workers=replaced(job.reward_workers, count=desired.reward_workers))
+    if desired.environment_workers is not None:
+        workers = replaced(job.environment_workers, count=desired.environment_workers)
+        job = replaced(job, environment_workers=workers)
     return job
 
 

@@ -113,7 +113,9 @@ async def test_evaluations_run_the_program_too(trained: Result) -> None:
         assert (row["prompts"], row["unscored"]) == (4, 4)
         assert [(each["k"], each["left_out"]) for each in row["estimates"]] == [(1, 1), (4, 1)]
     problems = [row["problem"] for row in trained.folder.read("events") if row["kind"] == "trouble"]
-    assert [each for each in problems if "evaluation of version 4: 4 of 16 samples" in each and "never any luck" in each]
+    assert [
+        each for each in problems if "evaluation of version 4: 4 of 16 samples" in each and "never any luck" in each
+    ]
 
 
 async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, inputs: Path, tmp_path: Path) -> None:

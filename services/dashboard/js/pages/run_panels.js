@@ -55,7 +55,7 @@ export class Tiles {
 
 const share = (value) => value.toFixed(3);
 
-const ROLES = { actor: "Actor", reward_worker: "Reward worker", learner_rank: "Learner rank" };
+const ROLES = { actor: "Actor", reward_worker: "Reward worker", environment_worker: "Environment worker", learner_rank: "Learner rank" };
 const WORKER_TONES = { serving: "good", starting: "busy", draining: "warn" };
 
 export class Workers {
