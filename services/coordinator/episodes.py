@@ -20,6 +20,7 @@ from services.coordinator.turns import ATTEMPTS, MadeGroup, Stage, Turns, make_g
 from volley.errors import GroupGone
 from volley.records import Prompt, Scores, Verdict, VerdictStatus
 from volley.rollout import ProgramRollout
+from volley.scoring import RewardValues
 
 _RAN_OUT = {
     End.CALLS: "the model ran out of calls (rollout.max_calls)",
@@ -80,7 +81,7 @@ class Episodes:
             break
         generated = time.time()
         on_stage("score")
-        verdicts = [self._verdict(*pair) for pair in zip(done.outcomes, reports, strict=True)]
+        verdicts = [verdict_of(*pair, self.rollout.values) for pair in zip(done.outcomes, reports, strict=True)]
         seconds, worker = 0.0, ""
         if self.scored and None in verdicts:
             scores = await rewards.score(group, prompt)
@@ -109,24 +110,25 @@ class Episodes:
             seed=request.seed,
         )
 
-    def _verdict(self, outcome: Outcome, report: EpisodeReport) -> Verdict | None:
-        """The verdict on an episode; None if the scorer is to judge it.
 
-        What the gateway saw comes first: after the end of its session, a program can only fail.
-        """
-        if report.end is End.REWRITTEN:
-            return infra_error(f"the history was rewritten: {report.rewrite}")
-        if report.end in _RAN_OUT:
-            return Verdict(VerdictStatus.NO_ANSWER, self.rollout.values.failed, detail=_RAN_OUT[report.end])
-        if outcome.failure:
-            return infra_error(outcome.failure)
-        if report.calls == 0:
-            return infra_error("the program ended without a call of the model")
-        if outcome.reward is None:
-            return None
-        passed = outcome.reward >= self.rollout.values.passed
-        status = VerdictStatus.PASSED if passed else VerdictStatus.WRONG_ANSWER
-        return Verdict(status, outcome.reward, answer=outcome.answer, detail=outcome.detail)
+def verdict_of(outcome: Outcome, report: EpisodeReport, values: RewardValues) -> Verdict | None:
+    """The verdict on an episode; None if the scorer is to judge it.
+
+    What the gateway saw comes first: after the end of its session, a program can only fail.
+    """
+    if report.end is End.REWRITTEN:
+        return infra_error(f"the history was rewritten: {report.rewrite}")
+    if report.end in _RAN_OUT:
+        return Verdict(VerdictStatus.NO_ANSWER, values.failed, detail=_RAN_OUT[report.end])
+    if outcome.failure:
+        return infra_error(outcome.failure)
+    if report.calls == 0:
+        return infra_error("the program ended without a call of the model")
+    if outcome.reward is None:
+        return None
+    passed = outcome.reward >= values.passed
+    status = VerdictStatus.PASSED if passed else VerdictStatus.WRONG_ANSWER
+    return Verdict(status, outcome.reward, answer=outcome.answer, detail=outcome.detail)
 
 
 async def make_samples(

@@ -26,6 +26,8 @@ async def agent(row, base_url, api_key):
         os._exit(7)
     if row.get("block") == api_key:
         time.sleep(600)
+    while "until" in row and not pathlib.Path(row["until"]).exists():
+        await asyncio.sleep(0.05)
     await asyncio.sleep(row.get("seconds", 0))
     return len(api_key)
 
@@ -158,8 +160,9 @@ async def test_a_program_that_does_not_import_is_the_jobs_error(folder: Path) ->
 
 async def test_workers_are_added_and_retired_while_episodes_run(folder: Path) -> None:
     pool = await started(folder, episodes=1)
-    first = asyncio.create_task(pool.run(row(seconds=6), "", ("a",)))
-    second = asyncio.create_task(pool.run(row(seconds=6), "", ("bb",)))
+    until = folder / "until"
+    first = asyncio.create_task(pool.run(row(until=str(until)), "", ("a",)))
+    second = asyncio.create_task(pool.run(row(until=str(until)), "", ("bb",)))
     await asyncio.sleep(0.3)
     assert pool.waiting == 1
     await pool.scale(3)
@@ -170,6 +173,7 @@ async def test_workers_are_added_and_retired_while_episodes_run(folder: Path) ->
     await pool.scale(1)
     assert pool.count == 1
     wait_until_gone({each.pid for each in before[1:] if not each.busy})
+    until.touch()
     assert [(await each).outcomes[0].reward for each in (first, second)] == [1.0, 2.0], "retired workers finish"
     wait_until_gone({each.pid for each in before[1:]})
     assert pool.deaths == ()
@@ -217,7 +221,7 @@ async def test_the_pool_grows_while_groups_wait_and_shrinks_when_idle(
 
 async def test_a_class_is_set_up_once_per_worker_and_closed_with_it(folder: Path) -> None:
     pool = await started(folder, "Holder", count=2)
-    busy = [asyncio.create_task(pool.run(row(seconds=2), "", ("a",) * 4)) for _ in range(2)]
+    busy = [asyncio.create_task(pool.run(row(seconds=3), "", ("a",) * 4)) for _ in range(2)]
     await asyncio.sleep(0.5)
     await pool.scale(1)
     await asyncio.gather(*busy)
