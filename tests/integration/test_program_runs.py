@@ -74,6 +74,19 @@ async def test_log_probs_of_all_calls_are_the_learners(trained: Result) -> None:
         assert 1.8 <= row["turns_mean"] <= 2.0
 
 
+async def test_episodes_have_metrics_and_a_lane(trained: Result) -> None:
+    rows = trained.folder.read("metrics")
+    for row in rows:
+        assert 0 < row["environment_busy_share"] <= 1
+        assert 0 <= row["seconds_environment_mean"] <= row["seconds_episode_mean"]
+        assert 1 <= row["calls_mean"] <= 2
+    count = sum(row["episodes_per_second"] * row["seconds_step"] for row in rows)
+    assert count >= 80, "20 groups of 4, and the first evaluation"
+    for end in ("raised", "timeout", "rewritten"):
+        assert any(row.get(f"episodes_{end}", 0) > 0 for row in rows)
+    assert not any("episodes_lost" in row for row in rows), "the killed worker's episodes were repeated"
+
+
 async def test_every_group_ends_once(trained: Result) -> None:
     last = trained.folder.read("metrics")[-1]
     counts = {name: last[f"groups_{name}"] for name in ("admitted", "trained", "dropped", "in_flight")}
@@ -102,7 +115,10 @@ async def test_samples_show_their_calls(trained: Result) -> None:
             assert row["reward"] is None
             assert any(each in row["detail"] for each in ("luck", "timeout_s", "rewritten"))
         else:
-            assert "<|im_start|>user\n" + row["prompt"] + " again" in row["earlier"]
+            first, second = row["calls"]
+            assert "<|im_start|>user\n" + row["prompt"] in first["context"]
+            assert "<|im_start|>user\n" + row["prompt"] + " again" in second["context"]
+            assert (second["answer"], first["tokens"] + second["tokens"]) == (row["sample"], row["tokens"])
     assert {row["status"] for row in rows} <= {"infra_error", "wrong_answer", "passed"}
 
 
@@ -137,6 +153,34 @@ async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, in
     (evaluation,) = done.folder.read("evaluations")
     assert evaluation["unscored"] == 8
     assert evaluation["estimates"][0]["mean"] == pytest.approx(sum(rewards) / 24)
+
+
+async def test_rejection_sampling_trains_on_episodes_as_they_were_recorded(
+    stack: Stack, inputs: Path, tmp_path: Path
+) -> None:
+    job = {
+        "kind": "rft",
+        "name": "kept-vowels",
+        "model": {"path": str(inputs / "model")},
+        "data": {"path": str(inputs / "heldout.jsonl")},
+        "rollout": {"kind": "program", "target": "tests.integration.agents:Caller", "timeout_s": 30, "max_calls": 4},
+        "sampling": {"n": 8, "max_tokens": 40},
+        "correct_from": 0.05,
+        "steps": 3,
+        "rows_per_step": 4,
+        "actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1},
+    }
+    done = await run_job(stack, tmp_path, job)
+    rows, kept = done.folder.read("samples"), done.folder.read("kept")
+    assert sum(row["reward"] is None for row in rows) == 8, "the prompt whose program always fails"
+    assert kept
+    assert all(row["reward"] >= 0.05 for row in kept)
+    assert {len(row["calls"]) for row in kept} == {2}
+    sampled = {tuple(call["tokens"] for call in row["calls"]): row for row in rows if row["reward"] is not None}
+    for row in sampled.values():
+        assert len(row["token_ids"]) == sum(call["tokens"] for call in row["calls"])
+        assert len(row["prompt_ids"]) + len(row["observed_ids"]) == sum(call["observed"] for call in row["calls"])
+    assert len(done.folder.read("metrics")) == 3
 
 
 async def test_the_example_of_the_page(
