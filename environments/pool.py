@@ -152,7 +152,9 @@ class EnvironmentPool:
         if tasks:
             await asyncio.wait(tasks)
         self._workers.clear()
-        await asyncio.gather(*self._ending, *(self._close(worker) for worker in tuple(self._living)))
+        for worker in tuple(self._living):
+            self._end(worker)
+        await asyncio.gather(*self._ending)
         await self._notify()
 
     async def _with_room(self, episodes: int) -> "_Worker":
@@ -208,6 +210,9 @@ class EnvironmentPool:
             self._end(worker)
 
     def _end(self, worker: "_Worker") -> None:
+        if worker.closing:
+            return
+        worker.closing = True
         task = asyncio.create_task(self._close(worker), name=f"close {worker.name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -354,3 +359,4 @@ class _Worker:
     episodes: int = 0
     stuck: str = ""
     retired: bool = False
+    closing: bool = False

@@ -25,7 +25,7 @@ from services.coordinator.episodes import verdict_of
 from services.data.tokens import load_tokenizer
 from volley.errors import JobError
 from volley.gateway import GatewaySpec
-from volley.job import EvalJob, RFTJob, RLJob
+from volley.job import EvalJob, EvalSampling, RFTJob, RLJob
 from volley.records import Group, ModelCall, Prompt
 from volley.rollout import ProgramRollout
 
@@ -94,8 +94,10 @@ async def _try(
     tokenizer = load_tokenizer(job.model.path)
     stops = stop_token_ids(job.model.path, tokenizer)
     gateway = Gateway(StubEngine(tokenizer, stops, says), tokenizer, stops, GatewaySpec(sampling=job.gateway.sampling))
-    limits = Limits(rollout.max_calls, job.sampling.max_tokens, length, rollout.on_rewrite)
-    keys = gateway.open_sessions(EpisodesRequest(0, prompt.id, 1, job.sampling.temperature, job.sampling.top_p, limits))
+    sampling = job.sampling
+    top_p = sampling.top_p if isinstance(sampling, EvalSampling) else 1.0
+    limits = Limits(rollout.max_calls, sampling.max_tokens, length, rollout.on_rewrite)
+    keys = gateway.open_sessions(EpisodesRequest(0, prompt.id, 1, sampling.temperature, top_p, limits))
     async with _served(gateway) as url:
         row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
         seconds = min(rollout.timeout_s, TRIAL_SECONDS)

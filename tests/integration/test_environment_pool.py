@@ -172,10 +172,10 @@ async def test_workers_are_added_and_retired_while_episodes_run(folder: Path) ->
     assert sum(each.busy for each in before) == 2
     await pool.scale(1)
     assert pool.count == 1
-    wait_until_gone({each.pid for each in before[1:] if not each.busy})
+    await asyncio.to_thread(wait_until_gone, {each.pid for each in before[1:] if not each.busy})
     until.touch()
     assert [(await each).outcomes[0].reward for each in (first, second)] == [1.0, 2.0], "retired workers finish"
-    wait_until_gone({each.pid for each in before[1:]})
+    await asyncio.to_thread(wait_until_gone, {each.pid for each in before[1:]})
     assert pool.deaths == ()
     await pool.stop()
 

@@ -187,8 +187,8 @@ async def test_the_example_of_the_page(
     stack: Stack, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """agents.md, with a smaller model and two steps."""
-    program, job, commands = blocks(ROOT / "docs" / "agents.md")
-    (tmp_path / "agent.py").write_text(program.text)
+    program, job, commands, solver, *_ = blocks(ROOT / "docs" / "agents.md")
+    (tmp_path / "agent.py").write_text(program.text + solver.text)
     tree = yaml.safe_load(job.text)
     monkeypatch.syspath_prepend(tmp_path)
     tree |= {"model": {"path": str(inputs / "model")}, "data": {"path": str(inputs / "train.jsonl")}}
@@ -202,3 +202,9 @@ async def test_the_example_of_the_page(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     checked = await asyncio.to_thread(subprocess.run, [VOLLEY, "check", file], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
+    assert "3 calls of the model" in checked.stdout
+    with_class = [VOLLEY, "check", file, "--set", "rollout.target=agent:Solver", "--answer", "it is x"]
+    checked = await asyncio.to_thread(subprocess.run, with_class, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert "1 call of the model" in checked.stdout
+    assert "reward 1 (passed)" in checked.stdout

@@ -169,6 +169,16 @@ def test_one_episode_of_a_program_is_run_against_a_stub(volley: Volley, program_
     assert episode["observed"] == second["observed"]
 
 
+def test_a_program_of_an_rl_job_is_run_too(volley: Volley, program_job: Path) -> None:
+    tree = yaml.safe_load(program_job.read_text())
+    del tree["ks"]
+    training = {"kind": "rl", "steps": 1, "objective": {"kind": "mean"}, "sampling": {"n": 2, "max_tokens": 200}}
+    program_job.write_text(yaml.safe_dump({**tree, **training}))
+    code, out, errors = volley("check", str(program_job))
+    assert code == 0, errors
+    assert "2 calls of the model" in out
+
+
 @pytest.mark.parametrize(
     ("target", "code", "told"),
     [

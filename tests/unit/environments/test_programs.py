@@ -222,7 +222,7 @@ async def test_a_class_with_a_plain_run_needs_neither_setup_nor_close() -> None:
     programs = Programs(load_program(f"{__name__}:PlainEnvironment"), 5.0)
     await programs.set_up()
     ended = await asyncio.gather(*(programs.run({}, URL, "key") for _ in range(8)))
-    assert sorted(each.outcome.reward for each in ended) == [float(i) for i in range(1, 9)]
+    assert sorted(each.outcome.reward or 0.0 for each in ended) == [float(i) for i in range(1, 9)]
     await programs.close()
 
 
