@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -142,12 +142,9 @@ class Programs:
 
     async def run(self, row: Mapping[str, Any], base_url: str, api_key: str) -> Ended:
         """Run one episode. Never raises because of the program."""
-        begun = time.perf_counter()
         if self._loop is None:
-            ended = await self._run_plain(row, base_url, api_key)
-        else:
-            ended = await self._run_async(self._loop, row, base_url, api_key)
-        return ended._replace(outcome=replace(ended.outcome, seconds=time.perf_counter() - begun))
+            return await self._run_plain(row, base_url, api_key)
+        return await self._run_async(self._loop, row, base_url, api_key)
 
     async def _run_async(
         self, loop: asyncio.AbstractEventLoop, row: Mapping[str, Any], base_url: str, api_key: str
@@ -183,6 +180,13 @@ class Programs:
 
     def _timed_out(self) -> Outcome:
         return Outcome(failure=f"the program took longer than rollout.timeout_s, {self._timeout:g} s", kind="timeout")
+
+
+async def timed(episode: Awaitable[Ended]) -> Ended:
+    """Await an episode, and note how long it took in its outcome."""
+    begun = time.perf_counter()
+    ended = await episode
+    return ended._replace(outcome=replace(ended.outcome, seconds=time.perf_counter() - begun))
 
 
 async def _within(running: "concurrent.futures.Future[Outcome]", seconds: float) -> Outcome | None:

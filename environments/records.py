@@ -36,7 +36,7 @@ class Outcome:
         answer: as returned; equal answers vote together in maj@k.
         detail: one line of explanation.
         failure: why there is no result, such as an exception; "" if the program returned.
-        kind: the kind of failure.
+        kind: the kind of failure; "" with one counts as ``raised``.
         seconds: how long the program ran.
     """
 

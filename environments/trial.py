@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from environments.programs import Programs, load_program
+from environments.programs import Programs, load_program, timed
 from volley.errors import JobError, WorkerDied
 from volley.processes import die_with_parent, take_stdout
 
@@ -22,7 +22,7 @@ async def episode(asked: dict[str, Any]) -> dict[str, Any]:
         await programs.set_up()
     except (JobError, WorkerDied) as problem:
         return {"error": str(problem)}
-    ended = await programs.run(asked["row"], asked["base_url"], asked["api_key"])
+    ended = await timed(programs.run(asked["row"], asked["base_url"], asked["api_key"]))
     if not ended.stuck:
         await programs.close()
     return asdict(ended.outcome)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.programs import Programs, load_program
+from environments.programs import Programs, load_program, timed
 from environments.records import EpisodesDone
 from volley.processes import redirect_output
 from volley.rollout import ProgramRollout
@@ -47,6 +47,6 @@ class EnvironmentWorker:
         if self._programs is None:
             raise RuntimeError("the worker is not ready")
         begun = time.perf_counter()
-        ended = await asyncio.gather(*(self._programs.run(row, base_url, key) for key in keys))
+        ended = await asyncio.gather(*(timed(self._programs.run(row, base_url, key)) for key in keys))
         stuck = max((each.stuck for each in ended), key=("", "thread", "loop").index)
         return EpisodesDone(tuple(each.outcome for each in ended), time.perf_counter() - begun, stuck)

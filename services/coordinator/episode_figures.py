@@ -72,7 +72,7 @@ def end_of(outcome: Outcome, report: EpisodeReport) -> str:
     if report.end is not None:
         return str(report.end)
     if outcome.failure:
-        return outcome.kind
+        return outcome.kind or "raised"
     return "" if report.calls else "no_call"
 
 
