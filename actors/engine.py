@@ -24,7 +24,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from actors.columns import to_group
 from actors.config import ActorConfig, GenerateRequest
 from actors.gateway.session import Drawn
-from actors.options import engine_args, stop_token_ids
+from actors.options import engine_args
+from actors.stops import stop_token_ids
 from volley.errors import JobError, WorkerDied
 from volley.processes import last_lines
 from volley.records import Group

@@ -2,10 +2,8 @@
 
 from dataclasses import fields
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
 from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -63,12 +61,3 @@ def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
     if spec.gpus < 1:  # on a part of a GPU vLLM would count what others take there while it measures
         options["kv_cache_memory_bytes"] = int(spec.kv_cache_gb * 2**30)
     return AsyncEngineArgs(**options | spec.engine)
-
-
-def stop_token_ids(model: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a sample: the tokenizer's, and those in the model's generation configuration."""
-    ids = {tokenizer.eos_token_id}
-    if (model / "generation_config.json").is_file():
-        eos = GenerationConfig.from_pretrained(model).eos_token_id
-        ids |= set(eos) if isinstance(eos, list) else {eos}
-    return sorted(ids - {None})

@@ -11,19 +11,22 @@ and future `run` raises what the last one died of.
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from environments.records import EnvironmentConfig, EpisodesDone
+from environments.records import EnvironmentConfig, EpisodesDone, Usage
 from environments.worker import EnvironmentWorker
+from volley import pool_size
 from volley.errors import DeadlineExceeded, GroupGone, VolleyError, WorkerDied
 from volley.processes import death_cause, last_lines
 from volley.records import Prompt, WorkerInfo
@@ -32,6 +35,7 @@ from volley.rollout import PROGRAM_GRACE_S
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+CLOSE_SECONDS = 5.0
 
 
 class EnvironmentPool:
@@ -41,12 +45,18 @@ class EnvironmentPool:
         self._config = config
         self._workers: dict[int, _Worker] = {}
         self._births: Counter[int] = Counter()
+        self._base = self._wanted = config.workers.count  # the user's number, and what autoscaling makes of it
+        self._waiting = 0
         self._living: set[_Worker] = set()
         self._deaths: list[VolleyError] = []
         self._restarts = Restarts(config.workers.max_replacements)
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._replacing: dict[int, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._resize = asyncio.Lock()
+        self._scaling: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._changed = asyncio.Condition()
+        self._usage, self._noted = Usage(), time.monotonic()
 
     @classmethod
     async def start(cls, config: EnvironmentConfig) -> "EnvironmentPool":
@@ -58,16 +68,23 @@ class EnvironmentPool:
         """
         pool = cls(config)
         try:
-            await asyncio.gather(*(pool._start_one(index) for index in range(config.workers.count)))
+            await pool.scale(config.workers.count)
         except BaseException:
             await pool.stop()
             raise
+        if config.workers.max_count is not None:
+            pool._scaling = asyncio.create_task(pool._autoscale(config.workers.max_count))
         return pool
 
     @property
     def count(self) -> int:
         """Number of workers that run programs."""
         return len(self._workers)
+
+    @property
+    def waiting(self) -> int:
+        """Number of groups waiting for a worker with room."""
+        return self._waiting
 
     @property
     def deaths(self) -> tuple[VolleyError, ...]:
@@ -78,6 +95,11 @@ class EnvironmentPool:
         """All workers by index; ``busy`` counts episodes."""
         ordered = sorted(self._workers.values(), key=lambda worker: worker.index)
         return tuple(WorkerInfo(each.name, "serving", each.pid, busy=each.episodes) for each in ordered)
+
+    def usage(self) -> Usage:
+        """How much the workers were used so far."""
+        self._note_usage()
+        return self._usage
 
     async def run(self, prompt: Prompt, base_url: str, keys: tuple[str, ...]) -> EpisodesDone:
         """Run one episode per key, all with the row of ``prompt``.
@@ -90,6 +112,7 @@ class EnvironmentPool:
         """
         worker = await self._with_room(len(keys))
         row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
+        self._note_usage()
         worker.episodes += len(keys)
         try:
             done = await self._ask(worker, row, base_url, keys)
@@ -97,24 +120,41 @@ class EnvironmentPool:
             await self._lost(worker, end)
             raise GroupGone(f"episodes were lost with their worker: {str(end).partition(chr(10))[0]}") from end
         finally:
+            self._note_usage(ended=len(keys))
             worker.episodes -= len(keys)
             await self._notify()
+            if worker.retired and worker.episodes == 0:
+                self._end(worker)
         if done.stuck:
             worker.stuck = worker.stuck or f"a program that timed out still blocks its {done.stuck}"
         if worker.stuck and (done.stuck == "loop" or worker.episodes == 0):
             await self._lost(worker, WorkerDied(worker.name, worker.stuck))
-        return done
+        return replace(done, worker=worker.name)
+
+    async def scale(self, count: int) -> None:
+        """Start or retire workers until there are ``count``. A retired worker finishes its episodes.
+
+        Raises:
+            JobError: the program cannot be imported or called.
+            WorkerDied, DeadlineExceeded: a worker did not start; the number of workers is unchanged.
+        """
+        if count < 1:
+            raise ValueError(f"count {count}: a run with a program needs at least one environment worker")
+        await self._resize_to(count)
+        self._base = count
 
     async def stop(self) -> None:
         """End all workers, and all programs with them."""
         self._failure = self._failure or WorkerDied("environment-pool", "the pool was stopped")
-        for task in tuple(self._replacing):
+        tasks = [*self._replacing.values(), *filter(None, [self._scaling])]
+        for task in tasks:
             task.cancel()
-        if self._replacing:
-            await asyncio.wait(tuple(self._replacing))
+        if tasks:
+            await asyncio.wait(tasks)
         self._workers.clear()
         for worker in tuple(self._living):
-            self._kill(worker)
+            self._end(worker)
+        await asyncio.gather(*self._ending)
         await self._notify()
 
     async def _with_room(self, episodes: int) -> "_Worker":
@@ -123,7 +163,11 @@ class EnvironmentPool:
             return [each for each in self._workers.values() if not each.stuck and each.episodes <= room]
 
         async with self._changed:
-            await self._changed.wait_for(lambda: self._failure or free())
+            self._waiting += 1
+            try:
+                await self._changed.wait_for(lambda: self._failure or free())
+            finally:
+                self._waiting -= 1
             if self._failure is not None:
                 raise self._failure
             return min(free(), key=lambda worker: (worker.episodes, worker.index))
@@ -141,7 +185,65 @@ class EnvironmentPool:
             raise
         return done
 
-    async def _start_one(self, index: int) -> None:
+    async def _resize_to(self, count: int) -> None:
+        async with self._resize:
+            fresh: dict[int, _Worker] = {}
+            while missing := sorted({*range(count)} - {*self._workers, *self._replacing, *fresh}):
+                if self._failure is not None:
+                    raise self._failure
+                started = await asyncio.gather(*(self._started(index) for index in missing), return_exceptions=True)
+                fresh |= {each.index: each for each in started if isinstance(each, _Worker)}
+                if failures := [each for each in started if isinstance(each, BaseException)]:
+                    for worker in fresh.values():
+                        self._kill(worker)
+                    raise failures[0]
+            self._wanted = count
+            self._note_usage()
+            self._workers |= fresh
+            for index in [i for i in self._workers if i >= count]:
+                self._retire(self._workers.pop(index))
+        await self._notify()
+
+    def _retire(self, worker: "_Worker") -> None:
+        worker.retired = True
+        if worker.episodes == 0:
+            self._end(worker)
+
+    def _end(self, worker: "_Worker") -> None:
+        if worker.closing:
+            return
+        worker.closing = True
+        task = asyncio.create_task(self._close(worker), name=f"close {worker.name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _close(self, worker: "_Worker") -> None:
+        """Let the program's class release what it holds, then end the process."""
+        try:
+            if worker in self._living and worker.pid and not worker.stuck:
+                with contextlib.suppress(WorkerDied, DeadlineExceeded):
+                    await self._answer(worker, worker.actor.close.remote(), "close", CLOSE_SECONDS)
+        finally:
+            self._kill(worker)
+
+    async def _autoscale(self, most: int) -> None:
+        """Adapt the number of workers to the queue. A worker that does not start is logged and retried later."""
+        quiet = 0
+        while self._failure is None:
+            await asyncio.sleep(pool_size.LOOK_EVERY_S)
+            quiet = quiet + 1 if self._waiting == 0 else 0
+            wanted = pool_size.next_count(
+                self._wanted, self._waiting, quiet, low=self._base, high=max(most, self._base)
+            )
+            if wanted != self._wanted:
+                quiet = 0
+                try:
+                    await self._resize_to(wanted)
+                except VolleyError as problem:
+                    log.warning("scaling to %d environment workers failed: %s", wanted, problem)
+
+    async def _started(self, index: int) -> "_Worker":
+        """A worker that is ready to run programs; raises as `start`."""
         worker = self._create(index)
         try:
             awaited = f"start with {self._config.workers.cpus:g} CPUs"
@@ -151,8 +253,7 @@ class EnvironmentPool:
         except BaseException:
             self._kill(worker)
             raise
-        self._workers[index] = worker
-        await self._notify()
+        return worker
 
     def _create(self, index: int) -> "_Worker":
         name = f"environment-{index}"
@@ -175,30 +276,48 @@ class EnvironmentPool:
         return worker
 
     async def _lost(self, worker: "_Worker", end: VolleyError) -> None:
-        """Kill the worker and start its replacement, once however many groups it lost."""
+        """Kill the worker and start its replacement, once however many groups it lost, unless it is retired."""
         if self._workers.get(worker.index) is not worker:
+            self._kill(worker)
             return
+        self._note_usage()
         del self._workers[worker.index]
         log.warning("%s; replacing it", str(end).partition("\n")[0])
         self._kill(worker)
         if self._count_death(end):
             task = asyncio.create_task(self._replace(worker.index), name=f"replace {worker.name}")
-            self._replacing.add(task)
-            task.add_done_callback(self._replacing.discard)
+            self._replacing[worker.index] = task
         await self._notify()
 
     async def _replace(self, index: int) -> None:
         try:
             while True:
                 try:
-                    return await self._start_one(index)
+                    fresh = await self._started(index)
                 except (WorkerDied, DeadlineExceeded) as end:
                     if not self._count_death(end):
-                        return None
+                        return
+                else:
+                    break
+            self._note_usage()
+            self._workers[index] = fresh
+            if index >= self._wanted:  # scaled down in the meantime
+                self._retire(self._workers.pop(index))
         except Exception as error:  # noqa: BLE001 - nothing awaits this task: every `run` raises it
             self._failure = error
         finally:
+            del self._replacing[index]
             await self._notify()
+
+    def _note_usage(self, ended: int = 0) -> None:
+        """Count the time since the last call; called before episodes or workers change."""
+        now = time.monotonic()
+        seconds, self._noted = now - self._noted, now
+        self._usage = Usage(
+            self._usage.episodes + ended,
+            self._usage.busy_seconds + seconds * sum(each.episodes for each in self._workers.values()),
+            self._usage.room_seconds + seconds * len(self._workers) * self._config.workers.episodes,
+        )
 
     def _count_death(self, end: VolleyError) -> bool:
         self._deaths.append(end)
@@ -207,8 +326,9 @@ class EnvironmentPool:
         return self._failure is None
 
     def _kill(self, worker: "_Worker") -> None:
-        self._living.discard(worker)
-        ray.kill(worker.actor, no_restart=True)
+        if worker in self._living:
+            self._living.discard(worker)
+            ray.kill(worker.actor, no_restart=True)
 
     def _log_of(self, name: str) -> Path:
         return self._config.log_dir / f"{name}.log"
@@ -238,3 +358,5 @@ class _Worker:
     pid: int = 0
     episodes: int = 0
     stuck: str = ""
+    retired: bool = False
+    closing: bool = False

@@ -9,35 +9,73 @@ import concurrent.futures
 import inspect
 import math
 import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, SupportsFloat
 
 from environments.records import Outcome, Stuck
-from volley.errors import JobError
+from volley.errors import JobError, WorkerDied
 from volley.imports import function_named
 
 CANCEL_SECONDS = 2.0  # for an async program to end after it was cancelled
 DETAIL = 300  # characters
 
-Program = Callable[..., Any]
+Program = Callable[..., Any]  # a function, or a class with a method `run`
 
 
 def load_program(target: str) -> Program:
-    """Import the function named by ``package.module:function``.
+    """Import the function or class named by ``package.module:name``.
 
     Raises:
-        JobError: it cannot be imported, or does not take ``row``, ``base_url`` and ``api_key``.
+        JobError: it cannot be imported, or it or its method ``run`` does not take ``row``, ``base_url``, ``api_key``.
     """
     program = function_named(target, "rollout.target")
-    try:
-        inspect.signature(program).bind({}, base_url="", api_key="")
-    except (TypeError, ValueError) as problem:
+    name = target.partition(":")[2]
+    if inspect.isclass(program):
+        _check_class(program, target, name)
+        return program
+    if problem := _unlike(program, {}, base_url="", api_key=""):
         raise JobError(
             f"rollout.target {target!r} does not take what it is called with ({problem}): write "
-            f"def {target.partition(':')[2]}(row, base_url, api_key)"
-        ) from None
+            f"def {name}(row, base_url, api_key)"
+        )
     return program
+
+
+def _check_class(program: type, target: str, name: str) -> None:
+    run = getattr(program, "run", None)
+    if not callable(run):
+        raise JobError(
+            f"rollout.target {target!r}: class {name} needs a method async def run(self, row, base_url, api_key)"
+        )
+    if problem := _unlike(run, None, {}, base_url="", api_key=""):
+        raise JobError(
+            f"rollout.target {target!r}: {name}.run does not take what it is called with ({problem}): write "
+            "async def run(self, row, base_url, api_key)"
+        )
+    if problem := _unlike(program):
+        raise JobError(f"rollout.target {target!r}: {name} is made without arguments, and {problem}: give it defaults")
+    for part in ("setup", "close"):
+        if inspect.iscoroutinefunction(getattr(program, part, None)) and not is_async(program):
+            raise JobError(f"rollout.target {target!r}: {name}.{part} is async and run is not: write async def run")
+
+
+def _unlike(called: Callable[..., Any], *args: object, **kwargs: object) -> str:
+    """Why ``called`` does not take these arguments; "" if it does."""
+    try:
+        inspect.signature(called).bind(*args, **kwargs)
+    except (TypeError, ValueError) as problem:
+        return str(problem)
+    return ""
+
+
+def is_async(program: Program) -> bool:
+    """Whether the program's episodes run on an event loop."""
+    if inspect.isclass(program):
+        return inspect.iscoroutinefunction(getattr(program, "run", None))
+    return inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(type(program).__call__)
 
 
 class Ended(NamedTuple):
@@ -56,9 +94,51 @@ class Programs:
 
     def __init__(self, program: Program, timeout_s: float) -> None:
         self._program, self._timeout = program, timeout_s
-        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(program) else None
+        self._instance: Any = None
+        self._loop = asyncio.new_event_loop() if is_async(program) else None
         if self._loop is not None:
             threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
+
+    async def set_up(self) -> None:
+        """If the program is a class, make the one instance that runs all episodes.
+
+        Raises:
+            WorkerDied: the class or its method ``setup`` raised.
+        """
+        if not inspect.isclass(self._program):
+            return
+        try:
+            self._instance = await self._call(self._program)
+            if (setup := getattr(self._instance, "setup", None)) is not None:
+                await self._call(setup)
+        except (Exception, SystemExit) as problem:
+            traceback.print_exception(problem)
+            cause = one_line(f"setting up rollout.target raised {type(problem).__name__}: {problem}")
+            raise WorkerDied("an environment worker", cause) from problem
+        self._program = self._instance.run
+
+    async def close(self) -> None:
+        """Call the method ``close`` of the program's instance, if it has one. What it raises goes to the log."""
+        if (close := getattr(self._instance, "close", None)) is None:
+            return
+        try:
+            await self._call(close)
+        except (Exception, SystemExit) as problem:  # noqa: BLE001 - the worker ends in any case
+            traceback.print_exception(problem)
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        """Call ``function`` where the episodes run, on their loop or in a thread, and await what it returns."""
+        if self._loop is None:
+            return await asyncio.to_thread(function)
+
+        async def called() -> Any:
+            try:
+                returned = function()
+                return await returned if inspect.isawaitable(returned) else returned
+            except SystemExit as problem:  # which would end the loop
+                raise RuntimeError(f"SystemExit: {problem}") from problem
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
     async def run(self, row: Mapping[str, Any], base_url: str, api_key: str) -> Ended:
         """Run one episode. Never raises because of the program."""
@@ -99,7 +179,14 @@ class Programs:
         return Ended(self._timed_out(), "thread") if outcome is None else Ended(outcome)
 
     def _timed_out(self) -> Outcome:
-        return Outcome(failure=f"the program took longer than rollout.timeout_s, {self._timeout:g} s")
+        return Outcome(failure=f"the program took longer than rollout.timeout_s, {self._timeout:g} s", kind="timeout")
+
+
+async def timed(episode: Awaitable[Ended]) -> Ended:
+    """Await an episode, and note how long it took in its outcome."""
+    begun = time.perf_counter()
+    ended = await episode
+    return ended._replace(outcome=replace(ended.outcome, seconds=time.perf_counter() - begun))
 
 
 async def _within(running: "concurrent.futures.Future[Outcome]", seconds: float) -> Outcome | None:
@@ -109,7 +196,7 @@ async def _within(running: "concurrent.futures.Future[Outcome]", seconds: float)
     if not done:
         return None
     if waiting.cancelled():
-        return Outcome(failure="the program cancelled itself")
+        return Outcome(failure="the program cancelled itself", kind="raised")
     return waiting.result()
 
 
@@ -138,7 +225,7 @@ def outcome_of(returned: object) -> Outcome:
 def _raised(problem: BaseException) -> Outcome:
     """The outcome of a program that raised; the log gets the traceback."""
     traceback.print_exception(problem)
-    return Outcome(failure=one_line(f"the program raised {type(problem).__name__}: {problem}"))
+    return Outcome(failure=one_line(f"the program raised {type(problem).__name__}: {problem}"), kind="raised")
 
 
 def one_line(text: str) -> str:

@@ -1,12 +1,13 @@
 """What an environment worker gets and reports."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
 
 Stuck = Literal["", "thread", "loop"]
+FailureKind = Literal["", "raised", "timeout", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,16 @@ class Outcome:
         answer: as returned; equal answers vote together in maj@k.
         detail: one line of explanation.
         failure: why there is no result, such as an exception; "" if the program returned.
+        kind: the kind of failure; "" with one counts as ``raised``.
+        seconds: how long the program ran.
     """
 
     reward: float | None = None
     answer: str | None = None
     detail: str = ""
     failure: str = ""
+    kind: FailureKind = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class EpisodesDone:
     """The outcomes of a group's n episodes.
 
     Attributes:
+        worker: name of the environment worker; "" if the episodes were lost with theirs.
         stuck: what a program that timed out still occupies: its thread, or the event loop that all async programs
             share; the worker must then be replaced.
     """
@@ -55,3 +61,26 @@ class EpisodesDone:
     outcomes: tuple[Outcome, ...]
     seconds: float
     stuck: Stuck = ""
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much the environment workers were used since the pool started.
+
+    Attributes:
+        episodes: episodes that ended.
+        busy_seconds: the time of all episodes, summed up.
+        room_seconds: the same if as many episodes had run as the workers have room for.
+    """
+
+    episodes: int = 0
+    busy_seconds: float = 0.0
+    room_seconds: float = 0.0
+
+    def __sub__(self, before: "Usage") -> "Usage":
+        return Usage(
+            self.episodes - before.episodes,
+            self.busy_seconds - before.busy_seconds,
+            self.room_seconds - before.room_seconds,
+        )

@@ -168,7 +168,14 @@ def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:
     """Supervised rows, each as a piece with one sample."""
     starts = np.cumsum([0, *(len(row.answer_a) for row in rows)])
     return [
-        Piece(row.prompt_p, row.answer_a, np.array([len(row.answer_a)], np.int32), start + np.arange(len(row.answer_a)))
+        Piece(
+            row.prompt_p,
+            row.answer_a,
+            np.array([len(row.answer_a)], np.int32),
+            start + np.arange(len(row.answer_a)),
+            row.observed_s,
+            row.observed_at_s,
+        )
         for row, start in zip(rows, starts, strict=False)
     ]
 

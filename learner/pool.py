@@ -110,7 +110,7 @@ class LearnerPool:
 
     async def sft_step(self, rows: Sequence[SFTRow]) -> StepReport:
         """One supervised step over ``rows``, with loss on the answers' tokens only. Raises `Diverged`."""
-        shares = deal([len(row.prompt_p) + len(row.answer_a) for row in rows], self._size)
+        shares = deal([len(row.prompt_p) + len(row.answer_a) + len(row.observed_s) for row in rows], self._size)
         calls = [
             rank.sft_step.remote([rows[index] for index in share])
             for rank, share in zip(self._ranks.handles, shares, strict=True)

@@ -33,12 +33,25 @@ class ScoredGroup:
     ranks_n: NDArray[np.float64] | None = None
 
 
+def _nothing() -> NDArray[np.int32]:
+    return np.zeros(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """One supervised row: prompt token ids, int32 [p]; answer token ids, int32 [a], the last one end-of-text."""
+    """One supervised row.
+
+    Attributes:
+        prompt_p: int32 [p], prompt token ids.
+        answer_a: int32 [a], answer token ids, the last one end-of-text.
+        observed_s, observed_at_s: int32 [s], tokens observed within the answer, and the index in ``answer_a`` that each
+            is placed before. They are context: the loss never predicts them.
+    """
 
     prompt_p: NDArray[np.int32]
     answer_a: NDArray[np.int32]
+    observed_s: NDArray[np.int32] = field(default_factory=_nothing)
+    observed_at_s: NDArray[np.int32] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)

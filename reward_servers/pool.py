@@ -25,6 +25,7 @@ from ray.exceptions import RayActorError
 
 from reward_servers.scorers.base import infra_error
 from reward_servers.worker import RewardWorker
+from volley import pool_size
 from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
 from volley.job import RewardWorkersSpec
 from volley.processes import death_cause, last_lines
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 2  # per group, each on another worker
 STOP_GRACE_S = 5.0
-LOOK_EVERY_S = 1.0
-LOOKS_AT_REST = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +279,10 @@ class RewardPool:
         """Adapt the number of workers to the queue. A worker that does not start is logged and retried later."""
         quiet = 0
         while self._failure is None:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(pool_size.LOOK_EVERY_S)
             quiet = quiet + 1 if self._waiting == 0 else 0
             high = max(most, self._base)
-            wanted = next_count(self.count, self._waiting, quiet, low=self._base, high=high)
+            wanted = pool_size.next_count(self.count, self._waiting, quiet, low=self._base, high=high)
             if wanted != self.count:
                 quiet = 0
                 try:
@@ -337,20 +336,6 @@ class RewardPool:
     def _died(self, worker: "_Worker", death: RayActorError) -> WorkerDied:
         cause = death_cause(str(death)) or type(death).__name__
         return WorkerDied(worker.name, cause, last_lines(self._config.log_dir / f"{worker.name}.log"))
-
-
-def next_count(count: int, waiting: int, quiet: int, *, low: int, high: int) -> int:
-    """Return the new number of workers: doubled if more groups wait than there are workers, one fewer after idling.
-
-    Args:
-        count: current number of workers.
-        waiting: number of groups waiting for a worker.
-        quiet: number of consecutive checks that found no group waiting.
-        low, high: bounds of the result.
-    """
-    if waiting > count:
-        return min(high, 2 * count)
-    return max(low, count - 1) if quiet >= LOOKS_AT_REST and count > low else count
 
 
 @dataclass(eq=False, slots=True)

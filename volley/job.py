@@ -198,7 +198,6 @@ class _Sampled(_Job):
 
 
 class _WithEpisodes(_Sampled):
-    turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
     rollout: ProgramRollout | None = Field(None, description="a program makes each sample; null: one call does")
     environment_workers: EnvironmentWorkersSpec = EnvironmentWorkersSpec()
     gateway: GatewaySpec = GatewaySpec()
@@ -207,7 +206,7 @@ class _WithEpisodes(_Sampled):
     def _episodes_fit(self) -> Self:
         if self.rollout is None:
             return self
-        if self.turns is not None:
+        if getattr(self, "turns", None) is not None:
             raise ValueError("turns and rollout exclude each other: a program makes its own turns; remove turns")
         plans = [getattr(self, "sampling", None), getattr(getattr(self, "evaluation", None), "sampling", None)]
         most, room = max(plan.n for plan in plans if plan is not None), self.environment_workers.episodes
@@ -219,7 +218,11 @@ class _WithEpisodes(_Sampled):
         return self
 
 
-class RLJob(_WithEpisodes):
+class _WithTurns(_WithEpisodes):
+    turns: TurnsSpec | None = Field(None, description="failed samples observe why and continue; null: one turn")
+
+
+class RLJob(_WithTurns):
     """Reinforcement learning with a k-sample objective."""
 
     kind: Literal["rl"] = "rl"
@@ -306,12 +309,16 @@ class SFTJob(_Job):
     checkpoint: CheckpointSpec = CheckpointSpec()
 
 
-class RFTJob(_Sampled):
+class RFTJob(_WithEpisodes):
     """Rejection sampling: sample every prompt, then fine-tune on the correct samples."""
 
     kind: Literal["rft"] = "rft"
     sampling: EvalSampling = EvalSampling()
-    keep: int = Field(4, ge=1, description="M, limit on correct samples kept per prompt; equal texts count once")
+    keep: int = Field(
+        4,
+        ge=1,
+        description="M, limit on correct samples kept per prompt; samples in which the model says the same count once",
+    )
     correct_from: float = Field(1.0, description="lowest reward of a correct sample", allow_inf_nan=False)
     steps: int | None = Field(None, ge=1, le=MOST_STEPS, description="steps on the kept samples, unless passes is set")
     passes: int | None = Field(None, ge=1, le=MOST_ROWS, description="passes over them, unless steps is set")
@@ -329,7 +336,7 @@ class RFTJob(_Sampled):
         return self
 
 
-class EvalJob(_WithEpisodes):
+class EvalJob(_WithTurns):
     """n samples per prompt and unbiased pass@k for each k."""
 
     kind: Literal["eval"] = "eval"

@@ -31,6 +31,7 @@ WEIGHTS = "evaluations with weights, or of an objective with weights"
 SUPERVISED = "also supervised steps"
 REFERENCE = "`update.kl.coefficient` above 0, or `update.kl.logged`"
 VALUE = "jobs with a value model"
+EPISODES = "jobs with `rollout`, of all groups made since the step before, dropped ones included"
 
 _METRICS: dict[str, dict[str, Metric]] = {
     "Which step": {
@@ -143,6 +144,25 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "weight_group_share": Metric("1", "Share of actors that received the weights through the weight group."),
         "weight_bytes": Metric("bytes", "Size of the published weights."),
     },
+    "Episodes": {
+        "calls_mean": Metric("calls", "Calls of the model per episode.", EPISODES),
+        "observation_tokens_mean": Metric("tokens", "Tokens per sample that came between its calls.", EPISODES),
+        "seconds_episode_mean": Metric("s", "Time a program runs.", EPISODES),
+        "seconds_environment_mean": Metric("s", "Part of it: all but the model's answers.", EPISODES),
+        "environment_share": Metric("1", "`seconds_environment_mean` / `seconds_episode_mean`.", EPISODES),
+        "environment_busy_share": Metric(
+            "1", "Episodes running / episodes the environment workers have room for, mean over time.", EPISODES
+        ),
+        "episodes_per_second": Metric("episodes/s", "Episodes that ended, evaluations included.", EPISODES),
+        "episodes_<end>": Metric(
+            "1",
+            "Share of episodes without a result of their own: `raised`, `timeout`, `no_call` (the program made none), "
+            "`rewritten` (the history), `lost` (with their workers); `calls`, `tokens`, `context` ran out.",
+            EPISODES,
+        ),
+        "rewrites": Metric("calls", "Calls that did not continue the history.", EPISODES),
+        "parse_failures": Metric("replies", "Replies with a tool call that could not be parsed.", EPISODES),
+    },
     "Accounting": {
         "groups_admitted": Metric("groups", "Groups admitted so far: the sum of the three below."),
         "groups_trained": Metric("groups", "Groups trained on so far."),
@@ -156,10 +176,14 @@ EVALUATION: Mapping[str, Metric] = MappingProxyType(
         "version": Metric("1", "Version of the evaluated weights; 0 is the job's model."),
         "prompts": Metric("prompts", "Prompts evaluated."),
         "n": Metric("samples", "Samples per prompt."),
+        "unscored": Metric(
+            "samples", "Samples that could not be scored. They are left out, never counted as reward 0."
+        ),
         "estimates": Metric(
             "reward",
             "Per k: mean over prompts of the unbiased estimate of max@k (pass@k for 0/1 rewards), and `low` and `high` "
-            "of its 95% bootstrap interval over prompts. Sinks: `pass_at_<k>`.",
+            "of its 95% bootstrap interval over prompts; `left_out` prompts have fewer than k scored samples. Sinks: "
+            "`pass_at_<k>`.",
         ),
         "majority": Metric(
             "reward", "The same for maj@k. Sinks: `maj_at_<k>`.", f"{ANSWERS} and reward equal answers equally"

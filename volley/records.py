@@ -5,7 +5,7 @@ Shape suffixes: ``_n`` samples of a group; ``_T`` tokens of all samples of a gro
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -89,6 +89,30 @@ def _no_tokens() -> NDArray[np.int32]:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One call of the model within an episode, as it is shown to users.
+
+    Attributes:
+        context: the text that the call put behind what the model had seen and sampled before.
+        answer: what the model sampled, without the token that ended it.
+        observed: tokens of ``context``.
+        tokens: tokens of ``answer``, with the one that ended it.
+        seconds: how long sampling took.
+    """
+
+    context: str
+    answer: str
+    observed: int
+    tokens: int
+    seconds: float
+
+
+def calls_column(group: "Group", sample: int) -> dict[str, list[dict[str, object]]]:
+    """The calls of a sample as a column of its row in ``samples.jsonl``; {} if no program made it."""
+    return {"calls": [asdict(call) for call in group.calls[sample]]} if group.calls else {}
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """The n samples of one prompt, as an actor generated them.
 
@@ -109,6 +133,7 @@ class Group:
         observation_at_S: int32 [S], non-decreasing: the index in ``tokens_T`` each of them is placed before.
         earlier: per sample the text of all turns before the last with their observations; () if no sample has more
             than one turn.
+        calls: per sample the calls of the model that made it; () unless programs made the samples.
     """
 
     group_id: int
@@ -125,6 +150,7 @@ class Group:
     observation_S: NDArray[np.int32] = field(default_factory=_no_tokens)
     observation_at_S: NDArray[np.int32] = field(default_factory=_no_tokens)
     earlier: tuple[str, ...] = ()
+    calls: tuple[tuple["ModelCall", ...], ...] = ()
 
     @property
     def n(self) -> int:

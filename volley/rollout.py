@@ -19,8 +19,9 @@ class ProgramRollout(Spec):
     kind: Literal["program"] = "program"
     target: str = Field(
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="package.module:function(row, base_url, api_key), `async def` or plain; returns a reward, a "
-        "mapping with reward, answer and detail, or None to have the scorer judge the last answer",
+        description="package.module:function(row, base_url, api_key), `async def` or plain, or a class with a method "
+        "run like it; returns a reward, a mapping with reward, answer and detail, or None to have the scorer judge the "
+        "last answer",
     )
     values: RewardValues = Field(
         RewardValues(), description="passed: the reward from which a sample passed; failed: that of one that ran out"
@@ -40,6 +41,9 @@ class EnvironmentWorkersSpec(Spec):
     """The processes that run programs."""
 
     count: int = Field(1, ge=1)
+    max_count: int | None = Field(
+        None, ge=1, description="autoscaling limit while groups wait for a worker; null disables it"
+    )
     episodes: int = Field(64, ge=1, description="episodes that a worker runs at once")
     cpus: float = Field(0.1, ge=0)
     resources: Resources = Field(default_factory=dict, description="custom Ray resources per worker")

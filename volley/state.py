@@ -37,6 +37,7 @@ class Desired(Spec):
     revision: int = Field(0, ge=0, description="number of changes; a higher one is newer")
     actors: int | None = Field(None, ge=0, le=10_000, description="actors; 0 pauses generation")
     reward_workers: int | None = Field(None, ge=1, le=10_000)
+    environment_workers: int | None = Field(None, ge=1, le=10_000)
     paused: bool = Field(False, description="start no new groups; those in flight are finished and trained on")
     stopped: bool = Field(False, description="write a checkpoint and end; a resumed run continues from it")
     objective: dict[str, Any] = Field(default_factory=dict, description="fields that override the objective's")
@@ -48,11 +49,11 @@ class WorkerView(Spec):
     """One process of a run; see `volley.records.WorkerInfo`."""
 
     name: str
-    role: Literal["actor", "reward_worker", "learner_rank"]
+    role: Literal["actor", "reward_worker", "environment_worker", "learner_rank"]
     state: Literal["starting", "serving", "draining"]
     pid: int = 0
     version: int | None = Field(None, description="version of the weights that an actor serves")
-    busy: int = Field(0, description="samples in flight on an actor, groups on a reward worker")
+    busy: int = Field(0, description="samples in flight on an actor, groups on a reward worker, episodes")
 
 
 class Observed(Spec):
@@ -71,6 +72,8 @@ class Observed(Spec):
     actors_wanted: int = 0
     reward_workers: int = 0
     reward_workers_wanted: int = 0
+    environment_workers: int = 0
+    environment_workers_wanted: int = 0
     learner_ranks: int = 0
     groups: dict[str, int] = Field(default_factory=dict, description="generating, scoring, ready, held, slots")
     waiting: tuple[str, ...] = Field((), description="what the run waits for and how long, from the watchdog")

@@ -38,6 +38,7 @@ class Changes(Spec):
 
     actors: int | None = Field(None, ge=0, le=10_000)
     reward_workers: int | None = Field(None, ge=1, le=10_000)
+    environment_workers: int | None = Field(None, ge=1, le=10_000)
     paused: bool | None = None
     objective: dict[str, Any] | None = Field(
         None,
@@ -84,6 +85,7 @@ class RunSummary(View):
     problem: str
     actors: int
     reward_workers: int
+    environment_workers: int
     objective: str = Field(description="kind, and k or weights; empty if this kind of job has no objective")
     tags: dict[str, str]
     spark: list[float] = Field(description="the newest values of reward_mean, at most 40")
@@ -168,7 +170,7 @@ class NodeView(View):
 
 class Holder(View):
     run: str
-    role: Literal["actor", "reward_worker", "learner_rank"]
+    role: Literal["actor", "reward_worker", "environment_worker", "learner_rank"]
     count: int
     cpus: float = Field(description="total of all these processes")
     gpus: float

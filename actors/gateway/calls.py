@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from actors.config import EpisodesRequest
@@ -107,9 +107,18 @@ class Gateway:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        seconds = time.perf_counter() - min(each.opened for each in closed)
+        opened = min(each.opened for each in closed)
+        seconds = time.perf_counter() - opened
         sessions = [each.session for each in closed]
-        group = group_of(sessions, self._text, group_id=group_id, prompt_id=prompt_id, actor=actor, seconds=seconds)
+        group = group_of(
+            sessions,
+            self._text,
+            group_id=group_id,
+            prompt_id=prompt_id,
+            actor=actor,
+            opened=opened,
+            seconds=seconds,
+        )
         for session in sessions:
             session.end = session.end or End.CLOSED
         return group
@@ -207,6 +216,7 @@ class Gateway:
         room = plan.room if wanted.max_tokens is None else min(plan.room, wanted.max_tokens)
         text = _Pieces(self._replies.plain, self._stops, on_text) if on_text else None
         seed = None if found.seed is None else (found.seed + found.session.calls * 1_000_003) % 2**63
+        begun = time.perf_counter()
         drawn = await self.engine.draw(
             plan.prompt,
             max_tokens=room,
@@ -215,6 +225,7 @@ class Gateway:
             seed=seed,
             on_tokens=text.add if text else None,
         )
+        drawn = replace(drawn, begun=begun, seconds=time.perf_counter() - begun)
         return drawn, text.end() if text else None
 
     def _text(self, ids: Sequence[int]) -> str:

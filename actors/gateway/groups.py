@@ -14,8 +14,9 @@ import numpy as np
 
 from actors.columns import flat
 from actors.gateway.session import Branch, Call, End, Session
-from volley.records import Group
+from volley.records import Group, ModelCall
 
+MAX_SPANS = 64
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -30,6 +31,9 @@ class EpisodeReport:
         rewrites: calls that did not continue the history; ``rewrite`` says what the first of them changed.
         parse_failures: replies with a tool call that could not be parsed.
         abandoned: calls whose client went away before the answer.
+        calling: when the model was answering a call, in seconds since the sessions were opened; short pauses are left
+            out beyond `MAX_SPANS`.
+        calling_seconds: how long it answered in all.
     """
 
     end: End | None
@@ -39,15 +43,25 @@ class EpisodeReport:
     rewrite: str = ""
     parse_failures: int = 0
     abandoned: int = 0
+    calling: tuple[tuple[float, float], ...] = ()
+    calling_seconds: float = 0.0
 
 
 def group_of(
-    sessions: Sequence[Session], decode: Decode, *, group_id: int, prompt_id: str, actor: str, seconds: float
+    sessions: Sequence[Session],
+    decode: Decode,
+    *,
+    group_id: int,
+    prompt_id: str,
+    actor: str,
+    seconds: float,
+    opened: float = 0.0,
 ) -> tuple[Group, tuple[EpisodeReport, ...]]:
     """The group of n sessions, and a report on each.
 
     Args:
         decode: token ids to text, special tokens included.
+        opened: when the sessions were opened, on the clock of `time.perf_counter`; ``seconds`` ago.
     """
     branches = [session.longest or Branch() for session in sessions]
     prompt = _common([branch.calls[0].context for branch in branches if branch.calls])
@@ -69,9 +83,9 @@ def group_of(
         observation_at_S=flat(
             [[at + start for at in part.at] for part, start in zip(parts, starts_n[:-1], strict=True)], np.int32
         ),
-        earlier=tuple(_earlier(branch, len(prompt), decode) for branch in branches),
+        calls=tuple(_calls(branch, decode) for branch in branches),
     )
-    reports = (_report(session, part) for session, part in zip(sessions, parts, strict=True))
+    reports = (_report(session, part, opened) for session, part in zip(sessions, parts, strict=True))
     return group, tuple(reports)
 
 
@@ -121,12 +135,21 @@ def body_of(call: Call) -> list[int]:
     return call.drawn.tokens[:-1] if call.drawn.stopped else call.drawn.tokens
 
 
-def _earlier(branch: Branch, prompt: int, decode: Decode) -> str:
-    """What came between the prompt and the last answer."""
-    return decode(branch.ids[prompt : len(branch.ids) - len(branch.calls[-1].drawn.tokens)]) if branch.calls else ""
+def _calls(branch: Branch, decode: Decode) -> tuple[ModelCall, ...]:
+    return tuple(
+        ModelCall(
+            context=decode(call.context),
+            answer=decode(body_of(call)),
+            observed=len(call.context),
+            tokens=len(call.drawn.tokens),
+            seconds=round(call.drawn.seconds, 3),
+        )
+        for call in branch.calls
+    )
 
 
-def _report(session: Session, part: _Part) -> EpisodeReport:
+def _report(session: Session, part: _Part, opened: float) -> EpisodeReport:
+    calls = [call.drawn for call in session.all_calls]
     return EpisodeReport(
         end=session.end,
         calls=session.calls,
@@ -135,4 +158,14 @@ def _report(session: Session, part: _Part) -> EpisodeReport:
         rewrite=session.rewrite,
         parse_failures=session.parse_failures,
         abandoned=session.abandoned,
+        calling=_bounded([(each.begun - opened, each.begun - opened + each.seconds) for each in calls]),
+        calling_seconds=sum(each.seconds for each in calls),
     )
+
+
+def _bounded(spans: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """At most `MAX_SPANS` of spans that follow one another: those with the shortest pauses between them are joined."""
+    pauses = sorted(range(1, len(spans)), key=lambda at: spans[at - 1][1] - spans[at][0])[: MAX_SPANS - 1]
+    starts = [0, *sorted(pauses)]
+    ends = [*(at - 1 for at in starts[1:]), len(spans) - 1]
+    return tuple((spans[first][0], spans[last][1]) for first, last in zip(starts, ends, strict=True)) if spans else ()

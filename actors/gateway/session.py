@@ -66,12 +66,16 @@ class Drawn:
         tokens: the sampled ids; the last one is a stop token if ``stopped``.
         logprobs: their log-probs under the distribution they were drawn from.
         versions: the version of the weights each was drawn with.
+        begun: when the engine was asked, on the clock of `time.perf_counter`.
+        seconds: how long it took.
     """
 
     tokens: list[int]
     logprobs: list[float]
     versions: list[int]
     stopped: bool
+    begun: float = 0.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,12 @@ class Session:
         self.calls = self.sampled = 0
         self.rewrites = self.parse_failures = self.abandoned = 0
         self.rewrite = ""
+
+    @property
+    def all_calls(self) -> list[Call]:
+        """The answered calls of all branches, in the order they were asked."""
+        found = [call for branch in self.branches for call in branch.calls]
+        return sorted(found, key=lambda call: call.drawn.begun)
 
     @property
     def longest(self) -> Branch | None:

@@ -31,6 +31,7 @@ from services.data.tokens import EncodedPrompt
 from services.recording.display import Display
 from services.recording.recorder import RunRecorder
 from services.runs.context import heartbeats
+from services.runs.episodes import NoEnvironments
 from services.runs.role_configs import actor_config, reward_config, rl_learner_config
 from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
@@ -149,7 +150,16 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
             Roles(actors, rewards, learner),
             Hooks(recorder, _never, _no_checkpoint, _agreed),
         )
-        steering = Steering(job, folder, store, recorder, actors=actors, rewards=rewards, desired=Desired())
+        steering = Steering(
+            job,
+            folder,
+            store,
+            recorder,
+            actors=actors,
+            rewards=rewards,
+            environments=NoEnvironments(),
+            desired=Desired(),
+        )
         steering.steer(coordinator, learner)
         status = Status(outbox, Observed())
         status.source = steering.view

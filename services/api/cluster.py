@@ -17,7 +17,7 @@ FRESH_SECONDS = 2.0
 CALL_SECONDS = 10.0
 _CAMEL = {"objectStoreMemory": "object_store_memory"}
 
-Role = Literal["actor", "reward_worker", "learner_rank"]
+Role = Literal["actor", "reward_worker", "environment_worker", "learner_rank"]
 
 
 class Cluster(Protocol):
@@ -109,6 +109,7 @@ def holders(runs: Iterable[tuple[RunRecord, Observed]]) -> list[Holder]:
         counts: dict[Role, int] = {
             "actor": observed.actors,
             "reward_worker": observed.reward_workers,
+            "environment_worker": observed.environment_workers,
             "learner_rank": observed.learner_ranks,
         }
         for role, count in counts.items():
@@ -123,5 +124,5 @@ def _per_process(job: dict[str, Any], role: Role) -> tuple[float, float]:
     if role == "learner_rank":
         part = job.get("learner", {})
         return float(part.get("cpus_per_rank", 0)), float(part.get("gpus_per_rank", 0))
-    part = job.get("actors" if role == "actor" else "reward_workers", {})
+    part = job.get(f"{role}s", {})
     return float(part.get("cpus", 0)), float(part.get("gpus", 0))

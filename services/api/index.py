@@ -139,6 +139,7 @@ class RunIndex:
             problem=observed.problem,
             actors=observed.actors,
             reward_workers=observed.reward_workers,
+            environment_workers=observed.environment_workers,
             objective=objective_text(with_tries(card.objective, desired.objective)),
             tags=dict(card.tags),
             spark=await self._spark(card.id, observed),

@@ -37,6 +37,11 @@ RUN_GAUGES = (
     RunGauge("volley_run_actors", "Actors that serve.", lambda run: run.observed.actors),
     RunGauge("volley_run_reward_workers", "Reward workers that serve.", lambda run: run.observed.reward_workers),
     RunGauge(
+        "volley_run_environment_workers",
+        "Environment workers that serve.",
+        lambda run: run.observed.environment_workers,
+    ),
+    RunGauge(
         "volley_run_updated_seconds",
         "When the driver last reported, in seconds since 1970.",
         lambda run: run.observed.updated,

@@ -131,14 +131,16 @@ def resume_hint(job: "Job", folder: "RunFolder") -> str:
 def check(
     job_file: JobFile,
     set_: Overrides = [],  # noqa: B006
-    answer: Annotated[str, typer.Option(help="answer with which a scorer function is called once")] = "",
+    answer: Annotated[
+        str, typer.Option(help="answer with which a scorer function is called once, or that a stub gives a program")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Check a job file and the files and code it names, and call a scorer function once, without starting anything."""
+    """Check a job file and the files and code it names; call a scorer function or program once. Starts no service."""
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
     from services.jobs.needs import GIB, needs_of
     from services.runs.run import prepare_alone
-    from services.runs.trial import notes_on, score_once
+    from services.runs.trial import notes_on, run_one_episode, score_once
 
     job = load_job(job_file, parse_overrides(set_))
     typer.echo(f"{job_file}: checking {what_is_checked(job)}", err=True)
@@ -146,14 +148,18 @@ def check(
     with quoting_header(job_file, job):
         prepared = prepare_alone(job)
     notes, calls, memory = notes_on(job), score_once(prepared, answer), needs_of(job).memory_bytes
+    episode = run_one_episode(prepared, answer)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if as_json:
         about = {"file": str(job_file), "kind": job.kind, "name": job.name, "valid": True}
-        print_json({**about, "memory_bytes": memory, "notes": notes, "calls": [asdict(call) for call in calls]})
+        found = {"calls": [asdict(call) for call in calls], "episode": asdict(episode) if episode else None}
+        print_json({**about, "memory_bytes": memory, "notes": notes, **found})
         return
     for call in calls:
         typer.echo(f"{call.target} was called once: {call}")
+    if episode:
+        typer.echo(str(episode))
     typer.echo(f"the run needs about {memory / GIB:.1f} GiB of memory")
     typer.echo(f"{job_file}: {job.kind} job {job.name}: {what_is_checked(job)} are valid")
 

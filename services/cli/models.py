@@ -153,7 +153,7 @@ def _defaults_from(folder: "RunFolder") -> dict[str, Any]:
         tree["weights"] = dict(job.evaluated_terms)
     if isinstance(job, RLJob) and job.turns is not None:
         tree["turns"] = job.turns.model_dump(mode="json")
-    if isinstance(job, RLJob) and job.rollout is not None:
+    if not isinstance(job, SFTJob) and job.rollout is not None:
         tree |= job.model_dump(mode="json", include={"rollout", "environment_workers", "gateway"})
     if isinstance(job, RLJob) and job.evaluation is not None:
         plan = job.evaluation.model_dump(mode="json")

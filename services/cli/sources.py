@@ -206,7 +206,7 @@ def run_object(view: Mapping[str, Any], **more: object) -> dict[str, Any]:
         "steps": observed["steps"] or job.get("steps") or 0,
         "created": record["created"],
         "updated": observed["updated"] or record["created"],
-        **{key: observed[key] for key in ("problem", "actors", "reward_workers")},
+        **{key: observed[key] for key in ("problem", "actors", "reward_workers", "environment_workers")},
         "objective": objective_text(with_tries(job.get("objective", {}), desired["objective"])),
         "tags": record["tags"],
         "folder": record["folder"],

@@ -13,16 +13,17 @@ def scale(
     run: RunOrFolder,
     actors: Annotated[int | None, typer.Option(min=0, help="0 pauses generation")] = None,
     reward_workers: Annotated[int | None, typer.Option(min=1)] = None,
+    environment_workers: Annotated[int | None, typer.Option(min=1)] = None,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Change the number of actors and reward workers of a live run."""
+    """Change the number of actors, reward workers and environment workers of a live run."""
     from volley.client.changes import worker_counts
     from volley.errors import JobError
 
-    if actors is None and reward_workers is None:
-        raise JobError("nothing to scale: pass --actors N, --reward-workers N or both")
-    _change(run, worker_counts(actors, reward_workers), server, as_json)
+    if actors is None and reward_workers is None and environment_workers is None:
+        raise JobError("nothing to scale: pass --actors N, --reward-workers N or --environment-workers N")
+    _change(run, worker_counts(actors, reward_workers, environment_workers), server, as_json)
 
 
 def set_(

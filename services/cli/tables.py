@@ -20,6 +20,7 @@ COLOURS = {
     "stopped": "yellow",
 }
 HEADLINES = ("live_group_fraction", "kl_k1", "loss", "samples_per_second", "seconds_step")
+WORKERS = ("actors", "reward_workers", "environment_workers")
 UNBROKEN: Any = {"no_wrap": True, "overflow": "ignore"}  # of a line with an id or path, which is there to be copied
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -37,7 +38,7 @@ def runs(found: Sequence[Mapping[str, Any]], now: float) -> None:
             each["objective"],
             f"{values[-1]:.3f}" if values else "",
             sparkline(values[-12:]),
-            f"{each['actors']}+{each['reward_workers']}",
+            "+".join(str(each[role]) for role in WORKERS if role != "environment_workers" or each[role]),
             age(now - each["created"]),
         )
         rows.append(
@@ -92,8 +93,12 @@ def overview(view: Mapping[str, Any], now: float) -> Group:
         Text.assemble((record["id"], "bold"), f"  {record['kind']}  ", state_text(view["state"]), **UNBROKEN),
         Text(f"step {observed['step']}/{steps}  version {observed['version']}  life {observed['life']}"),
         Text(
-            f"actors {observed['actors']}/{observed['actors_wanted']}  reward workers "
-            f"{observed['reward_workers']}/{observed['reward_workers_wanted']}  ranks {observed['learner_ranks']}"
+            "".join(
+                f"{role.replace('_', ' ')} {observed[role]}/{observed[f'{role}_wanted']}  "
+                for role in WORKERS
+                if role != "environment_workers" or observed[f"{role}_wanted"]
+            )
+            + f"ranks {observed['learner_ranks']}"
         ),
     ]
     if observed["checkpointed"]:

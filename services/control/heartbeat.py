@@ -33,6 +33,8 @@ class ObservedUpdate(TypedDict, total=False):
     actors_wanted: int
     reward_workers: int
     reward_workers_wanted: int
+    environment_workers: int
+    environment_workers_wanted: int
     learner_ranks: int
     groups: dict[str, int]
     waiting: tuple[str, ...]
@@ -83,6 +85,7 @@ class Status:
             groups={},
             actors=0,
             reward_workers=0,
+            environment_workers=0,
         )
         self._write()
 

@@ -1,8 +1,9 @@
 """Steers a live rl run toward its desired state, and describes its observed state.
 
 desired.json ─┐                        ┌─> coordinator (paused, stopped, objective, learning rate, lag)
-              ├─ the newer ─> Steering ┼─> actor pool     ┐ one task each, so that
-Redis ────────┘                        └─> reward pool    ┘ a slow start delays nothing else
+              ├─ the newer ─> Steering ┼─> actor pool          ┐
+Redis ────────┘                        ├─> reward pool         ├ one task each, so that
+                                       └─> environment pool    ┘ a slow start delays nothing else
 """
 
 import asyncio
@@ -35,6 +36,9 @@ LAST_EVENTS_SECONDS = 10.0
 OVERDUE_SECONDS = 60.0  # a longer wait is reported as an event
 
 
+Role = Literal["actor", "reward_worker", "environment_worker", "learner_rank"]
+
+
 class Mortal(Protocol):
     """A role whose processes may die."""
 
@@ -42,18 +46,22 @@ class Mortal(Protocol):
     def deaths(self) -> tuple[VolleyError, ...]: ...
 
 
-class Scorers(Mortal, Protocol):
-    """`reward_servers.pool.RewardPool`."""
+class Workers(Mortal, Protocol):
+    """A role whose number of processes may change: `environments.pool.EnvironmentPool`."""
 
     @property
     def count(self) -> int: ...
 
-    @property
-    def sandbox(self) -> str: ...
-
     def workers(self) -> tuple[WorkerInfo, ...]: ...
 
     async def scale(self, count: int) -> None: ...
+
+
+class Scorers(Workers, Protocol):
+    """`reward_servers.pool.RewardPool`."""
+
+    @property
+    def sandbox(self) -> str: ...
 
 
 class Steering:
@@ -61,7 +69,7 @@ class Steering:
 
     Args:
         desired: the desired state that the run starts with.
-        environments: the environment workers, whose deaths are reported; None without a program.
+        environments: the environment workers; without a program, a stand-in with none.
     """
 
     def __init__(
@@ -73,8 +81,8 @@ class Steering:
         *,
         actors: ActorPool,
         rewards: Scorers,
+        environments: Workers,
         desired: Desired,
-        environments: Mortal | None = None,
     ) -> None:
         self._job, self._folder, self._store, self._recorder = job, folder, store, recorder
         self._actors, self._rewards, self._environments = actors, rewards, environments
@@ -86,7 +94,7 @@ class Steering:
         self._rejected: int | None = None  # the revision that was found impossible
         self._events: asyncio.Queue[tuple[str, dict[str, object]]] = asyncio.Queue()
         self._deaths_reported = {"actor": 0, "reward_worker": 0, "environment_worker": 0}
-        self._count_changed = {"actors": asyncio.Event(), "reward_workers": asyncio.Event()}
+        self._count_changed = {role: asyncio.Event() for role in ("actors", "reward_workers", "environment_workers")}
         self._troubles: dict[str, str] = {}
 
     def steer(self, coordinator: Coordinator, learner: LearnerPool) -> None:
@@ -101,6 +109,9 @@ class Steering:
             self._write_events(),
             self._follow_count("actors", lambda: self.actors_wanted, self._actors.scale),
             self._follow_count("reward_workers", lambda: self.reward_workers_wanted, self._rewards.scale),
+            self._follow_count(
+                "environment_workers", lambda: self.environment_workers_wanted, self._environments.scale
+            ),
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -124,6 +135,16 @@ class Steering:
             return 0
         return self._job.reward_workers.count if wanted is None else wanted
 
+    @property
+    def environment_workers_wanted(self) -> int:
+        wanted = self.desired.environment_workers
+        if self._job.rollout is None:
+            return 0
+        return self._job.environment_workers.count if wanted is None else wanted
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self.actors_wanted, self.reward_workers_wanted, self.environment_workers_wanted
+
     def view(self) -> ObservedUpdate:
         """The run's observed state; empty before `steer`."""
         coordinator = self._coordinator
@@ -141,6 +162,8 @@ class Steering:
             "actors_wanted": self.actors_wanted,
             "reward_workers": self._rewards.count,
             "reward_workers_wanted": self.reward_workers_wanted,
+            "environment_workers": self._environments.count,
+            "environment_workers_wanted": self.environment_workers_wanted,
             "sandbox": self._rewards.sandbox,
             "learner_ranks": self._job.learner.ranks,
             "groups": coordinator.groups(),
@@ -153,6 +176,7 @@ class Steering:
         return (
             *(_worker_view("actor", each) for each in self._actors.workers()),
             *(_worker_view("reward_worker", each) for each in self._rewards.workers()),
+            *(_worker_view("environment_worker", each) for each in self._environments.workers()),
             *(_worker_view("learner_rank", each) for each in ranks),
         )
 
@@ -188,15 +212,13 @@ class Steering:
         """Apply a new desired state. Raises `JobError` if it is impossible; that revision is not tried again."""
         self._rejected = desired.revision
         check_desired(self._job, desired)
-        counts = self.actors_wanted, self.reward_workers_wanted
+        counts = self._counts()
         if self._coordinator is not None:
             await self._coordinator.apply(desired)
         before, self.desired, self._rejected = self.desired, desired, None
         changes = {key: value for key, value in desired.model_dump().items() if value != before.model_dump()[key]}
         self._record("desired_changed", **changes)
-        for changed, old, new in zip(
-            self._count_changed.values(), counts, (self.actors_wanted, self.reward_workers_wanted), strict=True
-        ):
+        for changed, old, new in zip(self._count_changed.values(), counts, self._counts(), strict=True):
             if old != new:
                 changed.set()
 
@@ -225,7 +247,7 @@ class Steering:
         pools: tuple[tuple[str, Mortal], ...] = (
             ("actor", self._actors),
             ("reward_worker", self._rewards),
-            *((("environment_worker", self._environments),) if self._environments else ()),
+            ("environment_worker", self._environments),
         )
         for role, pool in pools:
             for death in pool.deaths[self._deaths_reported[role] :]:
@@ -259,5 +281,5 @@ class Steering:
                     await self._recorder.event(kind, **details)
 
 
-def _worker_view(role: Literal["actor", "reward_worker", "learner_rank"], info: WorkerInfo) -> WorkerView:
+def _worker_view(role: Role, info: WorkerInfo) -> WorkerView:
     return WorkerView(role=role, name=info.name, state=info.state, pid=info.pid, version=info.version, busy=info.busy)

@@ -6,7 +6,7 @@ request ─> sessions ─> episodes ──> record of the sessions ─> group
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.config import EpisodesRequest, GenerateRequest, OpenedSessions
@@ -14,11 +14,13 @@ from actors.gateway.groups import EpisodeReport
 from actors.gateway.session import End, Limits
 from environments.records import EpisodesDone, Outcome
 from reward_servers.scorers.base import infra_error
+from services.coordinator.episode_figures import EpisodeFigures, end_of
 from services.coordinator.roles import Actors, Environments, RewardWorkers, Sessions
 from services.coordinator.turns import ATTEMPTS, MadeGroup, Stage, Turns, make_group
 from volley.errors import GroupGone
 from volley.records import Prompt, Scores, Verdict, VerdictStatus
 from volley.rollout import ProgramRollout
+from volley.scoring import RewardValues
 
 _RAN_OUT = {
     End.CALLS: "the model ran out of calls (rollout.max_calls)",
@@ -67,7 +69,7 @@ class Episodes:
                 lost += 1
                 if lost < ATTEMPTS:
                     raise
-                return EpisodesDone((Outcome(failure=str(gone)),) * request.n, 0.0)
+                return EpisodesDone((Outcome(failure=str(gone), kind="lost"),) * request.n, 0.0)
 
         begun = time.time()
         on_stage("generate")
@@ -79,14 +81,23 @@ class Episodes:
             break
         generated = time.time()
         on_stage("score")
-        verdicts = [self._verdict(*pair) for pair in zip(done.outcomes, reports, strict=True)]
+        verdicts = [verdict_of(*pair, self.rollout.values) for pair in zip(done.outcomes, reports, strict=True)]
         seconds, worker = 0.0, ""
         if self.scored and None in verdicts:
             scores = await rewards.score(group, prompt)
             verdicts = [own or judged for own, judged in zip(verdicts, scores.verdicts, strict=True)]
             seconds, worker = scores.seconds, scores.worker
         packed = Scores.pack([each or _UNJUDGED for each in verdicts], seconds=seconds, worker=worker)
-        return MadeGroup(group, meta, packed, (begun, generated), reports)
+        figures = EpisodeFigures(
+            actor=meta.actor,
+            worker=done.worker,
+            opened=generated - meta.seconds,
+            begun=generated - done.seconds,
+            seconds_n=tuple(each.seconds for each in done.outcomes),
+            ends_n=tuple(end_of(*pair) for pair in zip(done.outcomes, reports, strict=True)),
+            reports=reports,
+        )
+        return MadeGroup(group, meta, packed, (begun, generated), figures)
 
     def _asked(self, request: GenerateRequest) -> EpisodesRequest:
         return EpisodesRequest(
@@ -99,24 +110,25 @@ class Episodes:
             seed=request.seed,
         )
 
-    def _verdict(self, outcome: Outcome, report: EpisodeReport) -> Verdict | None:
-        """The verdict on an episode; None if the scorer is to judge it.
 
-        What the gateway saw comes first: after the end of its session, a program can only fail.
-        """
-        if report.end is End.REWRITTEN:
-            return infra_error(f"the history was rewritten: {report.rewrite}")
-        if report.end in _RAN_OUT:
-            return Verdict(VerdictStatus.NO_ANSWER, self.rollout.values.failed, detail=_RAN_OUT[report.end])
-        if outcome.failure:
-            return infra_error(outcome.failure)
-        if report.calls == 0:
-            return infra_error("the program ended without a call of the model")
-        if outcome.reward is None:
-            return None
-        passed = outcome.reward >= self.rollout.values.passed
-        status = VerdictStatus.PASSED if passed else VerdictStatus.WRONG_ANSWER
-        return Verdict(status, outcome.reward, answer=outcome.answer, detail=outcome.detail)
+def verdict_of(outcome: Outcome, report: EpisodeReport, values: RewardValues) -> Verdict | None:
+    """The verdict on an episode; None if the scorer is to judge it.
+
+    What the gateway saw comes first: after the end of its session, a program can only fail.
+    """
+    if report.end is End.REWRITTEN:
+        return infra_error(f"the history was rewritten: {report.rewrite}")
+    if report.end in _RAN_OUT:
+        return Verdict(VerdictStatus.NO_ANSWER, values.failed, detail=_RAN_OUT[report.end])
+    if outcome.failure:
+        return infra_error(outcome.failure)
+    if report.calls == 0:
+        return infra_error("the program ended without a call of the model")
+    if outcome.reward is None:
+        return None
+    passed = outcome.reward >= values.passed
+    status = VerdictStatus.PASSED if passed else VerdictStatus.WRONG_ANSWER
+    return Verdict(status, outcome.reward, answer=outcome.answer, detail=outcome.detail)
 
 
 async def make_samples(
@@ -135,13 +147,3 @@ async def make_samples(
 
 
 _UNJUDGED = infra_error("the program returned no reward, and the job has no scorer: return one, or write scorer")
-
-
-def troubles_of(reports: Sequence[EpisodeReport]) -> dict[str, object]:
-    """What went wrong between programs and gateway, as the details of an event; {} if nothing did."""
-    counts = {
-        name: sum(getattr(report, name) for report in reports) for name in ("rewrites", "parse_failures", "abandoned")
-    }
-    first = next((report.rewrite for report in reports if report.rewrite), "")
-    found: dict[str, object] = {name: count for name, count in counts.items() if count}
-    return {**found, "first_rewrite": first} if first else found

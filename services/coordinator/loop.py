@@ -52,7 +52,8 @@ from services.coordinator.admission import Admission
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.clipped_steps import ClippedSteps
 from services.coordinator.dead_batches import DeadBatches
-from services.coordinator.episodes import Episodes, make_samples, troubles_of
+from services.coordinator.episode_figures import EpisodeLog
+from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.pinned_evaluation import PinnedEvaluation
 from services.coordinator.records import FinishedStep, Hooks, ReadyGroup, ResumePoint, StepTimes
 from services.coordinator.roles import Roles
@@ -106,6 +107,7 @@ class Coordinator:
         self.pinned = PinnedEvaluation(hooks.evaluate, self._notify, stopping=lambda: self._stopping, owed=owed)
         self.waits = Waits()
         self._changed = asyncio.Condition()
+        self._episodes = EpisodeLog(turns.environments if isinstance(turns, Episodes) else None)
         self._dead_batches = DeadBatches(job.max_dead_batches, resume.dead_batches)
         self._clipped_steps = ClippedSteps(job.optimizer.clip_norm)
         self._solve_rates = SolveRates(job, resume.solve_rates)
@@ -204,8 +206,7 @@ class Coordinator:
             turns=self.turns,
             on_stage=partial(self.admission.enter, group_id),
         )
-        if troubles := troubles_of(made.reports):
-            await self.hooks.recorder.event("episode_troubles", group=group_id, **troubles)
+        await self._episodes.note(group_id, made.episodes, self.hooks.recorder)
         for kind, problem in self.admission.scored(group_id, made.scores):
             await self.hooks.recorder.event(kind, problem=problem)
         if int(made.scores.valid_n.sum()) >= 2:
@@ -352,7 +353,8 @@ class Coordinator:
             broadcast = await self.roles.actors.broadcast(update)
         self.buffer.release(len(batch))
         await self._notify()
-        finished = FinishedStep(step, batch, report, broadcast, times, update.nbytes, self.ledger.counts())
+        episodes = self._episodes.take()
+        finished = FinishedStep(step, batch, report, broadcast, times, update.nbytes, self.ledger.counts(), episodes)
         await self.hooks.recorder.step(finished)
 
     # ---- stop, wait, account -----------------------------------------------------------------------------------

@@ -2,17 +2,21 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from actors.config import BroadcastReport
+from environments.records import Usage
 from learner.records import ScoredGroup, StepReport
 from services.coordinator.ledger import Ledger
 from volley.errors import JobError
 from volley.objectives import SolveRate
 from volley.records import Group, GroupMeta, Prompt, Scores
 from volley.refs import Ref
+
+if TYPE_CHECKING:
+    from services.coordinator.episode_figures import EpisodeFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,20 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodesOfStep:
+    """The episodes of the groups that were made since the step before, and how much the environment workers did."""
+
+    figures: tuple["EpisodeFigures", ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """Everything known of a step once the actors serve its weights, which are ``nbytes`` long."""
+    """Everything known of a step once the actors serve its weights, which are ``nbytes`` long.
+
+    Attributes:
+        episodes: None without a program.
+    """
 
     step: int
     batch: tuple[ReadyGroup, ...]
@@ -81,6 +97,7 @@ class FinishedStep:
     times: StepTimes
     nbytes: int
     ledger: dict[str, int]
+    episodes: EpisodesOfStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from actors.config import BroadcastReport, EpisodesRequest, GenerateRequest, OpenedSessions
 from actors.gateway.groups import EpisodeReport
-from environments.records import EpisodesDone
+from environments.records import EpisodesDone, Usage
 from learner.records import ScoredGroup, StepReport
 from volley.objectives import Objective
 from volley.records import Group, GroupMeta, Prompt, Scores, WeightUpdate
@@ -47,6 +47,8 @@ class Environments(Protocol):
     """`environments.pool.EnvironmentPool`."""
 
     async def run(self, prompt: Prompt, base_url: str, keys: tuple[str, ...]) -> EpisodesDone: ...
+
+    def usage(self) -> Usage: ...
 
 
 class Learner(Protocol):

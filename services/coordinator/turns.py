@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.config import GenerateRequest, Observation
-from actors.gateway.groups import EpisodeReport
+from services.coordinator.episode_figures import EpisodeFigures
 from services.coordinator.roles import Actors, RewardWorkers
 from volley.errors import GroupGone, JobError
 from volley.records import Group, GroupMeta, Prompt, Scores, Verdict, VerdictStatus
@@ -113,14 +113,14 @@ class MadeGroup(NamedTuple):
 
     Attributes:
         generated: when its generation began and ended, seconds since 1970.
-        reports: what the gateway saw of each episode; () if no program made the group.
+        episodes: figures of the episodes; None if no program made the group.
     """
 
     group: Ref[Group]
     meta: GroupMeta
     scores: Scores
     generated: tuple[float, float]
-    reports: tuple[EpisodeReport, ...] = ()
+    episodes: EpisodeFigures | None = None
 
 
 def _ignore(_stage: Stage) -> None:

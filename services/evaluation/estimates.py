@@ -1,16 +1,21 @@
-"""What an evaluation reports: unbiased estimates of max@k and maj@k, lengths, entropy; overall and by tag."""
+"""What an evaluation reports: unbiased estimates of max@k and maj@k, lengths, entropy; overall and by tag.
 
-from collections.abc import Mapping, Sequence
+A sample that could not be scored is left out: each estimate is over the scored samples of a prompt, and over the
+prompts that have k of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from volley.objectives import best_of_k, bootstrap_interval, maj_at_k, max_at_k
 from volley.objectives.tries import Terms, mean_over
-from volley.records import Prompt, Scores
+from volley.records import NO_ANSWER, Prompt, Scores
 
+_T = TypeVar("_T", bound=np.generic)
 LEVEL = 0.95
 MAX_VALUES = 64  # a tag with more values, such as an id, is no useful breakdown
 
@@ -31,12 +36,17 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """max@k (pass@k for 0/1 rewards) or maj@k: the mean over prompts and its bootstrap interval."""
+    """max@k (pass@k for 0/1 rewards) or maj@k: the mean over prompts and its bootstrap interval.
+
+    Attributes:
+        left_out: prompts with fewer than k scored samples, which the mean does not cover.
+    """
 
     k: int
     mean: float
     low: float
     high: float
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,12 @@ class Figures:
     """The figures of a set of prompts. Names and units are those of `volley.metrics.EVALUATION`.
 
     Attributes:
-        estimates: max@k for each k, in the job's order.
+        unscored: samples that could not be scored.
+        estimates: max@k for each k for which a prompt has k scored samples, in the job's order.
         majority: maj@k for each k; empty if the scorer extracts no answers, or gives one answer different rewards.
         picked: best-of-k by rank for each k; empty unless the scorer ranks every sample.
-        weighted: the weighted mean of max@k; None without weights.
+        weighted: the weighted mean of max@k, over prompts with enough scored samples for the largest k; None without
+            weights or such prompts.
         weighted_majority: the same of maj@k; None also where ``majority`` is empty.
         weighted_picked: the same of best-of-k; None also where ``picked`` is empty.
         distinct_answers: mean number of distinct answers per prompt; None if the scorer extracts no answers.
@@ -65,6 +77,7 @@ class Figures:
     """
 
     prompts: int
+    unscored: int
     estimates: tuple[Estimate, ...]
     majority: tuple[Estimate, ...]
     picked: tuple[Estimate, ...]
@@ -79,6 +92,7 @@ class Figures:
         """The figures as a JSON object."""
         return {
             "prompts": self.prompts,
+            "unscored": self.unscored,
             "distinct_answers": self.distinct_answers,
             "length_mean": self.length_mean,
             "entropy": self.entropy,
@@ -122,7 +136,57 @@ class Evaluation:
 
 
 def _rows(estimates: Sequence[Estimate]) -> list[dict[str, float]]:
-    return [{"k": e.k, "mean": e.mean, "low": e.low, "high": e.high} for e in estimates]
+    return [asdict(estimate) for estimate in estimates]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What was scored of P prompts.
+
+    Attributes:
+        counts_P: number of scored samples per prompt.
+        rewards_PN, answers_PN, ranks_PN: the scored samples of each prompt, followed by the others.
+    """
+
+    counts_P: NDArray[np.int64]
+    rewards_PN: NDArray[np.float64]
+    answers_PN: NDArray[np.int32]
+    ranks_PN: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, sampled: Sequence[Sampled]) -> Self:
+        rewards_PN = np.stack([each.scores.rewards_n for each in sampled])
+        order_PN = np.argsort(np.isnan(rewards_PN), axis=-1, kind="stable")
+
+        def sort(columns: Sequence[NDArray[_T]]) -> NDArray[_T]:
+            return np.take_along_axis(np.stack(columns), order_PN, axis=-1)
+
+        return cls(
+            (~np.isnan(rewards_PN)).sum(axis=-1),
+            sort([each.scores.rewards_n for each in sampled]),
+            sort([each.scores.answers_n for each in sampled]),
+            sort([each.scores.ranks_n for each in sampled]),
+        )
+
+    @property
+    def is_scored(self) -> NDArray[np.bool_]:
+        return np.arange(self.rewards_PN.shape[1]) < self.counts_P[:, None]
+
+    def best(self, k: int) -> NDArray[np.float64]:
+        return self._of_scored(k, lambda rows, m: max_at_k(self.rewards_PN[rows, :m], k))
+
+    def voted(self, k: int) -> NDArray[np.float64]:
+        return self._of_scored(k, lambda rows, m: maj_at_k(self.answers_PN[rows, :m], self.rewards_PN[rows, :m], k))
+
+    def picked(self, k: int) -> NDArray[np.float64]:
+        return self._of_scored(k, lambda rows, m: best_of_k(self.rewards_PN[rows, :m], self.ranks_PN[rows, :m], k))
+
+    def _of_scored(self, k: int, value: Callable[[NDArray[np.bool_], int], NDArray[np.float64]]) -> NDArray[np.float64]:
+        """A value per prompt from its scored samples; NaN for prompts with fewer than k. Prompts with m go together."""
+        values_P = np.full(len(self.counts_P), np.nan)
+        for m in np.unique(self.counts_P[self.counts_P >= k]).tolist():
+            values_P[self.counts_P == m] = value(self.counts_P == m, m)
+        return values_P
 
 
 def summarise(
@@ -137,34 +201,34 @@ def summarise(
     """The figures of the samples, over all prompts and over the prompts with each value of each tag.
 
     Args:
-        sampled: one entry per prompt, all with the same n; every sample has a reward.
+        sampled: one entry per prompt, all with the same n.
         terms: the k and weights of the weighted means; () for none.
         seed: seeds the bootstrap.
     """
-    rewards_PN = np.stack([each.scores.rewards_n for each in sampled])
-    answers_PN = np.stack([each.scores.answers_n for each in sampled])
+    columns = _Columns.of(sampled)
     tokens_P = np.array([each.tokens for each in sampled])
     logprob_P = np.array([each.logprob for each in sampled])
-    best = {k: max_at_k(rewards_PN, k) for k in ks}
-    voted = _voted(rewards_PN, answers_PN, ks)
-    ranks_PN = np.stack([each.scores.ranks_n for each in sampled])
-    picked = {k: best_of_k(rewards_PN, ranks_PN, k) for k in ks} if np.isfinite(ranks_PN).all() else {}
-    weighted_P = mean_over(terms, partial(max_at_k, rewards_PN)) if terms else None
-    voted_weighted_P = mean_over(terms, partial(maj_at_k, answers_PN, rewards_PN)) if terms and voted else None
-    picked_weighted_P = mean_over(terms, partial(best_of_k, rewards_PN, ranks_PN)) if terms and picked else None
-    n = rewards_PN.shape[1]
+    votes, ranked = _votes_mean_something(columns), bool(np.isfinite(columns.ranks_PN[columns.is_scored]).all())
+    best = {k: columns.best(k) for k in ks}
+    voted = {k: columns.voted(k) for k in ks} if votes else {}
+    picked = {k: columns.picked(k) for k in ks} if ranked else {}
+    weighted_P = mean_over(terms, columns.best) if terms else None
+    voted_weighted_P = mean_over(terms, columns.voted) if terms and votes else None
+    picked_weighted_P = mean_over(terms, columns.picked) if terms and ranked else None
+    n = columns.rewards_PN.shape[1]
 
     def figures(chosen_P: NDArray[np.bool_]) -> Figures:
         prompts, tokens = int(chosen_P.sum()), int(tokens_P[chosen_P].sum())
         return Figures(
             prompts=prompts,
+            unscored=int((n - columns.counts_P[chosen_P]).sum()),
             estimates=_estimates(best, chosen_P, seed),
             majority=_estimates(voted, chosen_P, seed),
             picked=_estimates(picked, chosen_P, seed),
             weighted=_weighted(weighted_P, chosen_P, seed),
             weighted_majority=_weighted(voted_weighted_P, chosen_P, seed),
             weighted_picked=_weighted(picked_weighted_P, chosen_P, seed),
-            distinct_answers=distinct(answers_PN[chosen_P]),
+            distinct_answers=distinct(columns.answers_PN[chosen_P]),
             length_mean=tokens / (prompts * n),
             entropy=-float(logprob_P[chosen_P].sum()) / tokens if tokens else None,
         )
@@ -173,22 +237,20 @@ def summarise(
     return Evaluation(version, n, terms, figures(np.ones(len(prompts), dtype=bool)), by_tag)
 
 
-def _voted(
-    rewards_PN: NDArray[np.float64], answers_PN: NDArray[np.int32], ks: Sequence[int]
-) -> dict[int, NDArray[np.float64]]:
-    """maj@k of each prompt for each k; empty if votes mean nothing: no answers, or one answer with two rewards."""
-    if not (answers_PN >= 0).any() or not _one_reward_per_answer(rewards_PN, answers_PN):
-        return {}
-    return {k: maj_at_k(answers_PN, rewards_PN, k) for k in ks}
-
-
-def _one_reward_per_answer(rewards_PN: NDArray[np.float64], answers_PN: NDArray[np.int32]) -> bool:
-    for rewards_n, answers_n in zip(rewards_PN.tolist(), answers_PN.tolist(), strict=True):
+def _votes_mean_something(columns: _Columns) -> bool:
+    """Whether scored samples have answers, and each answer one reward."""
+    is_scored, answered = columns.is_scored, False
+    for rewards_n, answers_n in zip(
+        np.where(is_scored, columns.rewards_PN, 0.0).tolist(),
+        np.where(is_scored, columns.answers_PN, NO_ANSWER).tolist(),
+        strict=True,
+    ):
         reward_of: dict[int, float] = {}
         for reward, answer in zip(rewards_n, answers_n, strict=True):
             if answer >= 0 and reward_of.setdefault(answer, reward) != reward:
                 return False
-    return True
+        answered |= bool(reward_of)
+    return answered
 
 
 def tag_values(prompts: Sequence[Prompt]) -> list[tuple[str, str, NDArray[np.bool_]]]:
@@ -209,19 +271,22 @@ def distinct(answers_PN: NDArray[np.int32]) -> float | None:
 
 
 def _weighted(values_P: NDArray[np.float64] | None, chosen_P: NDArray[np.bool_], seed: int) -> WeightedMean | None:
-    """Mean and interval over the prompts that ``chosen_P`` marks."""
+    """Mean and interval over the prompts that ``chosen_P`` marks and that have a value; None if there are none."""
     if values_P is None:
         return None
-    low, high = bootstrap_interval(values_P[chosen_P], level=LEVEL, seed=seed)
-    return WeightedMean(float(np.mean(values_P[chosen_P])), low, high)
+    found = _estimates({0: values_P}, chosen_P, seed)
+    return WeightedMean(found[0].mean, found[0].low, found[0].high) if found else None
 
 
 def _estimates(
     values: Mapping[int, NDArray[np.float64]], chosen_P: NDArray[np.bool_], seed: int
 ) -> tuple[Estimate, ...]:
-    """Mean and interval over the prompts that ``chosen_P`` marks, for each k."""
+    """For each k, mean and interval over the prompts that ``chosen_P`` marks and that have a value, if any do."""
     estimates = []
     for k, values_P in values.items():
-        low, high = bootstrap_interval(values_P[chosen_P], level=LEVEL, seed=seed)
-        estimates.append(Estimate(k, float(np.mean(values_P[chosen_P])), low, high))
+        known_P = values_P[chosen_P & ~np.isnan(values_P)]
+        if len(known_P):
+            low, high = bootstrap_interval(known_P, level=LEVEL, seed=seed)
+            left_out = int(chosen_P.sum()) - len(known_P)
+            estimates.append(Estimate(k, float(np.mean(known_P)), low, high, left_out))
     return tuple(estimates)

@@ -4,19 +4,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from actors.config import GenerateRequest
 from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.roles import Actors, RewardWorkers
 from services.coordinator.turns import Turns
 from services.data.tokens import EncodedPrompt
-from services.evaluation.estimates import Evaluation, Sampled, summarise
+from services.evaluation.estimates import Sampled
 from services.evaluation.fetch import fetched
 from services.tasks import first_error
 from volley.errors import HostError
 from volley.job import ActorsSpec, EvalSampling
-from volley.objectives.tries import Terms
 from volley.records import Group, Prompt, Scores
 
 OnScored = Callable[[int, Prompt, Group, Scores], None]
@@ -27,31 +24,20 @@ def max_groups_in_flight(actors: ActorsSpec, n: int) -> int:
     return actors.count * (-(-actors.max_num_seqs // n) + 1)
 
 
-def evaluation_of(
-    prompts: Sequence[Prompt],
-    sampled: Sequence[Sampled],
-    ks: Sequence[int],
-    *,
-    terms: Terms = (),
-    version: int,
-    seed: int,
-) -> Evaluation:
-    """The evaluation of scored samples, one entry per prompt; ``terms`` are the k and weights of a weighted mean.
+def unscored_problem(sampled: Sequence[Sampled]) -> str:
+    """What to report of samples that could not be scored, which an evaluation leaves out; "" if all were scored.
 
     Raises:
-        HostError: a sample could not be scored; an evaluation without it would be misleading.
+        HostError: none could be scored, so there is nothing to estimate from.
     """
-    _check_scored([each.scores for each in sampled])
-    return summarise(prompts, sampled, ks, terms=terms, version=version, seed=seed)
-
-
-def _check_scored(scored: Sequence[Scores]) -> None:
-    unscored = [verdict.detail for scores in scored for verdict in scores.verdicts if verdict.reward is None]
-    if unscored:
-        prompts = sum(bool(np.isnan(scores.rewards_n).any()) for scores in scored)
-        raise HostError(
-            f"evaluation: samples of {prompts} prompts could not be scored: {unscored[0] or 'no reason given'}"
-        )
+    verdicts = [verdict for each in sampled for verdict in each.scores.verdicts]
+    unscored = [verdict.detail for verdict in verdicts if verdict.reward is None]
+    if not unscored:
+        return ""
+    reason = f"the first because: {unscored[0] or 'no reason given'}"
+    if len(unscored) == len(verdicts):
+        raise HostError(f"none of the {len(verdicts)} samples of an evaluation could be scored, {reason}")
+    return f"{len(unscored)} of {len(verdicts)} samples could not be scored and are left out, {reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from learner.records import SFTRow
 from services.data.tokens import EncodedPrompt
 from services.evaluation.estimates import tag_values
 from volley.errors import HostError, JobError
@@ -18,17 +18,26 @@ class KeptSample:
     """A sample to train on.
 
     Attributes:
-        text: the decoded sample without its stop token.
-        tokens_a: int32 [a], the token ids as they were sampled; a sample that was not truncated ends with a stop token.
+        text: the decoded sample without its stop token; of an episode, the answer to its last call.
+        tokens: the token ids as they were sampled; a sample that was not truncated ends with a stop token.
+        calls: the calls of an episode, as in ``samples.jsonl``.
     """
 
     prompt: EncodedPrompt
     text: str
     reward: float
-    tokens_a: NDArray[np.int32]
+    tokens: SFTRow
+    calls: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], prompt: EncodedPrompt) -> Self:
+        """The sample of a row of ``samples.jsonl``. Programs make prompts of their own, which are in the row."""
+        found = {name: np.asarray(row[key], np.int32) for name, key in _IDS.items() if key in row}
+        tokens = SFTRow(**{"prompt_p": prompt.tokens_p, **found})
+        return cls(prompt, row["sample"], row["reward"], tokens, row.get("calls", ()))
 
     def row(self) -> dict[str, Any]:
-        """The sample as a line of ``kept.jsonl``, which an sft job can read."""
+        """The sample as a line of ``kept.jsonl``, which an sft job can read unless it is an episode."""
         prompt = self.prompt.prompt
         return {
             "prompt_id": prompt.id,
@@ -36,7 +45,16 @@ class KeptSample:
             "answer": self.text,
             "reward": self.reward,
             "tags": dict(prompt.tags),
+            **({"calls": self.calls} if self.calls else {}),
         }
+
+
+_IDS = {"prompt_p": "prompt_ids", "answer_a": "token_ids", "observed_s": "observed_ids", "observed_at_s": "observed_at"}
+
+
+def _said(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the model said in a sample; samples that say the same count once."""
+    return tuple(call["answer"] for call in row.get("calls", ())) or (row["sample"],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +89,7 @@ def keep(
         HostError: nothing could be scored.
     """
     encoded = {each.prompt.id: each for each in prompts}
-    kept: dict[str, dict[str, KeptSample]] = {name: {} for name in encoded}
+    kept: dict[str, dict[tuple[str, ...], KeptSample]] = {name: {} for name in encoded}
     count = correct = unscored = 0
     best: float | None = None
     for row in drawn:
@@ -84,9 +102,8 @@ def keep(
         if reward < correct_from:
             continue
         correct += 1
-        if len(kept_here) < per_prompt and row["sample"] not in kept_here:
-            tokens_a = np.asarray(row["token_ids"], dtype=np.int32)
-            kept_here[row["sample"]] = KeptSample(encoded[row["prompt_id"]], row["sample"], reward, tokens_a)
+        if len(kept_here) < per_prompt and (said := _said(row)) not in kept_here:
+            kept_here[said] = KeptSample.of(row, encoded[row["prompt_id"]])
     samples = tuple(sample for by_text in kept.values() for sample in by_text.values())
     found = Kept(samples, count, correct, unscored, best)
     _check(found, len(prompts), correct_from)

@@ -15,7 +15,7 @@ from services.evaluation.estimates import Sampled
 from services.store.folder import RunFolder
 from volley.errors import HostError
 from volley.files import replacing
-from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus, calls_column
 
 NAME = "samples"
 
@@ -25,6 +25,7 @@ def group_rows(
 ) -> list[dict[str, Any]]:
     """One JSON object per sample, in the order they were sampled, with the keys of a training run's excerpt."""
     ends = np.cumsum(group.lengths_n)
+    ids = [_ids(group, number, end) for number, end in enumerate(ends)] if token_ids else [{}] * group.n
     return [
         {
             "step": 0,
@@ -34,6 +35,7 @@ def group_rows(
             "prompt_id": prompt.id,
             "tags": dict(prompt.tags),
             **({"earlier": group.earlier[number]} if group.earlier else {}),
+            **calls_column(group, number),
             "sample": group.texts[number],
             "answer": verdict.answer,
             "status": str(verdict.status),
@@ -43,10 +45,25 @@ def group_rows(
             "tokens": int(group.lengths_n[number]),
             "logprob": float(group.logprobs_T[end - group.lengths_n[number] : end].sum(dtype=np.float64)),
             "stopped": bool(group.stopped_n[number]),
-            **({"token_ids": group.tokens_T[end - group.lengths_n[number] : end].tolist()} if token_ids else {}),
+            **ids[number],
         }
         for number, (verdict, end) in enumerate(zip(scores.verdicts, ends, strict=True))
     ]
+
+
+def _ids(group: Group, number: int, end: int) -> dict[str, list[int]]:
+    """The token ids of a sample that ends before ``end``; with those of its context if a program put it there."""
+    start = int(end - group.lengths_n[number])
+    ids = {"token_ids": group.tokens_T[start:end].tolist()}
+    if not group.calls:
+        return ids
+    mine_S = (group.observation_at_S >= start) & (group.observation_at_S < end)
+    return {
+        **ids,
+        "prompt_ids": group.prompt_p.tolist(),
+        "observed_ids": group.observation_S[mine_S].tolist(),
+        "observed_at": (group.observation_at_S[mine_S] - start).tolist(),
+    }
 
 
 class SampleLog:

@@ -84,7 +84,7 @@ def _needs(
         processes += [_reserved(actors.cpus, actors.gpus, actors.resources)] * actors.count
         processes += [_reserved(workers.cpus, 0, workers.resources)] * scorers
         cache = 0 if actors.gpus else int(actors.kv_cache_gb * GIB)
-        if not isinstance(sampled, RFTJob) and sampled.rollout is not None:
+        if sampled.rollout is not None:
             programs = sampled.environment_workers
             cpus += programs.count * programs.cpus
             processes += [_reserved(programs.cpus, 0, programs.resources)] * programs.count

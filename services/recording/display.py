@@ -31,7 +31,8 @@ class _NotedProgress(Progress):
 def evaluation_words(row: Mapping[str, Any]) -> str:
     """The means of a row of ``evaluations.jsonl``, as in ``pass@1 0.312  @8 0.640  weighted 0.476``."""
     words = "pass" + "  ".join(f"@{each['k']} {each['mean']:.3f}" for each in row["estimates"])
-    return f"{words}  weighted {row['weighted']['mean']:.3f}" if row.get("weighted") else words
+    weighted = f"  weighted {row['weighted']['mean']:.3f}" if row.get("weighted") else ""
+    return words + weighted + (f"  ({row['unscored']} samples unscored)" if row.get("unscored") else "")
 
 
 class Bar:

@@ -12,13 +12,14 @@ from services.evaluation.estimates import Evaluation
 from services.evaluation.fetch import fetched
 from services.recording.disk_space import DiskGuard
 from services.recording.display import Bar, Display, evaluation_words
+from services.recording.episodes import episode_metrics
 from services.recording.progress import Progress, passed
 from services.recording.sinks.sinks import Sinks
 from services.recording.terminal import headline_k
 from services.recording.timeline import timeline
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
-from volley.records import STATUSES, Group, Prompt
+from volley.records import STATUSES, Group, Prompt, calls_column
 
 PRINTED_EVENTS = frozenset({"paused", "trouble", "waiting", "actor_died", "reward_worker_died", "learner_restarted"})
 EXCERPT_EVERY = 10  # steps between excerpts of samples
@@ -154,6 +155,7 @@ def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> d
         "weight_bytes": finished.nbytes,
         "samples_per_second": samples / seconds,
         "truncated_fraction": sum(ready.meta.truncated for ready in batch) / samples,
+        **episode_metrics(finished.episodes, seconds=seconds),
         **({"turns_mean": turns / samples} if turns > samples else {}),
         **{f"verdict_{status}": count / samples for status, count in sorted(statuses.items())},
         **{f"groups_{name}": count for name, count in finished.ledger.items()},
@@ -191,6 +193,7 @@ def sample_rows(finished: FinishedStep, ready: ReadyGroup, group: Group) -> list
                 "prompt": ready.prompt.text,
                 "prompt_id": ready.prompt.id,
                 **({"earlier": group.earlier[i]} if group.earlier else {}),
+                **calls_column(group, i),
                 "sample": group.texts[i],
                 "status": str(verdict.status),
                 "reward": verdict.reward,

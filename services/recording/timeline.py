@@ -6,7 +6,7 @@ from typing import Any
 from services.coordinator.records import FinishedStep
 
 MAX_SPANS = 256
-MAX_PROCESSES = 60  # actors and reward workers shown per step: the first that occur
+MAX_PROCESSES = 60  # actors, environment and reward workers shown per step: the first that occur
 
 Span = tuple[str, str, float, float]  # process, stage, start and end in seconds since 1970
 
@@ -18,10 +18,14 @@ def timeline(finished: FinishedStep) -> dict[str, Any]:
         ("learner", "learn", times.waited, times.learned),
         ("learner", "publish", times.learned, times.gathered),
     ]
+    for episodes in finished.episodes.figures if finished.episodes else ():
+        spans += [(episodes.actor, "generate", *span) for span in episodes.model_spans()]
+        spans += [(episodes.worker, "environment", *span) for span in episodes.environment_spans() if episodes.worker]
     for ready in finished.batch:
-        begun, generated = ready.generated
-        spans.append((ready.meta.actor, "generate", begun, generated))
-        spans.append((ready.scores.worker, "score", ready.scored - ready.scores.seconds, ready.scored))
+        if finished.episodes is None:
+            spans.append((ready.meta.actor, "generate", *ready.generated))
+        if ready.scores.worker:
+            spans.append((ready.scores.worker, "score", ready.scored - ready.scores.seconds, ready.scored))
     spans += [
         (actor.actor, "update", ended - actor.fetch_seconds - actor.stall_seconds, ended)
         for actor in finished.broadcast.actors

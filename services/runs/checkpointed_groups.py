@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.coordinator.records import ReadyGroup
-from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+from volley.records import Group, ModelCall, Prompt, Scores, Verdict, VerdictStatus
 from volley.refs import Ref
 
 FILE = "groups.npz"
@@ -95,6 +95,7 @@ def _row(each: CheckpointedGroup) -> dict[str, Any]:
         "prompt_id": group.prompt_id,
         "texts": group.texts,
         "earlier": group.earlier,
+        "calls": [[asdict(call) for call in calls] for calls in group.calls],
         "actor": group.actor,
         "seconds": group.seconds,
         "verdicts": [asdict(verdict) for verdict in scores.verdicts],
@@ -111,6 +112,7 @@ def _group(row: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], prompt: P
         prompt_id=row["prompt_id"],
         texts=tuple(row["texts"]),
         earlier=tuple(row["earlier"]),
+        calls=tuple(tuple(ModelCall(**call) for call in calls) for calls in row.get("calls", ())),
         actor=row["actor"],
         seconds=row["seconds"],
         **arrays,

@@ -48,7 +48,16 @@ async def start_rewards(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> Rew
 class NoEnvironments:
     """Stands in for the environment workers of a job without a program."""
 
+    count, waiting = 0, 0
     deaths: tuple[VolleyError, ...] = ()
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """None."""
+        return ()
+
+    async def scale(self, count: int) -> None:
+        """Raises `JobError`: there is nothing to scale."""
+        raise JobError(f"the job has no program, so it has no environment workers; {count} cannot be started")
 
     async def stop(self) -> None:
         """Nothing to stop."""
@@ -56,7 +65,7 @@ class NoEnvironments:
 
 async def start_environments(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> EnvironmentPool | NoEnvironments:
     """Start the environment workers, if the job has a program; raises as `EnvironmentPool.start`."""
-    if isinstance(job, RFTJob) or job.rollout is None:
+    if job.rollout is None:
         return NoEnvironments()
     return await EnvironmentPool.start(environment_config(job, job.rollout, folder))
 
@@ -69,25 +78,25 @@ def episodes_of(
     Args:
         length: longest prompt plus answer of a call, in tokens.
     """
-    if isinstance(job, RFTJob) or job.rollout is None or isinstance(environments, NoEnvironments):
+    if job.rollout is None or isinstance(environments, NoEnvironments):
         return None
     return Episodes(job.rollout, actors, environments, length, scored=job.scorer is not None)
 
 
-def check_program(job: RLJob | EvalJob) -> None:
+def check_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Raise `JobError` if the job's program cannot be called."""
     if job.rollout is not None and code_is_here(job.runtime_env):
         load_program(job.rollout.target)
 
 
-def import_program(job: RLJob | EvalJob) -> None:
+def import_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Import the job's program, ignoring failures, which `check_program` reports."""
     if job.rollout is not None:
         with contextlib.suppress(JobError):
             load_program(job.rollout.target)
 
 
-def length_of(job: RLJob | EvalJob, encoded: list[EncodedPrompt], room: int, length: int) -> int:
+def length_of(job: RLJob | RFTJob | EvalJob, encoded: list[EncodedPrompt], room: int, length: int) -> int:
     """Longest prompt plus answer that the actors must take, in tokens.
 
     Args:
@@ -106,6 +115,8 @@ def length_of(job: RLJob | EvalJob, encoded: list[EncodedPrompt], room: int, len
     return context
 
 
-def room_of(job: RLJob | EvalJob, max_tokens: int, key: str = "sampling.max_tokens") -> SampleRoom:
+def room_of(job: RLJob | RFTJob | EvalJob, max_tokens: int, key: str = "sampling.max_tokens") -> SampleRoom:
     """The room that samples need behind their prompts. Programs make their own prompts, so they need none."""
-    return room_for(max_tokens, job.turns, key) if job.rollout is None else {"room": 1, "key": key}
+    if job.rollout is not None:
+        return {"room": 1, "key": key}
+    return room_for(max_tokens, None if isinstance(job, RFTJob) else job.turns, key)

@@ -8,7 +8,8 @@ from reward_servers.scorers import check_scorer
 from services.coordinator.turns import Turns, turns_of
 from services.data.prompts import read_prompts
 from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
-from services.evaluation.evaluate import evaluation_of
+from services.evaluation.estimates import summarise
+from services.evaluation.evaluate import unscored_problem
 from services.evaluation.sample_log import SampleLog
 from services.jobs.needs import needs_of
 from services.jobs.runtime_env import code_is_here
@@ -51,6 +52,9 @@ class EvalRun:
 
         Every sample goes to ``samples.jsonl``. Prompts that an interrupted driver sampled there are not sampled again;
         if all of them were, no process is started. The folder holds one evaluation, however often it is resumed.
+
+        Raises:
+            HostError: no sample could be scored.
         """
         await run_until_stopped(context, self._evaluate(context))
 
@@ -68,12 +72,15 @@ class EvalRun:
             known=known,
             turns=self.turns,
         )
+        problem = unscored_problem(sampled)
         terms = terms_of(None, job.weights, None)
-        evaluation = evaluation_of(prompts, sampled, job.ks, terms=terms, version=job.version, seed=job.seed)
+        evaluation = summarise(prompts, sampled, job.ks, terms=terms, version=job.version, seed=job.seed)
         (folder.path / "evaluations.jsonl").unlink(
             missing_ok=True
         )  # an earlier driver's evaluation: the same, or incomplete
         recorder = RunRecorder(folder, context.outbox, context.display, samples_kept=0, sinks=context.sinks)
+        if problem:
+            await recorder.event("trouble", problem=problem)
         await recorder.evaluation(evaluation)
         from services.recording import plots  # imported here because matplotlib takes a second
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from learner.records import SFTRow
 from reward_servers.scorers import check_scorer
 from services.data.mixture import Order
 from services.data.prompts import read_prompts
-from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length, needed_length
+from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
 from services.evaluation.rejection import Kept, counts, keep
 from services.evaluation.sample_log import SampleLog
 from services.jobs.needs import Needs, phases_of
@@ -25,6 +24,7 @@ from services.jobs.runtime_env import code_is_here
 from services.recording.recorder import RunRecorder
 from services.runs.checkpoints import newest_checkpoint_or_none, steps_of
 from services.runs.context import Context, run_until_stopped
+from services.runs.episodes import check_program, length_of, room_of
 from services.runs.sampling import sample_prompts
 from services.runs.supervised import Plan, fine_tune
 from volley.errors import HostError
@@ -34,7 +34,11 @@ from volley.job import RFTJob
 
 @dataclass(frozen=True, slots=True)
 class RFTRun:
-    """An rft job that is ready to run. ``length``: tokens of its longest prompt with the longest sample after it."""
+    """An rft job that is ready to run.
+
+    Attributes:
+        length: tokens of the job's longest prompt with the longest sample after it; with a program, of its calls.
+    """
 
     job: RFTJob
     prompts: list[EncodedPrompt]
@@ -46,10 +50,11 @@ class RFTRun:
         prompts = read_prompts(job.data, job.model.path)
         if job.scorer is not None:
             check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
+        check_program(job)
         tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
-        room = job.sampling.max_tokens
-        encoded = encode_prompts(tokenizer, prompts, room=room, length=length)
-        return cls(job, encoded, needed_length(encoded, room))
+        room = room_of(job, job.sampling.max_tokens)
+        encoded = encode_prompts(tokenizer, prompts, **room, length=length)
+        return cls(job, encoded, length_of(job, encoded, room["room"], length))
 
     async def run(self, context: Context) -> None:
         """Sample the prompts that are missing, keep correct samples, train the steps that are missing, and export.
@@ -100,7 +105,7 @@ def plan_of(job: RFTJob, kept: Kept) -> Plan:
 
     With ``passes``, the number of steps is rounded up, so that the last pass ends with a whole batch.
     """
-    rows = [SFTRow(prompt_p=sample.prompt.tokens_p, answer_a=sample.tokens_a) for sample in kept.samples]
+    rows = [sample.tokens for sample in kept.samples]
     size = max(min(job.rows_per_step, len(rows)), job.learner.ranks)  # every rank needs a row
     steps = job.steps if job.passes is None else -(-job.passes * len(rows) // size)
     if steps is None:

@@ -26,7 +26,8 @@ from services.coordinator.roles import Roles
 from services.coordinator.turns import Turns, turns_of
 from services.data.prompts import read_prompts
 from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, model_length
-from services.evaluation.evaluate import Sampler, evaluation_of, max_groups_in_flight
+from services.evaluation.estimates import summarise
+from services.evaluation.evaluate import Sampler, max_groups_in_flight, unscored_problem
 from services.evaluation.fetch import fetched
 from services.jobs.needs import needs_of
 from services.jobs.runtime_env import code_is_here
@@ -51,7 +52,7 @@ from services.runs.weight_groups import WeightGroups
 from services.store.desired import check_desired
 from services.tasks import start_all, timed
 from volley.base import replaced
-from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
+from volley.errors import DeadlineExceeded, HostError, WeightsGone, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
 from volley.state import Desired
@@ -144,12 +145,15 @@ class RLRun:
 
 
 def with_desired_counts(job: RLJob, desired: Desired) -> RLJob:
-    """The job with the counts of actors and reward workers that are desired now."""
+    """The job with the counts of actors, reward workers and environment workers that are desired now."""
     if desired.actors is not None:
         # Not validated: 0 actors pause generation, which can be desired of a run but not written in a job.
         job = replaced(job, actors=job.actors.model_copy(update={"count": desired.actors}))
     if desired.reward_workers is not None:
         job = replaced(job, reward_workers=replaced(job.reward_workers, count=desired.reward_workers))
+    if desired.environment_workers is not None:
+        workers = replaced(job.environment_workers, count=desired.environment_workers)
+        job = replaced(job, environment_workers=workers)
     return job
 
 
@@ -298,7 +302,14 @@ class RLSession:
             pools.actors, pools.rewards, plan.sampling, in_flight, run.job.seed, pools.episodes or run.turns
         )
         sampled = await sampler.sample(run.heldout)
+        try:
+            problem = unscored_problem(sampled)
+        except HostError as nothing_scored:  # whether training can go on is for the coordinator to find out
+            await self._recorder.event("trouble", problem=f"no evaluation of version {version}: {nothing_scored}")
+            return
+        if problem:
+            await self._recorder.event("trouble", problem=f"evaluation of version {version}: {problem}")
         prompts = [encoded.prompt for encoded in run.heldout]
         terms, seed = run.job.evaluated_terms, run.job.seed
-        evaluation = evaluation_of(prompts, sampled, plan.ks, terms=terms, version=version, seed=seed)
+        evaluation = summarise(prompts, sampled, plan.ks, terms=terms, version=version, seed=seed)
         await self._recorder.evaluation(evaluation)

@@ -19,7 +19,7 @@ def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) 
         seed=job.seed,
         log_dir=folder.logs,
         verify=isinstance(job, RLJob) and job.learner.verify_weights,
-        gateway=None if isinstance(job, RFTJob) or job.rollout is None else job.gateway,
+        gateway=None if job.rollout is None else job.gateway,
     )
 
 
@@ -28,7 +28,7 @@ def reward_config(job: RLJob | RFTJob | EvalJob, scorer: ScorerSpec, folder: Run
     return RewardConfig(scorer, job.reward_workers, folder.logs, prefix=f"{folder.run_id}-")
 
 
-def environment_config(job: RLJob | EvalJob, rollout: ProgramRollout, folder: RunFolder) -> EnvironmentConfig:
+def environment_config(job: RLJob | RFTJob | EvalJob, rollout: ProgramRollout, folder: RunFolder) -> EnvironmentConfig:
     """The environment workers of ``job``."""
     return EnvironmentConfig(rollout, job.environment_workers, folder.logs, prefix=f"{folder.run_id}-")
 

@@ -85,8 +85,7 @@ def prepare_alone(job: Job) -> Run:
         make_importable(job.runtime_env)
         if job.scorer is not None:
             import_functions(job.scorer)
-        if not isinstance(job, RFTJob):
-            import_program(job)
+        import_program(job)
         import_tokenizers_alone()
     return prepare(job)
 

@@ -1,4 +1,4 @@
-"""What `volley check` finds out beyond what makes a job invalid: advice, and what a scorer function answers."""
+"""What `volley check` finds out beyond what makes a job invalid: advice, and what the user's functions do."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,12 @@ from services.jobs.job_file import Job
 from services.jobs.needs import GIB, needs_of
 from services.jobs.runtime_env import code_is_here
 from services.runs.context import Run
+from services.runs.episode_trial import EpisodeTrial, try_program
 from services.runs.eval import EvalRun
 from services.runs.rft import RFTRun
 from services.runs.rl import RLRun
 from volley.memory import available_memory
+from volley.rollout import ProgramRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,21 @@ def score_once(run: Run, answer: str) -> list[Call]:
     prompt = run.prompts[0].prompt
     called = try_scorer(run.job.scorer, prompt, answer)
     return [Call(target, prompt.id, answer, str(verdict.status), verdict.reward) for target, verdict in called]
+
+
+def run_one_episode(run: Run, says: str) -> EpisodeTrial | None:
+    """Run one episode of the run's program, on the first prompt, with a stub that ``says`` the same in every call.
+
+    Returns None without a program, or if it can be imported only on the cluster.
+
+    Raises:
+        JobError: the program raised, hung, ended its process, made no call or rewrote the history.
+    """
+    if not isinstance(run, RLRun | RFTRun | EvalRun) or not code_is_here(run.job.runtime_env):
+        return None
+    if not isinstance(rollout := run.job.rollout, ProgramRollout):
+        return None
+    return try_program(run.job, rollout, run.prompts[0].prompt, length=run.length, says=says)
 
 
 def notes_on(job: Job) -> list[str]:

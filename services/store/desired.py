@@ -115,9 +115,11 @@ def _check_kind(job: Job, changes: dict[str, Any]) -> None:
     """Raise `JobError` for changes that do not apply to this kind of job."""
     missing = {"objective", "learning_rate", "max_lag"} if not isinstance(job, RLJob) else set()
     if isinstance(job, SFTJob | RFTJob):
-        missing |= {"actors", "reward_workers", "paused"}
+        missing |= {"actors", "reward_workers", "environment_workers", "paused"}
     if wrong := sorted(key for key in missing & changes.keys() if changes[key] not in (None, {}, False)):
         raise JobError(f"{', '.join(wrong)}: does not apply to a job of kind {job.kind}")
+    if changes.get("environment_workers") is not None and getattr(job, "rollout", None) is None:
+        raise JobError("environment_workers: does not apply to a job without rollout, whose samples no program makes")
 
 
 def _with_defaults(changes: dict[str, Any]) -> dict[str, Any]:

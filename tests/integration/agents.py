@@ -26,18 +26,24 @@ async def two_calls(row: dict[str, Any], base_url: str, api_key: str) -> Any:
     if once(row, "early"):
         raise RuntimeError("no luck at all")
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
-        first = await client.chat.completions.create(model="any", messages=messages, max_tokens=8)
-        if once(row, "raise"):
-            raise RuntimeError("bad luck")
-        if once(row, "hang"):
-            await asyncio.sleep(3600)
-        if once(row, "kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        messages += [first.choices[0].message.model_dump(), {"role": "user", "content": f"{row['prompt']} again"}]
-        if once(row, "rewrite"):
-            messages[1] = {"role": "assistant", "content": "something else"}
-        second = await client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+        return await two_calls_with(client, row)
+
+
+async def two_calls_with(client: openai.AsyncOpenAI, row: dict[str, Any]) -> Any:
+    if row.get("does") == "fail":
+        raise RuntimeError("never any luck")
+    messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
+    first = await client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+    if once(row, "raise"):
+        raise RuntimeError("bad luck")
+    if once(row, "hang"):
+        await asyncio.sleep(3600)
+    if once(row, "kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    messages += [first.choices[0].message.model_dump(), {"role": "user", "content": f"{row['prompt']} again"}]
+    if once(row, "rewrite"):
+        messages[1] = {"role": "assistant", "content": "something else"}
+    second = await client.chat.completions.create(model="any", messages=messages, max_tokens=8)
     if row.get("does") == "defer":
         return None
     said = (first.choices[0].message.content or "") + (second.choices[0].message.content or "")
@@ -46,6 +52,26 @@ async def two_calls(row: dict[str, Any], base_url: str, api_key: str) -> Any:
 
 def one_call(row: dict[str, Any], base_url: str, api_key: str) -> float:
     """A plain function, which calls with the client that waits."""
+    if row.get("does") == "fail":
+        raise RuntimeError("never any luck")
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         answer = client.completions.create(model="any", prompt=row["prompt"], max_tokens=4)
     return float("e" in answer.choices[0].text)
+
+
+class Caller:
+    """The same program, with one client for all episodes of a worker."""
+
+    def __init__(self) -> None:
+        self.client: openai.AsyncOpenAI | None = None
+
+    async def setup(self) -> None:
+        self.client = openai.AsyncOpenAI(base_url="http://none", api_key="none")
+
+    async def run(self, row: dict[str, Any], base_url: str, api_key: str) -> Any:
+        assert self.client is not None
+        return await two_calls_with(self.client.with_options(base_url=base_url, api_key=api_key), row)
+
+    async def close(self) -> None:
+        assert self.client is not None
+        await self.client.close()

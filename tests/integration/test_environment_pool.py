@@ -1,6 +1,8 @@
 """The environment pool with real Ray workers: programs that die, hang and block, and nothing that outlives the pool."""
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,35 @@ async def agent(row, base_url, api_key):
         os._exit(7)
     if row.get("block") == api_key:
         time.sleep(600)
+    while "until" in row and not pathlib.Path(row["until"]).exists():
+        await asyncio.sleep(0.05)
     await asyncio.sleep(row.get("seconds", 0))
     return len(api_key)
+
+class Holder:
+    def __init__(self):
+        self.log = pathlib.Path(__file__).with_name("holder.log")
+
+    async def setup(self):
+        self.note("set up")
+
+    async def run(self, row, base_url, api_key):
+        await asyncio.sleep(row.get("seconds", 0))
+        self.note("ran")
+        return 1.0
+
+    async def close(self):
+        self.note("closed")
+
+    def note(self, what):
+        with self.log.open("a") as file:
+            file.write(f"{what}\\n")
+
+class Unready(Holder):
+    async def setup(self):
+        flag = pathlib.Path(__file__).with_name("ready")
+        if not flag.exists():
+            raise OSError("the server is away")
 
 def plain(row, base_url, api_key):
     time.sleep(row.get("seconds", 0) if row.get("slow", api_key) == api_key else 0)
@@ -127,3 +156,95 @@ async def test_a_cancelled_group_gives_its_room_back(folder: Path) -> None:
 async def test_a_program_that_does_not_import_is_the_jobs_error(folder: Path) -> None:
     with pytest.raises(JobError, match="has no function 'nobody'"):
         await started(folder, "nobody")
+
+
+async def test_workers_are_added_and_retired_while_episodes_run(folder: Path) -> None:
+    pool = await started(folder, episodes=1)
+    until = folder / "until"
+    first = asyncio.create_task(pool.run(row(until=str(until)), "", ("a",)))
+    second = asyncio.create_task(pool.run(row(until=str(until)), "", ("bb",)))
+    await asyncio.sleep(0.3)
+    assert pool.waiting == 1
+    await pool.scale(3)
+    assert [each.name for each in pool.workers()] == ["environment-0", "environment-1", "environment-2"]
+    await asyncio.sleep(0.3)
+    before = pool.workers()
+    assert sum(each.busy for each in before) == 2
+    await pool.scale(1)
+    assert pool.count == 1
+    await asyncio.to_thread(wait_until_gone, {each.pid for each in before[1:] if not each.busy})
+    until.touch()
+    assert [(await each).outcomes[0].reward for each in (first, second)] == [1.0, 2.0], "retired workers finish"
+    await asyncio.to_thread(wait_until_gone, {each.pid for each in before[1:]})
+    assert pool.deaths == ()
+    await pool.stop()
+
+
+async def test_a_worker_that_dies_while_the_pool_shrinks_or_grows_leaves_the_wanted_number(folder: Path) -> None:
+    pool = await started(folder, count=2, episodes=1)
+    lost = [asyncio.create_task(pool.run(row(seconds=1), "", ("a",))) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    for each in pool.workers():
+        os.kill(each.pid, signal.SIGKILL)
+    await asyncio.gather(*lost, return_exceptions=True)
+    assert pool.count == 0, "both are being replaced"
+    await asyncio.gather(pool.scale(1), pool.scale(3))
+    for _ in range(300):
+        if pool.count == 3:
+            break
+        await asyncio.sleep(0.1)
+    assert [each.name for each in pool.workers()] == ["environment-0", "environment-1", "environment-2"]
+    pids = {each.pid for each in pool.workers()}
+    await pool.stop()
+    wait_until_gone(pids)
+
+
+async def test_the_pool_grows_while_groups_wait_and_shrinks_when_idle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("volley.pool_size.LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("volley.pool_size.LOOKS_AT_REST", 3)
+    pool = await started(folder, episodes=1, max_count=3)
+    waiting = [asyncio.create_task(pool.run(row(seconds=2), "", ("a",))) for _ in range(8)]
+    most = 1
+    while not all(task.done() for task in waiting):
+        most = max(most, pool.count)
+        await asyncio.sleep(0.05)
+    assert most in (2, 3)
+    for _ in range(100):
+        if pool.count == 1:
+            break
+        await asyncio.sleep(0.1)
+    assert pool.count == 1
+    await pool.stop()
+
+
+async def test_a_class_is_set_up_once_per_worker_and_closed_with_it(folder: Path) -> None:
+    pool = await started(folder, "Holder", count=2)
+    busy = [asyncio.create_task(pool.run(row(seconds=3), "", ("a",) * 4)) for _ in range(2)]
+    await asyncio.sleep(0.5)
+    await pool.scale(1)
+    await asyncio.gather(*busy)
+    for _ in range(100):
+        if "closed" in (notes := (folder / "holder.log").read_text().split("\n")):
+            break
+        await asyncio.sleep(0.1)
+    assert (notes.count("set up"), notes.count("ran"), notes.count("closed")) == (2, 8, 1), "the retired worker's"
+    await pool.stop()
+    assert (folder / "holder.log").read_text().split("\n").count("closed") == 2
+
+
+async def test_a_class_that_cannot_be_set_up_again_uses_up_replacements(folder: Path) -> None:
+    with pytest.raises(WorkerDied, match="the server is away"):
+        await started(folder, "Unready")
+    (folder / "ready").touch()
+    pool = await started(folder, "Unready", max_replacements=3)
+    (folder / "ready").unlink()
+    (worker,) = pool.workers()
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(GroupGone):
+        await pool.run(row(seconds=5), "", ("a",))
+    with pytest.raises(WorkerDied, match="the server is away"):
+        await pool.run(row(), "", ("a",))
+    assert len(pool.deaths) == 4
+    await pool.stop()

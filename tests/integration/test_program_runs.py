@@ -30,7 +30,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "flags").mkdir()
     rows: list[dict[str, Any]] = [{"prompt": f"say {word}", "answer": "x"} for word in ("one", "two", "three", "four")]
     rows += [{"prompt": f"then {does}", "answer": "x", "does": does} for does in TROUBLES]
-    for name, chosen in (("train", rows), ("heldout", rows[:3])):
+    fails = {"prompt": "say nothing", "answer": "x", "does": "fail"}
+    for name, chosen in (("train", rows), ("heldout", [*rows[:3], fails])):
         lines = [json.dumps({**row, "flags": str(folder / "flags")}) + "\n" for row in chosen]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     return folder
@@ -73,6 +74,19 @@ async def test_log_probs_of_all_calls_are_the_learners(trained: Result) -> None:
         assert 1.8 <= row["turns_mean"] <= 2.0
 
 
+async def test_episodes_have_metrics_and_a_lane(trained: Result) -> None:
+    rows = trained.folder.read("metrics")
+    for row in rows:
+        assert 0 < row["environment_busy_share"] <= 1
+        assert 0 <= row["seconds_environment_mean"] <= row["seconds_episode_mean"]
+        assert 1 <= row["calls_mean"] <= 2
+    count = sum(row["episodes_per_second"] * row["seconds_step"] for row in rows)
+    assert count >= 80, "20 groups of 4, and the first evaluation"
+    for end in ("raised", "timeout", "rewritten"):
+        assert any(row.get(f"episodes_{end}", 0) > 0 for row in rows)
+    assert not any("episodes_lost" in row for row in rows), "the killed worker's episodes were repeated"
+
+
 async def test_every_group_ends_once(trained: Result) -> None:
     last = trained.folder.read("metrics")[-1]
     counts = {name: last[f"groups_{name}"] for name in ("admitted", "trained", "dropped", "in_flight")}
@@ -101,13 +115,23 @@ async def test_samples_show_their_calls(trained: Result) -> None:
             assert row["reward"] is None
             assert any(each in row["detail"] for each in ("luck", "timeout_s", "rewritten"))
         else:
-            assert "<|im_start|>user\n" + row["prompt"] + " again" in row["earlier"]
+            first, second = row["calls"]
+            assert "<|im_start|>user\n" + row["prompt"] in first["context"]
+            assert "<|im_start|>user\n" + row["prompt"] + " again" in second["context"]
+            assert (second["answer"], first["tokens"] + second["tokens"]) == (row["sample"], row["tokens"])
     assert {row["status"] for row in rows} <= {"infra_error", "wrong_answer", "passed"}
 
 
 async def test_evaluations_run_the_program_too(trained: Result) -> None:
     before, after = trained.folder.read("evaluations")
     assert (before["version"], after["version"]) == (0, 4)
+    for row in (before, after):
+        assert (row["prompts"], row["unscored"]) == (4, 4)
+        assert [(each["k"], each["left_out"]) for each in row["estimates"]] == [(1, 1), (4, 1)]
+    problems = [row["problem"] for row in trained.folder.read("events") if row["kind"] == "trouble"]
+    assert [
+        each for each in problems if "evaluation of version 4: 4 of 16 samples" in each and "never any luck" in each
+    ]
 
 
 async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, inputs: Path, tmp_path: Path) -> None:
@@ -123,18 +147,48 @@ async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, in
     }
     done = await run_job(stack, tmp_path, job)
     rows = done.folder.read("samples")
-    assert len(rows) == 24
-    assert all(row["reward"] == float("e" in row["sample"]) for row in rows)
+    rewards = [row["reward"] for row in rows if row["prompt"] != "say nothing"]
+    assert (len(rows), len(rewards)) == (32, 24)
+    assert all(row["reward"] == float("e" in row["sample"]) for row in rows if row["reward"] is not None)
     (evaluation,) = done.folder.read("evaluations")
-    assert evaluation["estimates"][0]["mean"] == pytest.approx(sum(row["reward"] for row in rows) / 24)
+    assert evaluation["unscored"] == 8
+    assert evaluation["estimates"][0]["mean"] == pytest.approx(sum(rewards) / 24)
+
+
+async def test_rejection_sampling_trains_on_episodes_as_they_were_recorded(
+    stack: Stack, inputs: Path, tmp_path: Path
+) -> None:
+    job = {
+        "kind": "rft",
+        "name": "kept-vowels",
+        "model": {"path": str(inputs / "model")},
+        "data": {"path": str(inputs / "heldout.jsonl")},
+        "rollout": {"kind": "program", "target": "tests.integration.agents:Caller", "timeout_s": 30, "max_calls": 4},
+        "sampling": {"n": 8, "max_tokens": 40},
+        "correct_from": 0.05,
+        "steps": 3,
+        "rows_per_step": 4,
+        "actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1},
+    }
+    done = await run_job(stack, tmp_path, job)
+    rows, kept = done.folder.read("samples"), done.folder.read("kept")
+    assert sum(row["reward"] is None for row in rows) == 8, "the prompt whose program always fails"
+    assert kept
+    assert all(row["reward"] >= 0.05 for row in kept)
+    assert {len(row["calls"]) for row in kept} == {2}
+    sampled = {tuple(call["tokens"] for call in row["calls"]): row for row in rows if row["reward"] is not None}
+    for row in sampled.values():
+        assert len(row["token_ids"]) == sum(call["tokens"] for call in row["calls"])
+        assert len(row["prompt_ids"]) + len(row["observed_ids"]) == sum(call["observed"] for call in row["calls"])
+    assert len(done.folder.read("metrics")) == 3
 
 
 async def test_the_example_of_the_page(
     stack: Stack, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """agents.md, with a smaller model and two steps."""
-    program, job, commands = blocks(ROOT / "docs" / "agents.md")
-    (tmp_path / "agent.py").write_text(program.text)
+    program, job, commands, solver, *_ = blocks(ROOT / "docs" / "agents.md")
+    (tmp_path / "agent.py").write_text(program.text + solver.text)
     tree = yaml.safe_load(job.text)
     monkeypatch.syspath_prepend(tmp_path)
     tree |= {"model": {"path": str(inputs / "model")}, "data": {"path": str(inputs / "train.jsonl")}}
@@ -148,3 +202,9 @@ async def test_the_example_of_the_page(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     checked = await asyncio.to_thread(subprocess.run, [VOLLEY, "check", file], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
+    assert "3 calls of the model" in checked.stdout
+    with_class = [VOLLEY, "check", file, "--set", "rollout.target=agent:Solver", "--answer", "it is x"]
+    checked = await asyncio.to_thread(subprocess.run, with_class, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert "1 call of the model" in checked.stdout
+    assert "reward 1 (passed)" in checked.stdout

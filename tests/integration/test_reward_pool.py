@@ -11,7 +11,8 @@ import psutil
 import pytest
 import ray
 
-from reward_servers.pool import RewardConfig, RewardPool, next_count
+from reward_servers.pool import RewardConfig, RewardPool
+from volley import pool_size
 from volley.errors import DeadlineExceeded, WorkerDied
 from volley.job import RewardWorkersSpec
 from volley.records import Group, Prompt, VerdictStatus
@@ -150,8 +151,8 @@ async def test_a_killed_worker_takes_its_sandbox_with_it(tmp_path: Path) -> None
 async def test_the_pool_grows_while_groups_wait_and_shrinks_when_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reward_servers.pool.LOOK_EVERY_S", 0.2)
-    monkeypatch.setattr("reward_servers.pool.LOOKS_AT_REST", 3)
+    monkeypatch.setattr("volley.pool_size.LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("volley.pool_size.LOOKS_AT_REST", 3)
     pool = await RewardPool.start(config(tmp_path, python=True, max_count=3))
     reference = Prompt("p", "", {"flag": str(tmp_path / "flag")})
     slow = ray.put(group(("slow",)))
@@ -184,7 +185,7 @@ async def test_the_pool_grows_while_groups_wait_and_shrinks_when_idle(
     ],
 )
 def test_the_next_number_of_workers(count: int, waiting: int, quiet: int, wanted: int) -> None:
-    assert next_count(count, waiting, quiet, low=1, high=4) == wanted
+    assert pool_size.next_count(count, waiting, quiet, low=1, high=4) == wanted
 
 
 async def gone(needle: str) -> bool:

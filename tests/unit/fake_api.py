@@ -174,7 +174,8 @@ class FakeApi:
         record, observed = view["record"], view["observed"]
         return {
             **{key: record[key] for key in ("id", "name", "kind", "created", "tags")},
-            **{key: observed[key] for key in ("step", "steps", "updated", "problem", "actors", "reward_workers")},
+            **{key: observed[key] for key in ("step", "steps", "updated", "problem")},
+            **{key: observed[key] for key in ("actors", "reward_workers", "environment_workers")},
             "state": view["state"],
             "objective": "max_at_k k=8",
             "spark": [0.1, 0.2, 0.4],

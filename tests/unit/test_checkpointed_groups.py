@@ -8,7 +8,7 @@ import pytest
 
 from services.runs.checkpointed_groups import CheckpointedGroup, pack, unpack
 from tests.refs import NOT_STORED
-from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+from volley.records import Group, ModelCall, Prompt, Scores, Verdict, VerdictStatus
 
 PROMPT = Prompt("p1", "2+2=", {"answer": "4"})
 
@@ -31,6 +31,7 @@ def checkpointed(group_id: int, lengths: list[int]) -> CheckpointedGroup:
         observation_S=np.arange(total // 3, dtype=np.int32),
         observation_at_S=np.sort(rng.integers(0, total, total // 3, dtype=np.int32)),
         earlier=tuple(f"said {i}" for i in range(len(lengths))),
+        calls=tuple((ModelCall(f"asked {i}", "said", 2, 3, 0.5),) * i for i in range(len(lengths))),
     )
     verdicts = [Verdict(VerdictStatus.PASSED, 1.0, answer="4"), Verdict(VerdictStatus.INFRA_ERROR, None, detail="gone")]
     scores = Scores.pack(verdicts * (len(lengths) // 2), seconds=0.5, worker="reward-0")
@@ -48,7 +49,10 @@ def test_groups_are_read_as_they_were_written(groups: list[CheckpointedGroup], t
     assert len(back) == len(groups)
     for ours, theirs in zip(groups, back, strict=True):
         for name in (field.name for field in fields(Group)):
-            np.testing.assert_array_equal(getattr(theirs.group, name), getattr(ours.group, name))
+            if name == "calls":
+                assert theirs.group.calls == ours.group.calls
+            else:
+                np.testing.assert_array_equal(getattr(theirs.group, name), getattr(ours.group, name))
         assert theirs.group.tokens_T.dtype == np.int32
         assert replace(theirs, group=ours.group, scores=ours.scores) == ours
         assert theirs.scores.verdicts == ours.scores.verdicts

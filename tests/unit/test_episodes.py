@@ -1,7 +1,7 @@
 """From sessions and outcomes to verdicts; which episodes are made again; and what a job with a program may say."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,21 @@ from pydantic import ValidationError
 from actors.config import EpisodesRequest, GenerateRequest, OpenedSessions
 from actors.gateway.groups import EpisodeReport
 from actors.gateway.session import End
-from environments.records import EpisodesDone, Outcome
+from environments.records import EpisodesDone, Outcome, Usage
 from services.api.jobs import refusals
 from services.api.settings import ApiSettings
-from services.coordinator.episodes import Episodes, make_samples, troubles_of
+from services.coordinator.episode_figures import EpisodeFigures, EpisodeLog, end_of, troubles_of
+from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.schedule import longest_wait
 from services.coordinator.turns import ATTEMPTS
+from services.recording.episodes import episode_metrics
+from services.store.desired import change
 from tests.refs import NOT_STORED
-from volley.errors import GroupGone, WorkerDied
+from volley.errors import GroupGone, JobError, WorkerDied
 from volley.job import JOB, EvalJob, RLJob
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus
 from volley.rollout import ProgramRollout
+from volley.state import Desired
 
 REQUEST = GenerateRequest(3, "p", np.zeros(4, np.int32), 2, 1.0, 1.0, 50, seed=9)
 META = GroupMeta(3, "p", "actor-0", 2, 4, 8, -8.0, 0, 0, 0, 0.0, 4)
@@ -62,6 +66,9 @@ class FakeEnvironments:
     failure: Exception | None = None
     keys: list[tuple[str, ...]] = field(default_factory=list)
 
+    def usage(self) -> Usage:
+        return Usage(len(self.keys), 1.0, 2.0)
+
     async def run(self, prompt: Prompt, base_url: str, keys: tuple[str, ...]) -> EpisodesDone:
         self.keys.append(keys)
         if self.failure is not None:
@@ -97,7 +104,8 @@ async def made(
         on_stage=stages.append,
     )
     assert group.meta is META
-    assert group.reports == sessions.reports
+    assert group.episodes is not None
+    assert group.episodes.reports == sessions.reports
     return group.scores, stages
 
 
@@ -218,3 +226,73 @@ def test_a_service_imports_only_programs_that_it_allows() -> None:
     (problem,) = refusals(TREE, ApiSettings(redis_url="redis://x", allow_code=("other",)))
     assert problem.pointer == "/job/rollout/target"
     assert list(refusals(TREE, ApiSettings(redis_url="redis://x", allow_code=("agents",)))) == []
+
+
+def test_environment_workers_of_a_live_run_can_be_changed_if_it_has_a_program() -> None:
+    job = JOB.validate_python(TREE)
+    assert change(Desired(), job, {"environment_workers": 3}).environment_workers == 3
+    with pytest.raises(JobError, match="environment_workers"):
+        change(Desired(), job, {"environment_workers": 0})
+    plain = {key: value for key, value in TREE.items() if key != "rollout"} | {"scorer": {"kind": "exact"}}
+    with pytest.raises(JobError, match="without rollout"):
+        change(Desired(), JOB.validate_python(plain), {"environment_workers": 3})
+
+
+def figures(*, seconds: tuple[float, ...], calling: tuple[tuple[tuple[float, float], ...], ...]) -> EpisodeFigures:
+    """Episodes that began half a second after their sessions were opened, at 100 s."""
+    reports = tuple(
+        EpisodeReport(None, len(spans), 5, rewrites=1, calling=spans, calling_seconds=sum(b - a for a, b in spans))
+        for spans in calling
+    )
+    return EpisodeFigures("actor-0", "environment-0", 100.0, 100.5, seconds, ("",) * len(seconds), reports)
+
+
+def test_the_time_of_episodes_is_the_models_or_the_environments() -> None:
+    made = figures(seconds=(4.5, 1.5), calling=(((1.0, 2.0), (4.0, 5.0)), ((1.5, 2.0),)))
+    assert made.model_spans() == [(101.0, 102.0), (104.0, 105.0)]
+    # The first leaves 100.5-101 and 102-104 to its environment, the second 100.5-101.5.
+    assert made.environment_spans() == [(100.5, 101.5), (102.0, 104.0)]
+    assert made.environment_seconds == pytest.approx(4.5 + 1.5 - 2.5)
+    assert figures(seconds=(2.0,), calling=((),)).environment_spans() == [(100.5, 102.5)]
+
+
+async def test_episodes_are_counted_between_two_steps() -> None:
+    class Recorded:
+        def __init__(self) -> None:
+            self.events: list[dict[str, object]] = []
+
+        async def event(self, kind: str, **details: object) -> None:
+            self.events.append({"kind": kind, **details})
+
+    environments, recorder = FakeEnvironments(), Recorded()
+    log = EpisodeLog(environments)
+    made = figures(seconds=(4.0, 4.0), calling=(((0.5, 2.5),), ((0.5, 4.5),)))
+    await log.note(7, made, recorder)  # type: ignore[arg-type]
+    await environments.run(Prompt("p", "t"), "", ("k",))
+    taken = log.take()
+    assert taken is not None
+    assert (taken.figures, taken.usage) == ((made,), Usage(1, 0.0, 0.0))
+    assert recorder.events == [{"kind": "episode_troubles", "group": 7, "rewrites": 2}]
+    row = episode_metrics(replace(taken, usage=Usage(1, 3.0, 6.0)), seconds=2.0)
+    assert (row["episodes_per_second"], row["environment_busy_share"], row["calls_mean"]) == (0.5, 0.5, 1.0)
+    assert (row["seconds_episode_mean"], row["seconds_environment_mean"], row["environment_share"]) == (4.0, 1.0, 0.25)
+    again = log.take()
+    assert again is not None
+    assert again.figures == ()
+    assert EpisodeLog(None).take() is None
+    assert episode_metrics(None, seconds=1.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "report", "end"),
+    [
+        (Outcome(1.0), FINE, ""),
+        (Outcome(failure="boom", kind="raised"), FINE, "raised"),
+        (Outcome(failure="slow", kind="timeout"), FINE, "timeout"),
+        (Outcome(failure="boom", kind="raised"), EpisodeReport(End.TOKENS, 1, 0), "tokens"),
+        (Outcome(1.0), EpisodeReport(End.REWRITTEN, 1, 0), "rewritten"),
+        (Outcome(1.0), EpisodeReport(None, 0, 0), "no_call"),
+    ],
+)
+def test_how_an_episode_ended(outcome: Outcome, report: EpisodeReport, end: str) -> None:
+    assert end_of(outcome, report) == end

@@ -11,10 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from services.evaluation.estimates import Evaluation, Sampled, summarise, tag_values
+from services.evaluation.evaluate import unscored_problem
 from services.evaluation.sample_log import SampleLog
 from services.recording.display import evaluation_words
 from services.recording.sinks.base import evaluation_row
 from services.store.folder import RunFolder
+from volley.errors import HostError
 from volley.metrics import EVALUATION
 from volley.objectives import best_of_k
 from volley.objectives.tries import Terms
@@ -53,6 +55,53 @@ def test_the_figures_of_a_tag_value_cover_its_prompts_only() -> None:
     assert (levels["0"].prompts, levels["1"].distinct_answers) == (2, 3.0)
     assert json.loads(json.dumps(whole.row()))["by_tag"][0].keys() == {"tag", "value", *whole.figures.row()}
     assert {*whole.row()} == {*EVALUATION}
+
+
+def test_unscored_samples_are_left_out_and_counted() -> None:
+    rewards = REWARDS.copy()
+    rewards[0, 1] = rewards[1, :3] = rewards[2, :] = np.nan  # 3, 1, 0 and 4 scored samples
+    whole = summary(range(4), (1, 2, 3, 4), rewards, terms=((1, 1.0), (2, 1.0)))
+    scored = [row[~np.isnan(row)] for row in rewards]
+    for estimate in whole.figures.estimates:
+        k = estimate.k
+        drawn = [[max(draw) for draw in itertools.combinations(row, k)] for row in scored if len(row) >= k]
+        assert estimate.mean == pytest.approx(float(np.mean([np.mean(each) for each in drawn])))
+        assert estimate.left_out == 4 - len(drawn)
+    assert [each.left_out for each in whole.figures.estimates] == [1, 2, 2, 3]
+    assert whole.figures.unscored == whole.row()["unscored"] == 1 + 3 + 4
+    assert whole.figures.weighted is not None
+    at = {k: [np.mean([max(draw) for draw in itertools.combinations(scored[i], k)]) for i in (0, 3)] for k in (1, 2)}
+    assert whole.figures.weighted.mean == pytest.approx(float(np.mean([at[1], at[2]])))
+    levels = {each.value: each.figures for each in whole.by_tag if each.tag == "level"}
+    assert (levels["0"].unscored, levels["1"].unscored) == (5, 3)
+    assert [each.k for each in levels["0"].estimates] == [1, 2, 3]  # no prompt of level 0 has four scored samples
+    assert "(8 samples unscored)" in evaluation_words(whole.row())
+
+
+def test_votes_and_ranks_of_unscored_samples_do_not_count() -> None:
+    rewards, answers = np.array([[1.0, np.nan, 0.0, 1.0]]), np.array([[0, 0, 1, 0]], dtype=np.int32)
+    ranks = np.array([[3.0, np.nan, 1.0, 2.0]])
+    whole = summary([0], (1, 3), rewards, answers, ranks=ranks)
+    assert [each.mean for each in whole.figures.majority] == pytest.approx([2 / 3, 1.0])
+    assert [each.mean for each in whole.figures.picked] == pytest.approx([2 / 3, 1.0])
+
+
+def test_what_could_not_be_scored_is_reported() -> None:
+    def sampled(*rewards: float | None) -> Sampled:
+        verdicts = [
+            Verdict(VerdictStatus.INFRA_ERROR, None, detail="boom")
+            if reward is None
+            else Verdict(VerdictStatus.PASSED, reward)
+            for reward in rewards
+        ]
+        return Sampled(Scores.pack(verdicts), 1, 0.0)
+
+    assert unscored_problem([sampled(1.0, 0.0)]) == ""
+    assert unscored_problem([sampled(1.0, None), sampled(None, 0.0)]) == (
+        "2 of 4 samples could not be scored and are left out, the first because: boom"
+    )
+    with pytest.raises(HostError, match=r"none of the 2 samples .* boom"):
+        unscored_problem([sampled(None, None)])
 
 
 def test_length_and_entropy_are_means_over_all_tokens() -> None:

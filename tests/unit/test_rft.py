@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from learner.batch import sft_pieces
+from learner.layout import Piece, micro_batches
 from services.data.tokens import EncodedPrompt
 from services.evaluation.rejection import Kept, counts, keep
-from services.evaluation.sample_log import SampleLog
+from services.evaluation.sample_log import SampleLog, group_rows
 from services.jobs.needs import needs_of, phases_of
 from services.runs.driver import _resume_point
 from services.runs.rft import plan_of
@@ -18,7 +20,7 @@ from services.store.desired import change
 from services.store.folder import RunFolder
 from volley.errors import HostError, JobError
 from volley.job import JOB, RFTJob
-from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+from volley.records import Group, ModelCall, Prompt, Scores, Verdict, VerdictStatus
 from volley.state import Desired
 
 PROMPTS = [
@@ -55,7 +57,7 @@ def test_a_text_is_kept_once_per_prompt() -> None:
     rows = [drawn(0, "a", 1.0, (5,)), drawn(0, "a", 1.0, (6, 2)), drawn(0, "b", 1.0), drawn(1, "a", 1.0)]
     assert kept_texts(rows) == [("p0", "a"), ("p0", "b"), ("p1", "a")]
     first = keep(rows, PROMPTS, per_prompt=9, correct_from=1.0).samples[0]
-    assert first.tokens_a.tolist() == [5]
+    assert first.tokens.answer_a.tolist() == [5]
 
 
 def test_the_first_samples_of_a_prompt_are_kept_up_to_the_limit() -> None:
@@ -117,6 +119,54 @@ def test_training_uses_the_tokens_that_were_sampled() -> None:
     plan = plan_of(rft(), kept_of(4))
     tokens = {(tuple(row.prompt_p.tolist()), tuple(row.answer_a.tolist())) for row in plan.rows}
     assert tokens == {((1, 10), (0, 1)), ((1, 10), (3, 4)), ((1, 11), (1, 2)), ((1, 12), (2, 3))}
+
+
+def episodes() -> Group:
+    """Two episodes behind the prompt 7 8 9. The second call of the first comes behind the observed 40 41."""
+    calls = (ModelCall("p", "one", 3, 2, 0.1), ModelCall("more", "two", 2, 1, 0.1)), (ModelCall("p", "two", 3, 2, 0.1),)
+    return Group(
+        group_id=-1,
+        prompt_id="p1",
+        prompt_p=np.array([7, 8, 9], np.int32),
+        tokens_T=np.array([20, 2, 30, 30, 2], np.int32),
+        logprobs_T=np.zeros(5, np.float32),
+        versions_T=np.zeros(5, np.int32),
+        lengths_n=np.array([3, 2], np.int32),
+        stopped_n=np.array([False, True]),
+        texts=("two", "two"),
+        actor="actor-0",
+        seconds=1.0,
+        observation_S=np.array([40, 41], np.int32),
+        observation_at_S=np.array([2, 2], np.int32),
+        calls=calls,
+    )
+
+
+def test_episodes_are_trained_on_as_they_were_recorded_and_told_apart_by_all_answers() -> None:
+    passed = Scores.pack([Verdict(VerdictStatus.PASSED, 1.0)] * 2)
+    rows = json.loads(json.dumps(group_rows(0, PROMPTS[1].prompt, episodes(), passed, token_ids=True)))
+    kept = keep(rows + rows, PROMPTS, per_prompt=9, correct_from=1.0)
+    assert [sample.text for sample in kept.samples] == ["two", "two"]
+    assert [len(sample.row()["calls"]) for sample in kept.samples] == [2, 1]
+    first, second = (layout(piece) for piece in sft_pieces(plan_of(rft(), kept).rows))
+    assert first == ([7, 8, 9, 20, 2, 40, 41, 30], [20, 2, 30])
+    assert second == ([7, 8, 9, 30, 2], [30, 2])
+
+
+def layout(piece: Piece) -> tuple[list[int], list[int]]:
+    """A row's ids in the model, and those that the loss predicts."""
+    (batch,) = micro_batches([piece], 100, width=1, allow_shared=False)
+    return batch.ids_RL[0].tolist(), batch.ids_RL[0][batch.at_T + 1].tolist()
+
+
+def test_programs_in_an_rft_job() -> None:
+    program = {"kind": "program", "target": "agents:solve"}
+    job = rft(rollout=program, scorer=None, environment_workers={"count": 2, "cpus": 0.5})
+    sampling, training = phases_of(job)
+    assert sampling.cpus - phases_of(rft())[0].cpus == pytest.approx(2 * 0.5 - job.reward_workers.cpus)
+    assert training.cpus == phases_of(rft())[1].cpus
+    with pytest.raises(ValidationError, match="turns"):
+        rft(turns={"max_count": 2})
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ def job() -> RLJob:
 
 def test_a_run_starts_with_the_currently_desired_counts() -> None:
     assert with_desired_counts(job(), Desired()) == job()
-    sized = with_desired_counts(job(), Desired(actors=5, reward_workers=4))
+    sized = with_desired_counts(job(), Desired(actors=5, reward_workers=4, environment_workers=2))
     assert (sized.actors.count, sized.actors.cpus, sized.reward_workers.count) == (5, 3, 4)
+    assert sized.environment_workers.count == 2
 
 
 def test_a_run_may_start_without_actors_although_no_job_can_request_that() -> None:

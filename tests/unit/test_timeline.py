@@ -2,7 +2,13 @@
 
 import pytest
 
-from services.recording.timeline import MAX_PROCESSES, MAX_SPANS, Span, bounded
+from actors.config import BroadcastReport
+from actors.gateway.groups import EpisodeReport
+from environments.records import Usage
+from learner.records import StepReport
+from services.coordinator.episode_figures import EpisodeFigures
+from services.coordinator.records import EpisodesOfStep, FinishedStep, StepTimes
+from services.recording.timeline import MAX_PROCESSES, MAX_SPANS, Span, bounded, timeline
 
 
 def covered(spans: list[Span], process: str) -> float:
@@ -40,3 +46,26 @@ def test_processes_beyond_the_limit_are_left_out() -> None:
     shown = bounded(spans)
     assert len(shown) <= MAX_SPANS
     assert len({process for process, *_ in shown}) == MAX_PROCESSES + 1
+
+
+def test_actors_and_environments_of_episodes_work_in_turn() -> None:
+    report = EpisodeReport(None, 2, 5, calling=((0.0, 1.0), (3.0, 4.0)), calling_seconds=2.0)
+    figures = EpisodeFigures("actor-0", "environment-0", 10.0, 10.0, (5.0,), ("",), (report,))
+    lost = EpisodeFigures("actor-0", "", 10.0, 10.0, (0.0,), ("lost",), (EpisodeReport(None, 0, 0),))
+    finished = FinishedStep(
+        0,
+        (),
+        StepReport({}, {}),
+        BroadcastReport(1, (), 0.0),
+        StepTimes(0.0, 1.0, 2.0, 3.0, 4.0),
+        0,
+        {},
+        EpisodesOfStep((figures, lost), Usage()),
+    )
+    spans = [tuple(span) for span in timeline(finished)["spans"] if span[0] != "learner"]
+    assert spans == [
+        ("actor-0", "generate", 10.0, 11.0),
+        ("actor-0", "generate", 13.0, 14.0),
+        ("environment-0", "environment", 11.0, 13.0),
+        ("environment-0", "environment", 14.0, 15.0),
+    ]

@@ -35,10 +35,10 @@ def desired_changes(pairs: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-def worker_counts(actors: int | None, reward_workers: int | None) -> dict[str, Any]:
+def worker_counts(actors: int | None, reward_workers: int | None, environment_workers: int | None) -> dict[str, Any]:
     """Return the changes that `scale` makes. Raises `JobError` if there are none."""
-    counts = {"actors": actors, "reward_workers": reward_workers}
+    counts = {"actors": actors, "reward_workers": reward_workers, "environment_workers": environment_workers}
     changes = {name: count for name, count in counts.items() if count is not None}
     if not changes:
-        raise JobError("nothing to scale: pass the number of actors, of reward workers, or both")
+        raise JobError("nothing to scale: pass the number of actors, of reward workers or of environment workers")
     return changes

@@ -166,9 +166,11 @@ class _RunOperations(Generic[C]):
         return routes.change(self.id, fields, revision)
 
     @operation
-    def scale(self, actors: int | None = None, reward_workers: int | None = None) -> Operation[RunView]:
-        """Change the number of actors, where 0 pauses generation, and of reward workers."""
-        return routes.change(self.id, worker_counts(actors, reward_workers))
+    def scale(
+        self, actors: int | None = None, reward_workers: int | None = None, environment_workers: int | None = None
+    ) -> Operation[RunView]:
+        """Change the number of actors, where 0 pauses generation, of reward workers and of environment workers."""
+        return routes.change(self.id, worker_counts(actors, reward_workers, environment_workers))
 
     @operation
     def pause(self) -> Operation[RunView]:

@@ -1,11 +1,12 @@
 """What a user does by clicking becomes desired state, but only after a confirmation."""
 
 from collections.abc import AsyncIterator
+from random import Random
 
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.dashboard_data import FakeRun, make_run
+from tests.dashboard_data import HOSTILE, FakeRun, make_run, sample_rows
 from tests.dashboard_server import Stage
 from tests.integration.dashboard.conftest import Open
 
@@ -150,3 +151,43 @@ async def test_actions_fit_on_a_phone(visit: Open, stage: Stage, run: FakeRun) -
     await actors.get_by_role("button", name="Apply").tap()
     await expect(page.locator(".workers tbody tr", has_text="actor-")).to_have_count(3)
     assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.fixture
+async def agents(stage: Stage) -> AsyncIterator[FakeRun]:
+    """A live run whose samples are made by a program; its step is fixed."""
+    made = make_run("agents", "running", done=20, steps=5000, seed=300 + len(stage.runs))
+    made.moves = False
+    made.record.job["rollout"] = {"kind": "program", "target": "agents:solve"}
+    made.observed = made.observed.model_copy(update={"environment_workers": 1, "environment_workers_wanted": 1})
+    called = {"context": "<|user|>2 + 2?", "answer": HOSTILE[0], "observed": 9, "tokens": 7, "seconds": 0.25}
+    made.samples = [{**row, "calls": [called, {**called, "context": "again"}]} for row in sample_rows(0, 1, Random(1))]
+    begun = made.timeline[-1]["spans"][0][2]
+    made.timeline[-1]["spans"].append(["environment-0", "environment", begun, begun + 0.5])
+    await stage.add(made)
+    yield made
+    stage.runs.pop(made.record.id)
+    await stage.store.delete(made.record.id)
+
+
+async def test_environment_workers_are_scaled_and_have_a_lane(visit: Open, stage: Stage, agents: FakeRun) -> None:
+    page = await opened(visit, agents)
+    await expect(page.locator("canvas[aria-label*='environment-0 ']")).to_have_count(1)
+    workers = page.get_by_role("group", name="Environment workers")
+    await expect(workers.locator("output")).to_have_text("1 ")
+    await expect(workers.get_by_role("button", name="Fewer environment workers")).to_be_disabled()
+    await workers.get_by_role("button", name="More environment workers").click()
+    await workers.get_by_role("button", name="Apply").click()
+    await expect(workers.locator("output")).to_contain_text("2")
+    assert (await stage.store.desired(agents.record.id)).environment_workers == 2
+
+
+async def test_an_episode_is_shown_call_by_call(visit: Open, agents: FakeRun) -> None:
+    page = await visit(f"#/runs/{agents.record.id}/samples")
+    sample = page.locator(".detail .sample").first
+    await sample.get_by_text("2 calls").click()
+    calls = sample.locator(".calls li")
+    await expect(calls).to_have_count(2)
+    await expect(calls.first).to_contain_text("call 1: 9 tokens of context, 7 sampled in")
+    await expect(calls.first.locator("pre").nth(1)).to_have_text(HOSTILE[0])
+    await expect(calls.nth(1).locator("pre").first).to_have_text("again")

@@ -221,7 +221,12 @@ def test_sessions_become_a_group_whose_rows_are_what_the_model_saw() -> None:
     ]
     assert group.stopped_n.tolist() == [True, True, False, False]
     assert group.texts == ("two", "three", "", "xxxxxxx")
-    assert group.earlier[0].endswith("one<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
+    assert [len(calls) for calls in group.calls] == [2, 1, 0, 1]
+    first, second = group.calls[0]
+    assert TOKENIZER.decode(group.prompt_p) in first.context
+    assert (first.answer, first.tokens, second.answer) == ("one", len(drawn("one").tokens), "two")
+    assert second.context == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert second.observed == len(TOKENIZER.encode(second.context, add_special_tokens=False))
     assert set(group.versions_T[: group.lengths_n[0]].tolist()) == {3, 4}
     assert group.logprobs_T[0] == np.float32(-0.5)
     assert [report.calls for report in reports] == [2, 1, 0, 1]

@@ -136,13 +136,15 @@ def test_resources_are_assigned_to_runs() -> None:
     job = {
         "actors": {"cpus": 2, "gpus": 1},
         "reward_workers": {"cpus": 0.5},
+        "environment_workers": {"cpus": 0.25},
         "learner": {"cpus_per_rank": 4, "gpus_per_rank": 1},
     }
     record = RunRecord(id="r", name="r", kind="rl", job=job, created=0.0, folder="/r")
-    live = Observed(state="running", actors=3, reward_workers=2, learner_ranks=2)
+    live = Observed(state="running", actors=3, reward_workers=2, environment_workers=4, learner_ranks=2)
     assert [(h.role, h.count, h.cpus, h.gpus) for h in holders([(record, live)])] == [
         ("actor", 3, 6.0, 3.0),
         ("reward_worker", 2, 1.0, 0.0),
+        ("environment_worker", 4, 1.0, 0.0),
         ("learner_rank", 2, 8.0, 2.0),
     ]
     assert holders([(record, live.model_copy(update={"state": "done"}))]) == []

@@ -11,6 +11,7 @@ import yaml
 from services.cli import local
 from services.recording.display import Display
 from services.runs.run import prepare
+from tests.chat_models import chat_tokenizer
 from tests.models import tiny_llama
 from tests.unit.cli.commands import Volley
 from volley.job import JOB
@@ -72,3 +73,130 @@ def test_a_run_warns_of_a_function_that_raises(job: Path, capsys: pytest.Capture
     told = capsys.readouterr().out
     assert "warning: scorer: called with prompt rows:1 and an empty answer" in told
     assert "Traceback" in told
+
+
+PROGRAM = """
+import asyncio, json, os, time, urllib.request
+
+def ask(base_url, api_key, *messages):
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body, headers)) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+USER = {"role": "user", "content": "one"}
+
+def two_calls(row, base_url, api_key):
+    print("as noise")
+    first = ask(base_url, api_key, USER)
+    second = ask(base_url, api_key, USER, first, {"role": "user", "content": "more"})
+    return {"reward": float(second["content"] == "right"), "answer": second["content"], "detail": str(os.getpid())}
+
+def raises(row, base_url, api_key):
+    return int(ask(base_url, api_key, USER)["content"])
+
+def hangs(row, base_url, api_key):
+    time.sleep(600)
+
+async def no_call(row, base_url, api_key):
+    return 1.0
+
+def rewrites(row, base_url, api_key):
+    ask(base_url, api_key, USER)
+    ask(base_url, api_key, {"role": "user", "content": "two"})
+
+def ends(row, base_url, api_key):
+    os._exit(7)
+
+def endless(row, base_url, api_key):
+    messages = [USER]
+    while True:
+        messages += [ask(base_url, api_key, *messages), USER]
+
+def nothing(row, base_url, api_key):
+    ask(base_url, api_key, USER)
+
+class Held:
+    async def setup(self):
+        self.said = {"role": "user", "content": "held"}
+
+    async def run(self, row, base_url, api_key):
+        return float(len(await asyncio.to_thread(ask, base_url, api_key, self.said)))
+
+    async def close(self):
+        print("closed in order")
+        await asyncio.sleep(0)
+
+class Broken:
+    def __init__(self):
+        raise OSError("no server there")
+
+    async def run(self, row, base_url, api_key):
+        return 0.0
+"""
+
+
+@pytest.fixture
+def program_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    model = tiny_llama(tmp_path / "model", tokenizer=chat_tokenizer())
+    (tmp_path / "my_checked_agent.py").write_text(PROGRAM)
+    monkeypatch.delitem(sys.modules, "my_checked_agent", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    tree = {
+        **{"kind": "eval", "name": "x", "model": {"path": str(model)}, "data": {"path": "rows.jsonl"}, "ks": [1]},
+        "rollout": {"kind": "program", "target": "my_checked_agent:two_calls", "timeout_s": 5, "max_calls": 3},
+        "sampling": {"n": 1, "max_tokens": 200},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
+    return tmp_path / "job.yaml"
+
+
+def test_one_episode_of_a_program_is_run_against_a_stub(volley: Volley, program_job: Path) -> None:
+    code, out, _ = volley("check", str(program_job))
+    assert code == 0
+    assert "my_checked_agent:two_calls ran one episode with prompt rows:1 and a stub as model" in out
+    assert "2 calls of the model" in out
+    assert "reward 0 (wrong_answer), answer 'This is the answer of a stub.'" in out
+    assert "\n    -> 'This is the answer of a stub.'" in out
+    episode = json.loads(volley("check", str(program_job), "--answer", "right", "--json")[1])["episode"]
+    assert (episode["status"], episode["reward"], episode["answer"]) == ("passed", 1.0, "right")
+    assert int(episode["detail"]) != os.getpid()
+    first, second = episode["calls"]
+    assert first["context"].endswith("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n")
+    assert second["context"] == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert episode["sampled"] == first["tokens"] + second["tokens"]
+    assert episode["observed"] == second["observed"]
+
+
+def test_a_program_of_an_rl_job_is_run_too(volley: Volley, program_job: Path) -> None:
+    tree = yaml.safe_load(program_job.read_text())
+    del tree["ks"]
+    training = {"kind": "rl", "steps": 1, "objective": {"kind": "mean"}, "sampling": {"n": 2, "max_tokens": 200}}
+    program_job.write_text(yaml.safe_dump({**tree, **training}))
+    code, out, errors = volley("check", str(program_job))
+    assert code == 0, errors
+    assert "2 calls of the model" in out
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "told"),
+    [
+        ("raises", 1, ("raised ValueError", "--answer TEXT", "return int(")),
+        ("hangs", 1, ("rollout.timeout_s, 5 s, though the stub answers at once",)),
+        ("no_call", 1, ("without a call of the model", "base_url and api_key")),
+        ("rewrites", 1, ("history was rewritten: message 0",)),
+        ("ends", 1, ("ended its process (7)",)),
+        ("nothing", 1, ("returned no reward, and the job has no scorer",)),
+        ("Broken", 1, ("raised OSError: no server there",)),
+        ("endless", 0, ("3 calls of the model", "reward 0 (no_answer)", "ran out of calls")),
+        ("Held", 0, ("1 call of the model", "reward 2 (passed)")),
+    ],
+)
+def test_what_an_episode_shows(
+    volley: Volley, program_job: Path, target: str, code: int, told: tuple[str, ...]
+) -> None:
+    found, out, errors = volley("check", str(program_job), "--set", f"rollout.target=my_checked_agent:{target}")
+    assert found == code, errors
+    for each in told:
+        assert each in (errors if code else out)

@@ -140,6 +140,9 @@ def test_a_run_folder_is_steered_by_its_file(volley: Volley, tmp_path: Path, job
     desired = read_desired(folder)
     assert (desired.actors, desired.reward_workers, desired.stopped, desired.objective) == (2, 3, True, {"k": 4})
     assert desired.revision == 3
+    code, _, errors = volley("scale", str(folder.path), "--environment-workers", "2")
+    assert code == 1
+    assert "without rollout" in errors
     code, _, errors = volley("set", str(folder.path), "k=99")
     assert code == 1
     assert "k" in errors

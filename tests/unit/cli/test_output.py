@@ -50,7 +50,14 @@ def busy(api: FakeApi) -> FakeApi:
         api.add(
             name,
             **{"state": state, "step": 1200, "steps": 100_000, "problem": PROBLEM if state == "failed" else ""},
-            **{"actors": 12, "reward_workers": 16, "workers": (worker,), "checkpoint": 1, "checkpointed": 2.0},
+            **{
+                "actors": 12,
+                "reward_workers": 16,
+                "environment_workers_wanted": 3,
+                "workers": (worker,),
+                "checkpoint": 1,
+                "checkpointed": 2.0,
+            },
             groups={"generating": 1200, "scoring": 1300, "ready": 4400, "held": 5500, "slots": 6400},
             waiting=("learner has waited 9 s for group 4 of the batch, which actor-0 has generated since 33 s",),
         )

@@ -12,7 +12,7 @@ import pytest
 
 from environments.programs import Programs, load_program, outcome_of
 from environments.records import Outcome
-from volley.errors import JobError
+from volley.errors import JobError, WorkerDied
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -137,3 +137,111 @@ def test_a_target_that_cannot_be_called(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(JobError, match=problem):
         load_program(target)
+
+
+class Environment:
+    """Notes where it is made, used and closed."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.loop = asyncio.get_running_loop()
+        self.notes = ["made"]
+
+    async def setup(self) -> None:
+        await asyncio.sleep(0)
+        self.notes.append("set up")
+
+    async def run(self, row: dict[str, Any], base_url: str, api_key: str) -> Any:
+        self.notes.append(row["does"])
+        return {"reward": float(self.loop is asyncio.get_running_loop()), "detail": " ".join(self.notes)}
+
+    async def close(self) -> None:
+        self.notes.append("closed")
+        raise RuntimeError("too late to matter")
+
+
+class PlainEnvironment:
+    def __init__(self) -> None:
+        self.lock, self.used = threading.Lock(), 0
+
+    def run(self, row: dict[str, Any], base_url: str, api_key: str) -> float:
+        with self.lock:
+            self.used += 1
+            return float(self.used)
+
+
+class NeedsMore:
+    def __init__(self, path: str) -> None:
+        """Without a default."""
+
+    async def run(self, row: dict[str, Any], base_url: str, api_key: str) -> float:
+        return 0.0
+
+
+class NoRun:
+    """Nothing to call."""
+
+
+class OtherRun:
+    async def run(self, row: dict[str, Any]) -> float:
+        return 0.0
+
+
+class Halfway:
+    async def setup(self) -> None:
+        """Async, while run is not."""
+
+    def run(self, row: dict[str, Any], base_url: str, api_key: str) -> float:
+        return 0.0
+
+
+class Broken:
+    def setup(self) -> None:
+        raise OSError("no\nserver")
+
+    async def run(self, row: dict[str, Any], base_url: str, api_key: str) -> float:
+        return 0.0
+
+
+async def test_a_class_is_made_once_and_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    Environment.made = 0
+    programs = Programs(load_program(f"{__name__}:Environment"), 5.0)
+    await programs.set_up()
+    first = (await programs.run({"does": "one"}, URL, "key")).outcome
+    second = (await programs.run({"does": "two"}, URL, "key")).outcome
+    assert (first.reward, first.detail) == (1.0, "made set up one")
+    assert (second.reward, second.detail) == (1.0, "made set up one two")
+    await programs.close()
+    assert Environment.made == 1
+    assert "too late to matter" in capsys.readouterr().err
+
+
+async def test_a_class_with_a_plain_run_needs_neither_setup_nor_close() -> None:
+    programs = Programs(load_program(f"{__name__}:PlainEnvironment"), 5.0)
+    await programs.set_up()
+    ended = await asyncio.gather(*(programs.run({}, URL, "key") for _ in range(8)))
+    assert sorted(each.outcome.reward or 0.0 for each in ended) == [float(i) for i in range(1, 9)]
+    await programs.close()
+
+
+async def test_a_class_that_cannot_be_set_up_is_like_a_worker_that_dies(capsys: pytest.CaptureFixture[str]) -> None:
+    programs = Programs(load_program(f"{__name__}:Broken"), 5.0)
+    with pytest.raises(WorkerDied, match=r"setting up rollout.target raised OSError: no\\nserver"):
+        await programs.set_up()
+    assert "in setup" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("NeedsMore", "made without arguments.*path"),
+        ("NoRun", "needs a method async def run"),
+        ("OtherRun", "OtherRun.run does not take"),
+        ("Halfway", "setup is async and run is not"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_refused_with_advice(name: str, advice: str) -> None:
+    with pytest.raises(JobError, match=advice):
+        load_program(f"{__name__}:{name}")

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from actors.config import ActorUpdate, BroadcastReport
+from actors.gateway.groups import EpisodeReport
+from environments.records import Usage
 from learner.batch import Packer, sft_pieces
 from learner.metrics import batch_metrics
 from learner.policy import Policy
 from learner.records import SFTRow, StepReport
 from learner.supervised import supervised_step
+from services.coordinator.episode_figures import EpisodeFigures
 from services.coordinator.ledger import Ledger
-from services.coordinator.records import FinishedStep, ReadyGroup, StepTimes
+from services.coordinator.records import EpisodesOfStep, FinishedStep, ReadyGroup, StepTimes
 from services.recording.progress import Progress
 from services.recording.recorder import step_row
 from tests.plain_engine import PlainEngine
@@ -59,7 +62,11 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
     report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics, **checked}, {0: 3})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
     times = StepTimes(0.0, 1.0, 2.0, 2.5, 3.0)
-    finished = FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts())
+    report_of_episode = EpisodeReport(None, 2, 5, calling=((0.5, 1.0),), calling_seconds=0.5)
+    ends = ("raised", "timeout", "no_call", "rewritten", "lost", "calls", "tokens", "context")
+    figures = EpisodeFigures("actor-0", "environment-0", 0.0, 0.0, (1.0,) * 8, ends, (report_of_episode,) * 8)
+    episodes = EpisodesOfStep((figures,), Usage(8, 8.0, 16.0))
+    finished = FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts(), episodes)
     return step_row(finished, Progress([*prompts.values()]), seconds=1.0)
 
 

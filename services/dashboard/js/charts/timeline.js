@@ -6,12 +6,13 @@ import { color } from "../palette.js";
 
 const STAGES = {
   generate: "Generation",
+  environment: "Environment",
   score: "Scoring",
   learn: "Learning",
   publish: "Publishing",
   update: "Weight update",
 };
-const ORDER = ["actor", "reward", "learner"];
+const ORDER = ["actor", "environment", "reward", "learner"];
 const LANE = 26;
 const AXIS = 24;
 const MOST_LANES = 40;
@@ -116,7 +117,7 @@ export class Timeline {
     const y = this.lanes.get(process) * LANE;
     const x = this.x(start, width);
     // Spans of one process may overlap, because an actor has many groups in flight.
-    context.globalAlpha = stage === "generate" || stage === "score" ? 0.6 : 1;
+    context.globalAlpha = ["generate", "environment", "score"].includes(stage) ? 0.6 : 1;
     context.fillStyle = color(`stage-${Object.hasOwn(STAGES, stage) ? stage : "generate"}`);
     context.fillRect(x, y + 4, Math.max(1.5, this.x(end, width) - x - 0.5), LANE - 8);
     context.globalAlpha = 1;

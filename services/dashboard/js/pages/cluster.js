@@ -7,7 +7,7 @@ import { empty, failed, loading } from "../states.js";
 
 const LOOK_MS = 5000;
 const MEMORY = new Set(["memory", "object_store_memory"]);
-const ROLES = { actor: "Actors", reward_worker: "Reward workers", learner_rank: "Learner ranks" };
+const ROLES = { actor: "Actors", reward_worker: "Reward workers", environment_worker: "Environment workers", learner_rank: "Learner ranks" };
 
 export class ClusterPage {
   title = "Cluster";

@@ -47,8 +47,8 @@ export class JobTab {
 }
 
 /** The desired state, by the names of the job's fields. */
-function changed({ actors, reward_workers: workers, learning_rate: rate, max_lag: lag, objective }) {
-  const all = { "actors.count": actors, "reward_workers.count": workers, "optimizer.lr": rate, max_lag: lag };
+function changed({ actors, reward_workers: workers, environment_workers: environments, learning_rate: rate, max_lag: lag, objective }) {
+  const all = { "actors.count": actors, "reward_workers.count": workers, "environment_workers.count": environments, "optimizer.lr": rate, max_lag: lag };
   for (const [key, value] of Object.entries(objective ?? {})) all[`objective.${key}`] = value;
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== null && value !== undefined));
 }

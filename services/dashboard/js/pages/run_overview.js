@@ -49,11 +49,13 @@ export class OverviewTab {
     };
     this.actors = new Stepper(model.id, "actors", "Actors", 0, onView);
     this.rewards = new Stepper(model.id, "reward_workers", "Reward workers", 1, onView);
+    const programs = model.view.record.job.rollout;
+    this.environments = programs ? new Stepper(model.id, "environment_workers", "Environment workers", 1, onView) : null;
     this.smooth = h("input", { type: "checkbox", checked: true });
     this.smooth.addEventListener("change", () => this.draw(this.model));
     this.smoothText = h("span", {}, "Smooth curves");
     const smooth = model.view.record.kind === "eval" ? null : h("label", { class: "check" }, this.smooth, this.smoothText);
-    return h("div", { class: "card controls" }, this.actors.element, this.rewards.element, smooth);
+    return h("div", { class: "card controls" }, this.actors.element, this.rewards.element, this.environments?.element, smooth);
   }
 
   makeOthers(model) {
@@ -70,6 +72,8 @@ export class OverviewTab {
     const { desired, observed, record, state } = view;
     const ended = ENDED.has(state);
     this.actors.update(observed.actors, desired.actors ?? record.job.actors?.count ?? 0, ended);
+    const environments = desired.environment_workers ?? record.job.environment_workers?.count ?? 0;
+    this.environments?.update(observed.environment_workers, environments, ended);
     this.rewards.update(observed.reward_workers, desired.reward_workers ?? record.job.reward_workers?.count ?? 0, ended);
   }
 

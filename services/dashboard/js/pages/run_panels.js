@@ -55,7 +55,7 @@ export class Tiles {
 
 const share = (value) => value.toFixed(3);
 
-const ROLES = { actor: "Actor", reward_worker: "Reward worker", learner_rank: "Learner rank" };
+const ROLES = { actor: "Actor", reward_worker: "Reward worker", environment_worker: "Environment worker", learner_rank: "Learner rank" };
 const WORKER_TONES = { serving: "good", starting: "busy", draining: "warn" };
 
 export class Workers {
@@ -130,6 +130,7 @@ function eventText(event) {
   if (event.kind === "evaluation") {
     const means = event.estimates.map(({ k, mean }) => `@${k} ${mean.toFixed(3)}`);
     if (event.weighted) means.push(`weighted ${event.weighted.mean.toFixed(3)}`);
+    if (event.unscored) means.push(`(${event.unscored} samples unscored)`);
     return `version ${event.version}: ${means.join("  ")}`;
   }
   if (event.problem) return event.problem;

@@ -3,7 +3,7 @@
 
 import { get, query, runPath } from "../api.js";
 import { fill, h, setText, throttle } from "../dom.js";
-import { count, number, words } from "../format.js";
+import { count, duration, number, words } from "../format.js";
 import { STATUSES, verdictColor } from "../palette.js";
 import { empty, failed } from "../states.js";
 
@@ -215,9 +215,25 @@ function sampleBox(sample) {
       sample.stopped === false && h("span", { class: "tag" }, "truncated at the length limit"),
     ),
     sample.earlier && h("details", {}, h("summary", {}, "earlier turns"), h("pre", { class: "sample-text" }, sample.earlier)),
+    sample.calls?.length > 0 && callList(sample.calls),
     h("pre", { class: "sample-text" }, sample.sample),
     sample.detail && h("p", { class: "failing" }, sample.detail),
   );
+}
+
+/** The calls of an episode: what each put behind the text before it, and what the model answered. */
+function callList(calls) {
+  const parts = calls.map(({ context, answer, observed, tokens, seconds }, i) =>
+    h(
+      "li",
+      {},
+      h("p", { class: "soft small num" }, `call ${i + 1}: ${count(observed)} tokens of context, ${count(tokens)} sampled in ${duration(seconds)}`),
+      h("pre", { class: "sample-text soft" }, context),
+      h("pre", { class: "sample-text" }, answer),
+    ),
+  );
+  const label = calls.length === 1 ? "1 call" : `${calls.length} calls`;
+  return h("details", { class: "calls" }, h("summary", {}, label), h("ol", {}, parts));
 }
 
 /** "version 7", or for a sample during which the weights were updated "version 7, then 8 from token 31". */

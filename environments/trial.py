@@ -1,0 +1,43 @@
+"""One episode in a process of its own, for `volley check`. ``python -m environments.trial`` reads a request from stdin.
+
+What the program prints goes to standard error; the answer, one JSON object, to standard output.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from environments.programs import Programs, load_program, timed
+from volley.errors import JobError, WorkerDied
+from volley.processes import die_with_parent, take_stdout
+
+
+async def episode(asked: dict[str, Any]) -> dict[str, Any]:
+    """The outcome of one episode as JSON; ``error`` if the program could not be started."""
+    try:
+        programs = Programs(load_program(asked["target"]), asked["timeout_s"])
+        await programs.set_up()
+    except (JobError, WorkerDied) as problem:
+        return {"error": str(problem)}
+    ended = await timed(programs.run(asked["row"], asked["base_url"], asked["api_key"]))
+    if not ended.stuck:
+        await programs.close()
+    return asdict(ended.outcome)
+
+
+def main() -> None:
+    """Run the episode that standard input describes."""
+    die_with_parent()
+    answers = take_stdout()
+    asked = json.loads(sys.stdin.read())
+    sys.path[:0] = [path for path in asked["import_path"] if path not in sys.path]
+    answers.write(json.dumps(asyncio.run(episode(asked))) + "\n")
+    answers.flush()
+    os._exit(0)  # a thread of the program may still run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""One episode of a job's program, with a stub in place of the model: what `volley check` shows of it.
+
+The gateway is the run's own, so what is recorded of the calls is what a run would record.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.config import EpisodesRequest
+from actors.gateway.calls import Gateway, OnTokens
+from actors.gateway.groups import EpisodeReport
+from actors.gateway.http import create_app
+from actors.gateway.rendering import Tokenizer
+from actors.gateway.server import Server
+from actors.gateway.session import Drawn, Limits
+from actors.stops import stop_token_ids
+from environments.records import Outcome
+from services.coordinator.episode_figures import end_of
+from services.coordinator.episodes import verdict_of
+from services.data.tokens import load_tokenizer
+from volley.errors import JobError
+from volley.gateway import GatewaySpec
+from volley.job import EvalJob, EvalSampling, RFTJob, RLJob
+from volley.records import Group, ModelCall, Prompt
+from volley.rollout import ProgramRollout
+
+TRIAL_SECONDS = 60.0  # an episode against a stub that answers at once should need no more
+SAYS = "This is the answer of a stub."
+LINES = 12  # of the program's own output in an error
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTrial:
+    """One episode.
+
+    Attributes:
+        prompt: the prompt's id.
+        status: of the verdict; "" if the job's scorer is to judge the last answer.
+        sampled: tokens that the stub answered with.
+        observed: tokens of context between its answers.
+    """
+
+    target: str
+    prompt: str
+    seconds: float
+    status: str
+    reward: float | None
+    answer: str | None
+    detail: str
+    sampled: int
+    observed: int
+    calls: tuple[ModelCall, ...]
+
+    def __str__(self) -> str:
+        earned = f"reward {self.reward:g} ({self.status})" if self.status else "no reward: the scorer judges the answer"
+        answer = "" if self.answer is None else f", answer {self.answer!r}"
+        detail = f", {self.detail}" if self.detail else ""
+        made = f"{len(self.calls)} call{'s' if len(self.calls) != 1 else ''} of the model"
+        lines = [
+            f"{self.target} ran one episode with prompt {self.prompt} and a stub as model, in {self.seconds:.1f} s: "
+            f"{made}, {self.sampled} tokens sampled, {self.observed} observed; {earned}{answer}{detail}"
+        ]
+        for number, call in enumerate(self.calls, 1):
+            lines += [
+                f"  call {number}, {call.observed} tokens of context: {call.context!r}",
+                f"    -> {call.answer!r}",
+            ]
+        return "\n".join(lines)
+
+
+def try_program(
+    job: RLJob | RFTJob | EvalJob, rollout: ProgramRollout, prompt: Prompt, *, length: int, says: str = ""
+) -> EpisodeTrial:
+    """Run one episode with the row of ``prompt``, in a process of its own.
+
+    Args:
+        length: longest prompt plus answer of a call, in tokens.
+        says: what the stub answers every call with; "" for a sentence of its own.
+
+    Raises:
+        JobError: the program raised, hung, ended its process, made no call or rewrote the history.
+    """
+    return asyncio.run(_try(job, rollout, prompt, length, says or SAYS))
+
+
+async def _try(
+    job: RLJob | RFTJob | EvalJob, rollout: ProgramRollout, prompt: Prompt, length: int, says: str
+) -> EpisodeTrial:
+    tokenizer = load_tokenizer(job.model.path)
+    stops = stop_token_ids(job.model.path, tokenizer)
+    gateway = Gateway(StubEngine(tokenizer, stops, says), tokenizer, stops, GatewaySpec(sampling=job.gateway.sampling))
+    sampling = job.sampling
+    top_p = sampling.top_p if isinstance(sampling, EvalSampling) else 1.0
+    limits = Limits(rollout.max_calls, sampling.max_tokens, length, rollout.on_rewrite)
+    keys = gateway.open_sessions(EpisodesRequest(0, prompt.id, 1, sampling.temperature, top_p, limits))
+    async with _served(gateway) as url:
+        row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
+        seconds = min(rollout.timeout_s, TRIAL_SECONDS)
+        asked = {"target": rollout.target, "row": row, "base_url": url, "api_key": keys[0], "timeout_s": seconds}
+        outcome, output = await _in_process(asked, seconds + job.environment_workers.start_deadline_s)
+        group, (report,) = await gateway.close_sessions(keys, group_id=0, prompt_id=prompt.id, actor="stub")
+    return _described(job, rollout, prompt, outcome, report, group, output)
+
+
+def _described(
+    job: RLJob | RFTJob | EvalJob,
+    rollout: ProgramRollout,
+    prompt: Prompt,
+    outcome: Outcome,
+    report: EpisodeReport,
+    group: Group,
+    output: str,
+) -> EpisodeTrial:
+    verdict = verdict_of(outcome, report, rollout.values)
+    if verdict is None and job.scorer is None:
+        problem = "the program returned no reward, and the job has no scorer: return one, or write scorer"
+    elif verdict is not None and verdict.reward is None:
+        problem = _advised(end_of(outcome, report), verdict.detail) + (f"\n{output}" if output else "")
+    else:
+        return EpisodeTrial(
+            target=rollout.target,
+            prompt=prompt.id,
+            seconds=outcome.seconds,
+            status=str(verdict.status) if verdict else "",
+            reward=verdict.reward if verdict else None,
+            answer=verdict.answer if verdict else None,
+            detail=verdict.detail if verdict else outcome.detail,
+            sampled=int(group.lengths_n[0]),
+            observed=len(group.observation_S),
+            calls=group.calls[0],
+        )
+    raise JobError(f"rollout.target {rollout.target!r}, in an episode with prompt {prompt.id} and a stub: {problem}")
+
+
+def _advised(end: str, detail: str) -> str:
+    match end:
+        case "raised":
+            return f"{detail}. If it does so only because of what the stub says, try volley check --answer TEXT"
+        case "timeout":
+            return f"{detail}, though the stub answers at once: give what it waits for a time limit"
+        case "no_call":
+            return f"{detail}: make the calls with the base_url and api_key that it is given"
+        case _:
+            return detail
+
+
+class StubEngine:
+    """Answers every call with the same text at once. It has no weights, so all log-probs are 0."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: list[int], says: str) -> None:
+        self._tokens = [*tokenizer(says, add_special_tokens=False)["input_ids"], *stops[:1]]
+        self.vocab_size = 2**31 - 1
+
+    async def draw(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        on_tokens: OnTokens | None,
+    ) -> Drawn:
+        tokens = self._tokens[:max_tokens]
+        if on_tokens:
+            on_tokens(tokens)
+        return Drawn(tokens, [0.0] * len(tokens), [0] * len(tokens), stopped=len(tokens) == len(self._tokens))
+
+
+@contextlib.asynccontextmanager
+async def _served(gateway: Gateway) -> AsyncIterator[str]:
+    server = Server("127.0.0.1")
+    try:
+        server.start(create_app(gateway, "stub", server.host))
+        yield server.url
+    finally:
+        await server.stop()
+
+
+async def _in_process(asked: Mapping[str, Any], seconds: float) -> tuple[Outcome, str]:
+    """The outcome of the episode, and the last lines that its process printed.
+
+    Raises:
+        JobError: the program could not be started.
+    """
+    request = json.dumps({**asked, "import_path": sys.path})
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "environments.trial"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    talk = asyncio.create_task(child.communicate(request.encode()))
+    done, _ = await asyncio.wait({talk}, timeout=seconds)
+    if not done:
+        child.kill()
+    answer, printed = await talk
+    output = "\n".join(printed.decode(errors="replace").splitlines()[-LINES:])
+    if not done:
+        return Outcome(failure=f"the program did not end within {seconds:g} s", kind="timeout"), output
+    if not answer:
+        return Outcome(failure=f"the program ended its process ({child.returncode})", kind="lost"), output
+    fields = json.loads(answer)
+    if "error" in fields:
+        raise JobError(f"{fields['error']}\n{output}".rstrip())
+    return Outcome(**fields), output
