@@ -15,9 +15,10 @@ from services.evaluation.estimates import Evaluation, Sampled, summarise
 from services.evaluation.fetch import fetched
 from services.tasks import first_error
 from volley.errors import HostError
-from volley.job import ActorsSpec, EvalSampling
+from volley.job import ActorsSpec
 from volley.objectives.tries import Terms
 from volley.records import Group, Prompt, Scores
+from volley.sampling import EvalSampling
 
 OnScored = Callable[[int, Prompt, Group, Scores], None]
 

@@ -18,7 +18,7 @@ def timeline(finished: FinishedStep) -> dict[str, Any]:
         ("learner", "learn", times.waited, times.learned),
         ("learner", "publish", times.learned, times.gathered),
     ]
-    for ready in finished.batch:
+    for ready in finished.batch.groups:
         begun, generated = ready.generated
         spans.append((ready.meta.actor, "generate", begun, generated))
         spans.append((ready.scores.worker, "score", ready.scored - ready.scores.seconds, ready.scored))

@@ -10,7 +10,8 @@ from services.api.problems import Problem
 from services.api.routes.runs import check_changeable
 from services.api.settings import ApiSettings
 from services.store.state import Observed
-from volley.job import RLJob, Sampling
+from volley.job import RLJob
+from volley.sampling import Sampling
 from volley.update import LearnerSpec
 
 

@@ -15,7 +15,7 @@ from learner.policy import Policy
 from learner.records import SFTRow, StepReport
 from learner.supervised import supervised_step
 from services.coordinator.ledger import Ledger
-from services.coordinator.records import FinishedStep, ReadyGroup, StepTimes
+from services.coordinator.records import Batch, FinishedStep, ReadyGroup, StepTimes
 from services.recording.progress import Progress
 from services.recording.recorder import step_row
 from tests.plain_engine import PlainEngine
@@ -55,11 +55,13 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
         for meta in (replace(group.meta(), turns=9) for group in groups_of())
     )
     batch = batch_of(groups_of(), PolicyUpdate())
-    checked = {"served_mismatch_max": 1e-6}  # which the coordinator adds
-    report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics, **checked}, {0: 3})
+    made = Batch(ready, replaced=ready[:1])
+    report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
+    checked = {"served_mismatch_max": 1e-6}  # which the coordinator adds, as it does the figures of a refill
+    report = replace(report, metrics={**report.metrics, **checked, **made.figures(report)})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
     times = StepTimes(0.0, 1.0, 2.0, 2.5, 3.0)
-    finished = FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts())
+    finished = FinishedStep(0, made, report, broadcast, times, 10, Ledger().counts())
     return step_row(finished, Progress([*prompts.values()]), seconds=1.0)
 
 
