@@ -66,6 +66,12 @@ class RankBatch:
         return np.repeat(keep_Gn.sum(axis=-1), keep_Gn.shape[-1])
 
     @property
+    def group_weights(self) -> NDArray[np.float32]:
+        """The weight of each sample's group, float32 [N]."""
+        weight_G = np.array([each.weight for each in self.scored], dtype=np.float32)
+        return np.repeat(weight_G, len(self.lengths_N) // max(len(self.groups), 1))
+
+    @property
     def fresh_T(self) -> NDArray[np.bool_]:  # noqa: N802 - a shape suffix
         """Tokens of samples of which no token is older than the version being trained, bool [T]."""
         stale_N = np.bincount(self.sample_T, self.lag_T > 0, self.samples)

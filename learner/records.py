@@ -22,6 +22,7 @@ class ScoredGroup:
         answers_n: int32 [n]; equal numbers for equal answers.
         k: replaces the objective's k for this group, where k is adapted per prompt.
         ranks_n: float64 [n], the scores that pick in `best_of_k`, NaN for samples without one; None if not needed.
+        weight: what the group's part of the loss is multiplied by.
     """
 
     group: Ref[Group] | None
@@ -31,6 +32,7 @@ class ScoredGroup:
     answers_n: NDArray[np.int32]
     k: int | None = None
     ranks_n: NDArray[np.float64] | None = None
+    weight: float = 1.0
 
 
 def _nothing() -> NDArray[np.int32]:
@@ -69,3 +71,8 @@ class StepReport:
     lag_histogram: Mapping[int, int] = field(default_factory=dict)
     advantages: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     dropped: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def dead(self) -> set[int]:
+        """The ids of groups whose advantages are all zero."""
+        return {group_id for group_id, advantage_n in self.advantages.items() if not advantage_n.any()}

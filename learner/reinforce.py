@@ -209,6 +209,8 @@ class Reinforcer:
             truncated=report.truncated_share * len(batch.groups),
             live=float(live_G.sum()),
             focal=float(report.focal_weights[live_G].sum()),
+            samples=float(batch.samples),
+            live_samples=float((advantage_Gn != 0).sum()),
             tokens=float(batch.tokens),
         )
         total = sums.total()
@@ -220,6 +222,7 @@ class Reinforcer:
             )
         metrics["tokens"] = total["tokens"]
         metrics["live_group_fraction"] = total["live"] / max(total["groups"], 1.0)
+        metrics["live_sample_fraction"] = total["live_samples"] / max(total["samples"], 1.0)
         if weighs_companions(objective):
             metrics["companion_truncated_share"] = total["truncated"] / max(total["groups"], 1.0)
         if objective.focal:
@@ -259,6 +262,7 @@ class Reinforcer:
             samples=counts["samples"],
             tokens=max(counts["tokens"], 1.0),
         )
+        weight_N = weight_N * torch.from_numpy(batch.group_weights)
         return torch.where(torch.from_numpy(batch.keep_N), weight_N, 0.0)
 
     # ---- the update --------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def metrics_row(step: int, steps: int, start: float, chance: random.Random, *, s
         "reward_mean": single,
         **passes,
         "live_group_fraction": min(1.0, 0.92 - 0.35 * done + chance.gauss(0, 0.03)),
+        "live_sample_fraction": 0.3 - 0.1 * done,
         "verdict_passed": single,
         "verdict_wrong_answer": rest * 0.72,
         "verdict_no_answer": rest * 0.16 * (1 - 0.6 * done),
@@ -94,6 +95,7 @@ def metrics_row(step: int, steps: int, start: float, chance: random.Random, *, s
         "groups_trained": 32 * (step + 1) - step // 40,
         "groups_dropped": step // 40,
         "groups_in_flight": 32,
+        "groups_dead": 3 * step,
     }
 
 

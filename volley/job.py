@@ -19,6 +19,7 @@ from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_sch
 from volley.objectives.tries import Terms, WeightOfK, terms_of
 from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
 from volley.runtime_env import RuntimeEnvSpec
+from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection
 from volley.scoring import ScorerSpec, may_rank
 from volley.sinks import SinkSpec
 from volley.turns import TurnsSpec
@@ -27,8 +28,6 @@ from volley.update import LearnerSpec, Optimizer, PolicyOptimizer, PolicyUpdate,
 # Limits far beyond any run. Above them, counters overflow or a typing error fills the memory.
 MOST_STEPS = 10**9
 MOST_ROWS = 10**6  # per batch
-MOST_SAMPLES = 10**5  # per prompt
-MOST_TOKENS = 10**7  # per sample
 
 
 class ModelSpec(Spec):
@@ -37,21 +36,6 @@ class ModelSpec(Spec):
     path: Path = Field(description="folder with config.json, safetensors weights and a tokenizer")
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraSpec | None = Field(None, description="train adapters; null trains the whole model")
-
-
-class Sampling(Spec):
-    """How samples are drawn. Training allows no top_p or top_k: log-probs must be those of the whole distribution."""
-
-    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="samples per prompt")
-    temperature: float = Field(1.0, gt=0)
-    max_tokens: int = Field(1024, ge=1, le=MOST_TOKENS, description="length limit of one sample")
-    seeded: bool = Field(False, description="seed each group: equal weights give equal samples; slower")
-
-
-class EvalSampling(Sampling):
-    """Sampling for evaluation, which allows nucleus sampling."""
-
-    top_p: float = Field(1.0, gt=0, le=1)
 
 
 class ActorsSpec(Spec):
@@ -231,7 +215,7 @@ class RLJob(_WithTurns):
     max_lag: int = Field(
         1, ge=0, le=10_000, description="L, how many versions old a trained token may be; 0 is synchronous"
     )
-    sampling: Sampling = Sampling()
+    sampling: TrainingSampling = TrainingSampling()
     objective: Objective
     schedule: Schedule = Field(Schedule(), description="how the objective changes during the run")
     update: PolicyUpdate = PolicyUpdate()
@@ -251,6 +235,12 @@ class RLJob(_WithTurns):
             objective = resolve(self.objective, self.schedule, step)
             check_update(self.update, objective)
             check_ranks(self.scorer, objective)
+        return self
+
+    @model_validator(mode="after")
+    def _sampling_fits(self) -> Self:
+        check_refill(self.sampling, self.prompts_per_step, self.update)
+        check_selection(self.sampling, self.schedule)
         return self
 
     @model_validator(mode="after")

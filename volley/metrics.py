@@ -28,6 +28,7 @@ class Metric:
 TAGGED = "tags with at most 16 values, such as `level/5`"
 ANSWERS = "scorers that extract answers"
 WEIGHTS = "evaluations with weights, or of an objective with weights"
+REFILL = "jobs with `sampling.refill`"
 SUPERVISED = "also supervised steps"
 REFERENCE = "`update.kl.coefficient` above 0, or `update.kl.logged`"
 VALUE = "jobs with a value model"
@@ -47,12 +48,19 @@ _METRICS: dict[str, dict[str, Metric]] = {
             "least k scored samples.",
         ),
         "live_group_fraction": Metric("1", "Share of trained groups with a non-zero advantage."),
+        "live_sample_fraction": Metric("1", "Share of trained samples with a non-zero advantage: with a gradient."),
+        "live_sample_fraction_made": Metric(
+            "1", "The same of all samples made for the batch, those of `replaced_groups` included.", REFILL
+        ),
+        "replaced_groups": Metric(
+            "groups", "Groups without a gradient that were dropped for this batch, each for another one.", REFILL
+        ),
         "verdict_<status>": Metric("1", "Share of the batch's samples with this verdict; absent if 0."),
         "truncated_fraction": Metric("1", "Share of the batch's samples cut at the length limit."),
         "length_mean": Metric("tokens", "Mean length of the batch's samples, over all turns."),
         "turns_mean": Metric("turns", "Mean number of turns per sample.", "jobs with turns, if a sample has several"),
         "distinct_answers": Metric("answers", "Distinct answers per prompt, mean over groups.", ANSWERS),
-        "prompts_met": Metric("prompts", "Distinct prompts trained on so far."),
+        "prompts_met": Metric("prompts", "Distinct prompts in batches so far, replaced groups included."),
         "prompts_solved": Metric("prompts", "Prompts with a sample that passed at any step."),
         "cumulative_solve_rate": Metric("1", "`prompts_solved` / `prompts_met`."),
     },
@@ -164,10 +172,11 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "parse_failures": Metric("replies", "Replies with a tool call that could not be parsed.", EPISODES),
     },
     "Accounting": {
-        "groups_admitted": Metric("groups", "Groups admitted so far: the sum of the three below."),
+        "groups_admitted": Metric("groups", "Groups admitted so far: the sum of the next three."),
         "groups_trained": Metric("groups", "Groups trained on so far."),
         "groups_dropped": Metric("groups", "Groups dropped so far, each with a reason."),
         "groups_in_flight": Metric("groups", "Groups neither trained on nor dropped yet."),
+        "groups_dead": Metric("groups", "Groups without a gradient so far, trained on or replaced."),
     },
 }
 

@@ -177,12 +177,17 @@ class Group:
             truncated=int((~self.stopped_n).sum()),
             seconds=self.seconds,
             turns=self.turns,
+            cut=tuple(np.flatnonzero(~self.stopped_n).tolist()),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMeta:
-    """A group without its arrays. It is passed by value, while the arrays stay in the object store."""
+    """A group without its arrays. It is passed by value, while the arrays stay in the object store.
+
+    Attributes:
+        cut: which samples were cut at the length limit, by index.
+    """
 
     group_id: int
     prompt_id: str
@@ -196,6 +201,7 @@ class GroupMeta:
     truncated: int
     seconds: float
     turns: int
+    cut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,11 @@ class PolicyUpdate(Spec):
         """True if the loss has a term for samples with advantage 0."""
         return self.entropy_bonus > 0 or (self.kl.coefficient > 0 and self.kl.where == "loss")
 
+    @property
+    def gives_all_a_gradient(self) -> bool:
+        """True if groups whose samples earned the same have a gradient too."""
+        return self.acts_on_all or self.value_model is not None or self.kl.shapes_reward
+
 
 def check_update(update: PolicyUpdate, objective: Objective) -> None:
     """Reject an update that makes no sense with the objective.

@@ -24,6 +24,7 @@ B, N, K = 4096, 64, 32
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 HARMONIC = MaxAtK(weights="harmonic", order=N)
 HARMONIC_EXACT = MaxAtK(weights="harmonic", order=N, companion_weights="exact")
+SUBSET_EXACT = MaxAtK(weights="harmonic", order=N - 1, baseline="subset_loo", companion_weights="exact")
 Method = Callable[[Floats], Floats]
 
 
@@ -147,6 +148,9 @@ def headline() -> None:
         "max@k, exact off-policy": seconds(lambda: advantages(g_BN, exact, log_weights=log_w_BN)),
         "sum over k, exact off-policy": seconds(
             lambda: advantages(g_BN, HARMONIC_EXACT, log_weights=log_w_BN), repeats=2
+        ),
+        f"sum over k = 1..{N - 1}, exact off-policy, subset_loo": seconds(
+            lambda: advantages(g_BN, SUBSET_EXACT, log_weights=log_w_BN), repeats=1
         ),
         "maj@k, on-policy": seconds(lambda: advantages(solved_BN, voted, answers=answers_BN), repeats=1),
     }

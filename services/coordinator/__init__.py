@@ -7,5 +7,6 @@ turns              how one group is made, turn by turn           schedule       
 episodes           how one group is made by programs
 pinned_evaluation  evaluation while training continues           watchdog           who waits for whom, and how long
 scoring_health     pauses a run whose scoring fails              dead_batches       ends a run that has no signal
-solve_rates        pass rates per prompt, for adaptive k         clipped_steps      warns if most steps are clipped
+solve_rates        pass rates per prompt                         clipped_steps      warns if most steps are clipped
+selection          which prompts are worth their samples         refill             replaces groups without a gradient
 """

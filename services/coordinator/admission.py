@@ -4,13 +4,17 @@
 may_admit ─> admit ─┤
                     └─ then the next prompt, until all planned groups and refills are admitted
 
-admit ─> generate ─> score ─┬─> ready: the group waits in the buffer to be trained on
+admit ─> generate ─> score ─┬─> ready: the group waits in the buffer to be trained on, or aside (`refill`)
                             └─> drop: fewer than two samples were scored; another group is admitted in its place
+take: the groups of the next batch leave the buffer, and those aside are dropped
 """
+
+from collections.abc import Callable
 
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.ledger import Ledger
-from services.coordinator.records import ReadyGroup, ResumePoint
+from services.coordinator.records import Batch, ReadyGroup, ResumePoint
+from services.coordinator.refill import REPLACED, Refill
 from services.coordinator.scoring_health import ScoringHealth
 from services.coordinator.turns import Stage
 from volley.job import RLJob
@@ -24,14 +28,23 @@ class Admission:
     Args:
         ledger, buffer: shared with the coordinator, which takes batches from them.
         resume: the groups that wait there are put back into the buffer.
+        is_dead: whether a group has no gradient; only asked if the job refills.
 
     Attributes:
         refills: groups dropped before a batch took them; each is replaced by another group.
     """
 
-    def __init__(self, job: RLJob, ledger: Ledger, buffer: SlotBuffer[ReadyGroup], resume: ResumePoint) -> None:
+    def __init__(
+        self,
+        job: RLJob,
+        ledger: Ledger,
+        buffer: SlotBuffer[ReadyGroup],
+        resume: ResumePoint,
+        is_dead: Callable[[ReadyGroup], bool] = lambda _ready: False,
+    ) -> None:
         self._planned = job.steps * job.prompts_per_step
         self._ledger, self._buffer = ledger, buffer
+        self._refill, self._is_dead = Refill(job), is_dead
         self._health = ScoringHealth(job.infra_errors)
         self._stages: dict[int, Stage] = {}  # groups under way
         self.refills = resume.refills
@@ -65,7 +78,7 @@ class Admission:
             return False
         if self._health.failing and (self._stages or not self._health.probe_due()):
             return False
-        wanted = bool(self._interrupted) or self._ledger.admitted - self.refills < self._planned
+        wanted = bool(self._interrupted) or self._ledger.admitted - self.refills - len(self._refill) < self._planned
         return wanted and self._buffer.can_admit(started_at=served, version=version)
 
     def admit(self, *, served: int) -> int:
@@ -91,8 +104,31 @@ class Admission:
         return self._health.note(scores)
 
     def ready(self, ready: ReadyGroup) -> None:
-        """Let a scored group wait in the buffer to be trained on."""
-        self._buffer.put(ready.meta.group_id, ready, oldest_version=ready.meta.oldest_version)
+        """Let a scored group wait in the buffer to be trained on, or aside, without its slot."""
+        group_id = ready.meta.group_id
+        if self._refill.limit and self._refill.sets_aside(ready, dead=self._is_dead(ready)):
+            self._buffer.drop(group_id)
+        else:
+            self._buffer.put(group_id, ready, oldest_version=ready.meta.oldest_version)
+
+    def take(self, version: int) -> Batch | None:
+        """The next batch for a learner at ``version``, or None if there is none yet."""
+        if (taken := self._buffer.take(version)) is None:
+            return None
+        batch = self._refill.settle([ready for _, ready in taken], version)
+        for ready in batch.replaced:
+            self._ledger.drop(ready.meta.group_id, REPLACED, dead=True)
+        self.refills += len(batch.replaced)
+        return batch
+
+    @property
+    def finished(self) -> int:
+        """Groups that are generated and scored, and in no batch yet."""
+        return self._buffer.ready + len(self._refill)
+
+    def waiting(self) -> list[ReadyGroup]:
+        """Those groups, in order of admission."""
+        return sorted([*self._buffer.ready_items(), *self._refill.aside], key=lambda ready: ready.meta.group_id)
 
     def drop(self, group_id: int, reason: str) -> None:
         """End a group that cannot be trained on; another one is admitted in its place."""

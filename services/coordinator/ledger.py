@@ -1,7 +1,7 @@
 """The ledger: every admitted group ends exactly once, trained or dropped."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ class Ledger:
         admitted: groups admitted; also the id of the next group, which is its position in the order of prompts.
         trained: groups trained on.
         dropped: groups dropped, by reason.
+        dead: groups without a gradient, trained on or dropped; they are among those.
         in_flight: ids of groups that are admitted and have not ended.
     """
 
@@ -23,6 +24,7 @@ class Ledger:
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     in_flight: set[int] = field(default_factory=set)
+    dead: int = 0
 
     def admit(self) -> int:
         """Admit one group and return its id."""
@@ -31,21 +33,33 @@ class Ledger:
         self.in_flight.add(group_id)
         return group_id
 
-    def train(self, group_id: int) -> None:
+    def train(self, group_id: int, *, dead: bool = False) -> None:
         self._end(group_id)
         self.trained += 1
+        self.dead += dead
 
-    def drop(self, group_id: int, reason: str) -> None:
+    def drop(self, group_id: int, reason: str, *, dead: bool = False) -> None:
         self._end(group_id)
         self.dropped[reason] += 1
+        self.dead += dead
+
+    def end_batch(self, groups: Iterable[int], dropped: Mapping[int, str], dead: Container[int]) -> None:
+        """End the groups of a batch: those in ``dropped`` for the reason given there, all others as trained on."""
+        for group_id in groups:
+            if group_id in dropped:
+                self.drop(group_id, dropped[group_id])
+            else:
+                self.train(group_id, dead=group_id in dead)
+        self.check()
 
     def counts(self) -> dict[str, int]:
-        """The number of groups admitted, trained, dropped and in flight."""
+        """The number of groups admitted, trained, dropped and in flight, and of dead ones among them."""
         return {
             "admitted": self.admitted,
             "trained": self.trained,
             "dropped": self.dropped.total(),
             "in_flight": len(self.in_flight),
+            "dead": self.dead,
         }
 
     def state(self) -> dict[str, Any]:
@@ -55,12 +69,14 @@ class Ledger:
             "trained": self.trained,
             "dropped": dict(self.dropped),
             "in_flight": sorted(self.in_flight),
+            "dead": self.dead,
         }
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "Ledger":
         """The ledger that `state` returned; raises `AccountingError` if it does not add up."""
-        ledger = cls(state["admitted"], state["trained"], Counter(state["dropped"]), set(state["in_flight"]))
+        dropped, in_flight = Counter(state["dropped"]), set(state["in_flight"])
+        ledger = cls(state["admitted"], state["trained"], dropped, in_flight, state.get("dead", 0))
         ledger.check()
         return ledger
 

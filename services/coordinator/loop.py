@@ -55,18 +55,19 @@ from services.coordinator.dead_batches import DeadBatches
 from services.coordinator.episode_figures import EpisodeLog
 from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.pinned_evaluation import PinnedEvaluation
-from services.coordinator.records import FinishedStep, Hooks, ReadyGroup, ResumePoint, StepTimes
+from services.coordinator.records import Batch, FinishedStep, Hooks, ReadyGroup, ResumePoint, StepTimes
+from services.coordinator.refill import is_dead
 from services.coordinator.roles import Roles
 from services.coordinator.schedule import evaluates_at, longest_wait, request_of, saves_at, starts_with_evaluation
+from services.coordinator.selection import PromptSelection
 from services.coordinator.solve_rates import SolveRates
 from services.coordinator.turns import MadeGroup, Turns
 from services.coordinator.watchdog import Waits
-from services.data.mixture import order_of
 from services.data.tokens import EncodedPrompt
 from services.tasks import first_error
 from volley.errors import DeadlineExceeded
 from volley.job import RLJob
-from volley.objectives import check_objective, resolve
+from volley.objectives import Objective, check_objective, resolve
 from volley.state import Desired
 
 PROBE_POLL_SECONDS = 0.5  # how often admission is reconsidered while scoring fails
@@ -102,7 +103,9 @@ class Coordinator:
         resume = resume or ResumePoint.start()
         self.ledger, self.version = resume.ledger, resume.step
         self.buffer: SlotBuffer[ReadyGroup] = SlotBuffer(job.prompts_per_step, self._max_lag())
-        self.admission = Admission(job, self.ledger, self.buffer, resume)
+        self._solve_rates = SolveRates(job, resume.solve_rates)
+        self.admission = Admission(job, self.ledger, self.buffer, resume, self._is_dead)
+        self._selection = PromptSelection(job, prompts, self._solve_rates, resume.selection)
         owed = starts_with_evaluation(job, resume.step, evaluated=resume.evaluated)
         self.pinned = PinnedEvaluation(hooks.evaluate, self._notify, stopping=lambda: self._stopping, owed=owed)
         self.waits = Waits()
@@ -110,7 +113,6 @@ class Coordinator:
         self._episodes = EpisodeLog(turns.environments if isinstance(turns, Episodes) else None)
         self._dead_batches = DeadBatches(job.max_dead_batches, resume.dead_batches)
         self._clipped_steps = ClippedSteps(job.optimizer.clip_norm)
-        self._solve_rates = SolveRates(job, resume.solve_rates)
         self._saved_at = self.version if self.version else None
         self._served_checked = False
         self._served_mismatch: float | None = None  # of a check that no step has reported yet
@@ -164,7 +166,7 @@ class Coordinator:
         """How many groups are in which stage; ``held`` are trained and keep their slots until the broadcast."""
         return {
             **self.admission.stages(),
-            "ready": self.buffer.ready,
+            "ready": self.admission.finished,
             "held": self.buffer.unreleased,
             "slots": self.buffer.slots,
         }
@@ -175,11 +177,11 @@ class Coordinator:
     # ---- admit -------------------------------------------------------------------------------------------------
 
     async def _admit_loop(self, tasks: asyncio.TaskGroup, making: set[asyncio.Task[None]]) -> None:
-        order = order_of(self.job.data, [each.prompt for each in self.prompts], seed=self.job.seed)
         while True:
             await self._wait_to_admit()
             group_id = self.admission.admit(served=self.roles.actors.version)
-            task = tasks.create_task(self._make(group_id, self.prompts[order[group_id]]), name=f"group {group_id}")
+            encoded = self.prompts[self._selection.row(group_id, self._objective(self.version))]
+            task = tasks.create_task(self._make(group_id, encoded), name=f"group {group_id}")
             making.add(task)
             task.add_done_callback(making.discard)
 
@@ -274,35 +276,43 @@ class Coordinator:
             self._served_mismatch = await self.hooks.check_served()
         self._served_checked |= self._served_mismatch is not None
 
-    async def _learn(self, step: int, batch: Sequence[ReadyGroup]) -> StepReport:
-        objective = resolve(self.job.objective, self.job.schedule, step, self.desired.objective)
+    async def _learn(self, step: int, batch: Batch) -> StepReport:
+        objective = self._objective(step)
         check_objective(objective, self.job.sampling.n)
         report = await self.roles.learner.step(
             self._solve_rates.columns(batch, objective),
             version=self.version,
             objective=objective,
             learning_rate=self.desired.learning_rate,
-            max_lag=max(ready.max_lag for ready in batch),
+            max_lag=max(ready.max_lag for ready in batch.groups),
         )
-        self._account(batch, report)
+        self.ledger.end_batch([ready.meta.group_id for ready in batch.groups], report.dropped, report.dead)
         checked, self._served_mismatch = self._served_mismatch, None
         more = {} if checked is None else {"served_mismatch_max": checked}
-        return replace(report, metrics={**report.metrics, **more})
+        refilled = batch.figures(report) if self.job.sampling.refill else {}
+        return replace(report, metrics={**report.metrics, **more, **refilled})
+
+    def _objective(self, step: int) -> Objective:
+        return resolve(self.job.objective, self.job.schedule, step, self.desired.objective)
+
+    def _is_dead(self, ready: ReadyGroup) -> bool:
+        """Whether the group would have no gradient in the next step."""
+        return is_dead(ready, self._objective(self.version), self._solve_rates, self.job.update)
 
     async def _save(self) -> None:
         with self.waits.record("learner", lambda: f"the evaluation of version {self.pinned.version}"):
             await self.pinned.wait()
         self._saved_at = self.version
         with self.waits.record("learner", lambda: f"the checkpoint of step {self.version}"):
-            await self.hooks.checkpoint(self.version, self._state(), self.buffer.ready_items())
+            await self.hooks.checkpoint(self.version, self._state(), self.admission.waiting())
 
-    async def _next_batch(self) -> tuple[ReadyGroup, ...] | None:
+    async def _next_batch(self) -> Batch | None:
         """Wait for the next batch; None if the run is to stop. Note (3) above says when this wait has no bound."""
         bound = longest_wait(self.job)
         with self.waits.record("learner", self._awaited):
             while not self._stopping:
-                if (batch := self.buffer.take(self.version)) is not None:
-                    return tuple(ready for _, ready in batch)
+                if (batch := self.admission.take(self.version)) is not None:
+                    return batch
                 unbounded = self.pause_reason or self.pinned.version is not None
                 try:
                     async with asyncio.timeout(None if unbounded else bound):
@@ -313,10 +323,10 @@ class Coordinator:
 
     async def _wait_for_progress(self) -> None:
         """Wait until a batch can be taken, one more group is ready, not dropped, or the wait's bound may change."""
-        ready, before = self.buffer.ready, self._wait_conditions()
+        finished, before = self.admission.finished, self._wait_conditions()
 
         def progressed() -> bool:
-            changed = self.buffer.ready > ready or self._wait_conditions() != before
+            changed = self.admission.finished > finished or self._wait_conditions() != before
             return changed or self.buffer.can_take(self.version)
 
         await self._wait_until(progressed)
@@ -332,18 +342,7 @@ class Coordinator:
         groups = f"groups {due[:5]}, due at version {self.version}" if due else "groups in generation or scoring"
         return f"step {self.version}: {self.buffer.ready} of {self.buffer.batch} groups ready, {groups}"
 
-    def _account(self, batch: Sequence[ReadyGroup], report: StepReport) -> None:
-        for ready in batch:
-            group_id = ready.meta.group_id
-            if (reason := report.dropped.get(group_id)) is not None:
-                self.ledger.drop(group_id, reason)
-            else:
-                self.ledger.train(group_id)
-        self.ledger.check()
-
-    # ---- broadcast ---------------------------------------------------------------------------------------------
-
-    async def _send(self, step: int, batch: tuple[ReadyGroup, ...], report: StepReport, times: StepTimes) -> None:
+    async def _send(self, step: int, batch: Batch, report: StepReport, times: StepTimes) -> None:
         with self.waits.record("broadcast", lambda: f"the learner to store version {step + 1}"):
             update = await self.roles.learner.published(step + 1)
         times = replace(times, published=time.time())
@@ -351,10 +350,10 @@ class Coordinator:
             await self.pinned.wait()
         with self.waits.record("broadcast", lambda: f"the actors to serve version {update.version}"):
             broadcast = await self.roles.actors.broadcast(update)
-        self.buffer.release(len(batch))
+        self.buffer.release(len(batch.groups))
         await self._notify()
-        episodes = self._episodes.take()
-        finished = FinishedStep(step, batch, report, broadcast, times, update.nbytes, self.ledger.counts(), episodes)
+        counts, episodes = self.ledger.counts(), self._episodes.take()
+        finished = FinishedStep(step, batch, report, broadcast, times, update.nbytes, counts, episodes)
         await self.hooks.recorder.step(finished)
 
     # ---- stop, wait, account -----------------------------------------------------------------------------------
@@ -391,6 +390,7 @@ class Coordinator:
             "dead_batches": self._dead_batches.in_a_row,
             "solve_rates": self._solve_rates.state(),
             "evaluated": not self.pinned.owed,
+            "selection": self._selection.state(self.ledger.in_flight),
         }
 
     async def _close_ledger(self) -> None:

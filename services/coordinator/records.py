@@ -1,7 +1,7 @@
 """What the coordinator records of groups and steps, and what it calls besides the roles."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -56,6 +56,27 @@ class ReadyGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """What the learner takes in one step.
+
+    Attributes:
+        groups: P groups, in order of admission.
+        replaced: the dead groups that were dropped for it.
+        weight: what the mean over its groups is multiplied by, to be one over all groups made.
+    """
+
+    groups: tuple[ReadyGroup, ...]
+    replaced: tuple[ReadyGroup, ...] = ()
+    weight: float = 1.0
+
+    def figures(self, report: StepReport) -> dict[str, float]:
+        """The step's metrics of what was dropped for it."""
+        made = len(self.groups) + len(self.replaced)
+        live_share = report.metrics["live_sample_fraction"] * (len(self.groups) - len(report.dropped)) / made
+        return {"replaced_groups": len(self.replaced), "live_sample_fraction_made": live_share}
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimes:
     """The moments of a step, in seconds since 1970.
 
@@ -91,13 +112,31 @@ class FinishedStep:
     """
 
     step: int
-    batch: tuple[ReadyGroup, ...]
+    batch: Batch
     report: StepReport
     broadcast: BroadcastReport
     times: StepTimes
     nbytes: int
     ledger: dict[str, int]
     episodes: EpisodesOfStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionState:
+    """Where the selection of prompts is.
+
+    Attributes:
+        position: the next position of the order of prompts.
+        rows: the row of the data that each open group has, by group id.
+    """
+
+    position: int = 0
+    rows: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "SelectionState":
+        """The state that `PromptSelection.state` returned, read from JSON."""
+        return cls(int(state["position"]), {int(group): int(row) for group, row in state["rows"].items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +149,7 @@ class ResumePoint:
         dead_batches: batches without signal, counted back from this step.
         ready: the groups in flight that only wait to be trained on. The others in flight are made again.
         evaluated: whether the evaluation of this version, if one is due, was made.
+        selection: where the selection of prompts is.
     """
 
     step: int
@@ -119,6 +159,7 @@ class ResumePoint:
     solve_rates: dict[str, SolveRate]
     ready: tuple[ReadyGroup, ...] = ()
     evaluated: bool = False
+    selection: SelectionState = SelectionState()
 
     @classmethod
     def of(cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = ()) -> "ResumePoint":
@@ -126,7 +167,8 @@ class ResumePoint:
         rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
         ledger, refills = Ledger.of(state["ledger"]), int(state["refills"])
         dead_batches, evaluated = int(state["dead_batches"]), bool(state.get("evaluated", True))
-        return cls(step, ledger, refills, dead_batches, rates, tuple(ready), evaluated)
+        selection = SelectionState.of(state["selection"]) if "selection" in state else SelectionState()
+        return cls(step, ledger, refills, dead_batches, rates, tuple(ready), evaluated, selection)
 
     @classmethod
     def start(cls) -> "ResumePoint":

@@ -13,8 +13,9 @@ from services.evaluation.estimates import Sampled
 from services.evaluation.fetch import fetched
 from services.tasks import first_error
 from volley.errors import HostError
-from volley.job import ActorsSpec, EvalSampling
+from volley.job import ActorsSpec
 from volley.records import Group, Prompt, Scores
+from volley.sampling import EvalSampling
 
 OnScored = Callable[[int, Prompt, Group, Scores], None]
 

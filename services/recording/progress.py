@@ -48,9 +48,9 @@ class Progress:
             if "passed" in row:
                 self._note(row["prompt_id"], row["passed"])
 
-    def add(self, batch: Sequence[ReadyGroup]) -> dict[str, Any]:
-        """Count the batch; return its part of the step's row."""
-        for ready in batch:
+    def add(self, batch: Sequence[ReadyGroup], replaced: Sequence[ReadyGroup] = ()) -> dict[str, Any]:
+        """Count the batch and the groups replaced for it; return the batch's part of the step's row."""
+        for ready in (*batch, *replaced):
             self._note(ready.prompt.id, passed(ready.scores))
         return {
             **_figures(batch),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from services.coordinator.records import FinishedStep, ReadyGroup
+from services.coordinator.refill import REPLACED
 from services.evaluation.estimates import Evaluation
 from services.evaluation.fetch import fetched
 from services.recording.disk_space import DiskGuard
@@ -106,7 +107,7 @@ class RunRecorder:
 
     async def _excerpt(self, finished: FinishedStep) -> None:
         missing = self.samples_kept
-        for ready in finished.batch:
+        for ready in finished.batch.groups:
             if missing <= 0:
                 break
             if ready.meta.group_id in finished.report.dropped:
@@ -132,7 +133,7 @@ class RunRecorder:
 
 def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> dict[str, Any]:
     """The metrics of one step, whose batch is added to ``progress``. `volley.metrics` defines them."""
-    batch, broadcast, times = finished.batch, finished.broadcast, finished.times
+    batch, broadcast, times = finished.batch.groups, finished.broadcast, finished.times
     statuses = Counter(STATUSES[code] for ready in batch for code in ready.scores.status_n.tolist())
     samples, turns = (sum(getattr(ready.meta, name) for ready in batch) for name in ("n", "turns"))
     stalls = [actor.stall_seconds for actor in broadcast.actors]
@@ -141,7 +142,7 @@ def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> d
         "version": finished.step + 1,
         "time": time.time(),
         **finished.report.metrics,
-        **progress.add(finished.batch),
+        **progress.add(batch, finished.batch.replaced),
         "lag_histogram": {str(lag): count for lag, count in sorted(finished.report.lag_histogram.items())},
         "seconds_step": seconds,
         "seconds_wait": times.waited - times.begun,
@@ -163,8 +164,9 @@ def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> d
 
 
 def ledger_rows(finished: FinishedStep) -> list[dict[str, Any]]:
-    """One object per group of the batch: its prompt, how many of its samples passed, and how it ended."""
-    dropped = finished.report.dropped
+    """One object per group made for the batch: its prompt, how many of its samples passed, and how it ended."""
+    replaced = {ready.meta.group_id: REPLACED for ready in finished.batch.replaced}
+    dropped = {**finished.report.dropped, **replaced}
     return [
         {
             "step": finished.step,
@@ -173,7 +175,7 @@ def ledger_rows(finished: FinishedStep) -> list[dict[str, Any]]:
             "passed": passed(ready.scores),
             "end": f"dropped: {dropped[ready.meta.group_id]}" if ready.meta.group_id in dropped else "trained",
         }
-        for ready in finished.batch
+        for ready in (*finished.batch.groups, *finished.batch.replaced)
     ]
 
 

@@ -21,7 +21,7 @@ def timeline(finished: FinishedStep) -> dict[str, Any]:
     for episodes in finished.episodes.figures if finished.episodes else ():
         spans += [(episodes.actor, "generate", *span) for span in episodes.model_spans()]
         spans += [(episodes.worker, "environment", *span) for span in episodes.environment_spans() if episodes.worker]
-    for ready in finished.batch:
+    for ready in finished.batch.groups:
         if finished.episodes is None:
             spans.append((ready.meta.actor, "generate", *ready.generated))
         if ready.scores.worker:

@@ -25,9 +25,10 @@ from services.coordinator.episodes import verdict_of
 from services.data.tokens import load_tokenizer
 from volley.errors import JobError
 from volley.gateway import GatewaySpec
-from volley.job import EvalJob, EvalSampling, RFTJob, RLJob
+from volley.job import EvalJob, RFTJob, RLJob
 from volley.records import Group, ModelCall, Prompt
 from volley.rollout import ProgramRollout
+from volley.sampling import EvalSampling
 
 TRIAL_SECONDS = 60.0  # an episode against a stub that answers at once should need no more
 SAYS = "This is the answer of a stub."

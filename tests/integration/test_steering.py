@@ -289,22 +289,27 @@ async def test_a_full_disk_pauses_the_run_until_space_is_free(stack: Stack, inpu
         assert kinds.index("paused") < kinds.index("unpaused")
 
 
+@pytest.mark.parametrize("sampling", [{}, {"refill": 0.75, "selection": {}}], ids=["every prompt", "worth it"])
 async def test_a_resumed_seeded_run_without_lag_equals_the_uninterrupted_one(
-    stack: Stack, inputs: Path, tmp_path: Path
+    stack: Stack, inputs: Path, tmp_path: Path, sampling: dict[str, Any]
 ) -> None:
+    plan = {"steps": 8, "checkpoint": {"every": 4}, "evaluation": None, "samples_kept": 64}
+    sampling = {"n": 8, "max_tokens": 8, "seeded": True, **sampling}
     file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(rl_job(inputs, steps=8, checkpoint={"every": 4}, evaluation=None, samples_kept=64)))
+    file.write_text(yaml.safe_dump(rl_job(inputs, **plan, sampling=sampling)))
     job = load_job(file)
     whole = await run_on(stack, prepare(job), RunFolder.create(tmp_path / "runs", job), Display(quiet=True))
     cut = RunFolder(tmp_path / "runs" / "cut")
     shutil.copytree(whole.folder.path, cut.path)
     shutil.rmtree(cut.checkpoints / "step-8")
     await run_on(stack, prepare(job), cut, Display(quiet=True), checkpoint=cut.checkpoints / "step-4")
-    same = ("loss", "reward_mean", "grad_norm", "entropy", "tokens")
+    refilled = ("replaced_groups", "live_sample_fraction_made") if "refill" in sampling else ()
+    same = ("loss", "reward_mean", "grad_norm", "entropy", "tokens", "groups_dead", *refilled)
     for ours, theirs in zip(cut.read("metrics"), whole.folder.read("metrics"), strict=True):
         assert [ours[name] for name in same] == [theirs[name] for name in same]
-    for row in whole.folder.read("ledger")[4 * 8 :]:
-        assert row in cut.read("ledger")
+    assert cut.read("ledger") == whole.folder.read("ledger")
+    if refilled:
+        assert sum(row["replaced_groups"] for row in whole.folder.read("metrics")) > 0
 
 
 async def test_a_run_without_resources_is_pending_and_says_what_it_waits_for(

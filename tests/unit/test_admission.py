@@ -102,7 +102,7 @@ def test_a_dropped_group_is_replaced_by_another_one() -> None:
     made.drop(0, "0 of 2 samples could be scored")
     assert (len(buffer), made.refills) == (1, 1)
     assert admit_all(made) == [2]
-    assert ledger.counts() == {"admitted": 3, "trained": 0, "dropped": 1, "in_flight": 2}
+    assert ledger.counts() == {"admitted": 3, "trained": 0, "dropped": 1, "in_flight": 2, "dead": 0}
 
 
 def test_a_resumed_run_keeps_ready_groups_and_first_repeats_interrupted_ones() -> None:

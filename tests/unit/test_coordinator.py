@@ -239,7 +239,7 @@ async def test_every_step_is_trained_within_the_lag_and_the_ledger_is_exact(max_
     assert max(learner.lags) <= max_lag
     assert (max(learner.lags) > 0) == (max_lag > 0), "steps and generation overlap with a lag, and only then"
     assert sorted(learner.trained) == list(range(100)), "each group once"
-    assert made.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0}
+    assert made.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0, "dead": 0}
     assert actors.version == 25
 
 
@@ -343,7 +343,7 @@ async def test_a_resumed_run_trains_the_remaining_groups_and_none_twice(max_lag:
     assert sorted(before + learner.trained) == list(range(100)), "each group once over both runs"
     assert [finished.step for finished in recorded.steps] == list(range(10, 25))
     assert max(learner.lags) <= max_lag
-    assert again.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0}
+    assert again.ledger.counts() == {"admitted": 100, "trained": 100, "dropped": 0, "in_flight": 0, "dead": 0}
 
 
 async def test_the_objective_follows_its_schedule_and_k_adapts_to_the_prompt() -> None:

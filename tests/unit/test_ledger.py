@@ -10,7 +10,7 @@ def test_every_group_has_one_end() -> None:
     ledger.train(a)
     ledger.drop(b, "too old")
     ledger.check()
-    assert ledger.counts() == {"admitted": 3, "trained": 1, "dropped": 1, "in_flight": 1}
+    assert ledger.counts() == {"admitted": 3, "trained": 1, "dropped": 1, "in_flight": 1, "dead": 0}
     assert ledger.dropped == {"too old": 1}
     assert ledger.in_flight == {c}
     assert Ledger.of(ledger.state()) == ledger

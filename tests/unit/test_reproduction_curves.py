@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reproductions import adaptive, annealing, code_task, harder, lag, majority, programs, steady, trade_off
+from benchmarks.reproductions import (
+    adaptive,
+    annealing,
+    code_task,
+    harder,
+    lag,
+    majority,
+    programs,
+    steady,
+    trade_off,
+    worth,
+)
 from benchmarks.reproductions.results import at_kl, heldout
 from benchmarks.reproductions.runs import Options, Planned, make_missing
 from benchmarks.reproductions.study import Study
@@ -17,7 +28,8 @@ from services.recording.display import Display
 from services.store.folder import RunFolder
 from volley.job import RLJob
 
-STUDIES = [module.STUDY for module in (trade_off, steady, annealing, harder, adaptive, lag, majority, code_task)]
+MODULES = (trade_off, steady, annealing, harder, adaptive, worth, lag, majority, code_task)
+STUDIES = [module.STUDY for module in MODULES]
 
 
 def wanted(folder: Path) -> Options:
@@ -110,3 +122,11 @@ def test_sums_are_correct_and_no_prompt_is_in_two_files() -> None:
         terms = re.findall(r"[+-]?\d", row["prompt"])
         assert len(terms) == majority.NUMBERS
         assert sum(map(int, terms)) == int(row["answer"])
+
+
+def test_shares_of_samples_with_a_gradient_count_the_replaced_groups() -> None:
+    plain = {"live_group_fraction": 0.5, "live_sample_fraction": 0.25}
+    assert worth.shown([plain, plain]) == ["16.0", "50.0%", "50.0%", "25.0%", "25.0%"]
+    refilled = {"live_group_fraction": 1.0, "live_sample_fraction": 0.5, "replaced_groups": 16}
+    assert worth.shown([refilled]) == ["32.0", "50.0%", "100.0%", "25.0%", "50.0%"]
+    assert worth.shown([plain, refilled]) == ["24.0", "50.0%", "75.0%", "25.0%", "37.5%"]

@@ -7,7 +7,7 @@ from actors.gateway.groups import EpisodeReport
 from environments.records import Usage
 from learner.records import StepReport
 from services.coordinator.episode_figures import EpisodeFigures
-from services.coordinator.records import EpisodesOfStep, FinishedStep, StepTimes
+from services.coordinator.records import Batch, EpisodesOfStep, FinishedStep, StepTimes
 from services.recording.timeline import MAX_PROCESSES, MAX_SPANS, Span, bounded, timeline
 
 
@@ -54,7 +54,7 @@ def test_actors_and_environments_of_episodes_work_in_turn() -> None:
     lost = EpisodeFigures("actor-0", "", 10.0, 10.0, (0.0,), ("lost",), (EpisodeReport(None, 0, 0),))
     finished = FinishedStep(
         0,
-        (),
+        Batch(()),
         StepReport({}, {}),
         BroadcastReport(1, (), 0.0),
         StepTimes(0.0, 1.0, 2.0, 3.0, 4.0),

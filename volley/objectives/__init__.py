@@ -8,6 +8,7 @@ estimators  advantages() for every objective            maximum      max@k; off_
 metrics     pass@k, max@k, maj@k, intervals             majority     maj@k; majority_off_policy, vote_polynomials
 tries       k, or a weight for each of several k             ranked       best of k by rank; ranked_off_policy
 schedule    objectives that change                      shapes       softmax, analytic pass@k, MaxRL, risk-sensitive
+signal      what a prompt's next group may teach
 
 docs/objectives.md has the formulas, their sources, and what is unbiased for what.
 """
@@ -18,6 +19,7 @@ from volley.objectives.schedule import (
     AdaptiveK,
     Schedule,
     SolveRate,
+    SolveRateRule,
     Stage,
     adaptive_k,
     check_schedule,
@@ -25,6 +27,7 @@ from volley.objectives.schedule import (
     visited,
     with_changes,
 )
+from volley.objectives.signal import group_signal
 from volley.objectives.spec import (
     BestOfK,
     MajAtK,
@@ -61,6 +64,7 @@ __all__ = [
     "Schedule",
     "Softmax",
     "SolveRate",
+    "SolveRateRule",
     "Stage",
     "adaptive_k",
     "advantage_report",
@@ -69,6 +73,7 @@ __all__ = [
     "bootstrap_interval",
     "check_objective",
     "check_schedule",
+    "group_signal",
     "leave_p_out",
     "maj_at_k",
     "max_at_k",

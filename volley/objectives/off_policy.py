@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from volley.objectives.combinatorics import FloatArray, binomial_ratios, log_binomials
+from volley.objectives.combinatorics import FloatArray, IntArray, binomial_ratios, log_binomials
 from volley.objectives.maximum import leave_one_out_mean
 from volley.objectives.spec import Baseline, CompanionWeights
 from volley.objectives.tries import Terms
@@ -39,18 +39,15 @@ def exact_advantages(
     an off-policy estimate that the other samples alone make. A try without companions (k = 1) needs no weights: it is
     REINFORCE leave-one-out.
     """
-    n = g_BN.shape[-1]
     of_sets = tuple((k, weight) for k, weight in terms if k > 1)
-    a_BN = _of_sets(g_BN, log_w_BN, of_sets, companion_weights) if of_sets else np.zeros_like(g_BN)
-    for k, weight in terms:
+    if not of_sets:
+        return sum(weight for _, weight in terms) * leave_one_out_mean(g_BN)
+    a_BN = _of_sets(g_BN, log_w_BN, of_sets, companion_weights)
+    if baseline != "loo_minus_one":
+        a_BN += _difference_of_baselines(g_BN, log_w_BN, of_sets, baseline, companion_weights)
+    for k, weight in terms[:1]:
         if k == 1:
             a_BN += weight * leave_one_out_mean(g_BN)
-        elif baseline != "loo_minus_one":
-            log_unit_BN, log_scale_B1 = common_scale(log_w_BN, k, companion_weights)
-            a_BN += weight * k / n * _max_at_k_without(g_BN, log_unit_BN, log_scale_B1, k - 1)
-            if baseline in ("loo", "subset_loo"):
-                share = weight * k / (n - 1 if baseline == "loo" else n)
-                a_BN -= share * _max_at_k_without(g_BN, log_unit_BN, log_scale_B1, k)
     return a_BN
 
 
@@ -161,56 +158,88 @@ def _log_shares(low: int, high: int, m: int) -> tuple[FloatArray, FloatArray]:
         return np.log1p(-share_J1), np.log(share_J1)
 
 
-def _max_at_k_without(g_BN: FloatArray, log_w_BN: FloatArray, log_scale_B1: FloatArray, k: int) -> FloatArray:
-    """The off-policy max@k estimate of each `g_-i`, times a scale, [B, n]; needs k <= n - 1.
+def _difference_of_baselines(
+    g_BN: FloatArray, log_w_BN: FloatArray, terms: Terms, baseline: Baseline, companion_weights: CompanionWeights
+) -> FloatArray:
+    """What another baseline than `loo_minus_one` adds to the advantages, for terms with k >= 2."""
+    n, top = g_BN.shape[-1], terms[-1][0]
+    log_plus_KB = np.full((top + 1, len(g_BN)), -np.inf)  # coefficients of the estimates of g_-i, by the size of sets
+    log_minus_KB = log_plus_KB.copy()
+    log_e_KB = None
+    if companion_weights == "self_normalised":
+        *_, log_e_KB = _log_means(log_w_BN, top, terms[0][0])
+    for k, weight in terms:
+        log_mean_B = np.zeros(len(g_BN)) if log_e_KB is None else np.where(np.isfinite(log_e_KB[k]), log_e_KB[k], 0.0)
+        log_plus_KB[k - 1] = np.log(weight * k / n) - log_mean_B
+        if baseline != "none":
+            log_minus_KB[k] = np.log(weight * k / (n - 1 if baseline == "loo" else n)) - log_mean_B * (k + 1) / k
+    out_BN = _max_at_k_without(g_BN, log_w_BN, log_plus_KB[:top])
+    return out_BN if baseline == "none" else out_BN - _max_at_k_without(g_BN, log_w_BN, log_minus_KB)
 
-    A k-set without i takes j samples before i and k - j after it, and its best is after i unless j = k. So the
-    estimate joins the prefix means `E_j` with the suffix means of weight and of weighted best, hypergeometrically.
+
+def _max_at_k_without(g_BN: FloatArray, log_w_BN: FloatArray, log_c_KB: FloatArray) -> FloatArray:
+    """`sum_k c_k` times the off-policy max@k estimate of each `g_-i`, [B, n]; O(n k) for all k <= n - 1 together.
+
+    The estimate is linear in the rewards once their order is known, so positive and negative ones are two sums without
+    cancellation.
     """
-    n = g_BN.shape[-1]
-    lowest_B, log_scale_B = g_BN[:, 0], log_scale_B1[:, 0]
     with np.errstate(divide="ignore"):
-        log_g_BN = np.log(g_BN - lowest_B[:, None])
-    after = _suffix_means(log_g_BN, log_w_BN, k)
-    log_best_B = np.full(len(g_BN), -np.inf)  # of the prefix: its own max@k, above the lowest reward
-    out_BN = np.empty_like(g_BN)
-    for i, log_e_JB in zip(range(n), _log_means(log_w_BN, k), strict=False):
-        log_e_after_JB, log_best_after_JB = after.pop()
-        log_chance_J1 = _log_hypergeometric(i, n - 1, k)
-        joined_JB = log_chance_J1 + log_e_JB + log_scale_B
-        weight_B = np.exp(joined_JB + log_e_after_JB[::-1]).sum(axis=0)
-        best_B = np.exp(joined_JB + log_best_after_JB[::-1]).sum(axis=0)
-        best_B += np.exp(log_chance_J1[k] + log_best_B + log_scale_B)
-        out_BN[:, i] = _times(lowest_B, weight_B) + best_B
-        if i + 1 >= k:
-            log_lacks_11, log_holds_11 = _log_shares(k, k, i + 1)
-            held_B = log_holds_11[0] + log_w_BN[:, i] + log_g_BN[:, i] + log_e_JB[k - 1]
-            log_best_B = np.logaddexp(log_lacks_11[0] + log_best_B, held_B)
+        out_BN = _best_without(np.log(np.maximum(g_BN, 0.0)), log_w_BN, log_c_KB)
+        if (g_BN < 0).any():
+            out_BN -= _best_without(np.log(np.maximum(-g_BN, 0.0)), log_w_BN, log_c_KB)
     return out_BN
 
 
-def _suffix_means(log_g_BN: FloatArray, log_w_BN: FloatArray, k: int) -> list[tuple[FloatArray, FloatArray]]:
-    """For suffixes of 0 .. n - 1 samples: log mean weight and log mean weighted best of its j-sets, [k + 1, B] each."""
-    rows, n = log_w_BN.shape
-    log_e_JB = np.full((k + 1, rows), -np.inf)
-    log_best_JB = log_e_JB.copy()
-    log_e_JB[0] = 0.0
-    means = [(log_e_JB, log_best_JB)]
-    for size in range(1, n):
-        high = min(size, k)
-        log_lacks_J1, log_holds_J1 = _log_shares(1, high, size)
-        log_own_B = log_w_BN[:, n - size]
-        best_without_JB = np.concatenate([log_g_BN[None, :, n - size], log_best_JB[1:high]])
-        log_e_JB, log_best_JB = log_e_JB.copy(), log_best_JB.copy()
-        held_JB = log_holds_J1 + log_own_B
-        log_e_JB[1 : high + 1] = np.logaddexp(log_lacks_J1 + log_e_JB[1 : high + 1], held_JB + means[-1][0][:high])
-        log_best_JB[1 : high + 1] = np.logaddexp(log_lacks_J1 + log_best_JB[1 : high + 1], held_JB + best_without_JB)
-        means.append((log_e_JB, log_best_JB))
-    return means
+def _best_without(log_v_BN: FloatArray, log_w_BN: FloatArray, log_c_KB: FloatArray) -> FloatArray:
+    """`sum_k c_k` times the weighted mean, over the k-sets without each sample, of the value v of their last sample.
+
+    A k-set without i takes j samples before i and k - j after it, and its last is after i unless j = k. So the mean
+    joins the prefix means `E_j` with the suffix sums, hypergeometrically.
+    """
+    n, top = log_v_BN.shape[-1], len(log_c_KB) - 1
+    sizes_K = np.flatnonzero((log_c_KB > -np.inf).any(axis=-1))
+    log_own_BN = log_w_BN + log_v_BN
+    log_c_KB = log_c_KB[sizes_K]
+    after = _after(log_own_BN, log_w_BN, log_c_KB, sizes_K)
+    log_before_B = np.full(len(log_v_BN), -np.inf)  # of sets before i
+    out_BN = np.empty_like(log_v_BN)
+    for i, log_e_JB in zip(range(n), _log_means(log_w_BN, top, int(sizes_K[0])), strict=False):
+        low, log_after_JB = after.pop()
+        joined_JB = log_e_JB[low : low + len(log_after_JB)] + log_after_JB
+        out_BN[:, i] = np.exp(joined_JB).sum(axis=0) + np.exp(log_before_B)
+        log_last_K1 = (log_binomials(i, sizes_K - 1) - log_binomials(n - 1, sizes_K))[:, None]
+        log_last_B = np.logaddexp.reduce(log_last_K1 + log_c_KB + log_e_JB[sizes_K - 1], axis=0)
+        log_before_B = np.logaddexp(log_before_B, log_own_BN[:, i] + log_last_B)
+    return out_BN
 
 
-def _log_hypergeometric(before: int, total: int, k: int) -> FloatArray:
-    """The log chance that j of k draws from `total` samples fall on the first `before`, for j = 0 .. k, as a column."""
-    j = np.arange(k + 1)
-    log_chance_J = log_binomials(before, j) + log_binomials(total - before, k - j) - log_binomials(total, np.array(k))
-    return log_chance_J[:, None]
+def _after(
+    log_own_BN: FloatArray, log_w_BN: FloatArray, log_c_KB: FloatArray, sizes_K: IntArray
+) -> list[tuple[int, FloatArray]]:
+    """What the samples after i make of sets that hold j of the i before it, for i = n - 1 .. 0 and all j together.
+
+    With `b_m` the sum of weight times v over the m-sets of the samples after i, `U_i[j] = sum_k c_k C(i,j) b_{k-j} /
+    C(n-1,k)`. Sample i is after i - 1, either with others after it or as the last of its set, so
+
+        U_{i-1}[j] = (1 - j/i) U_i[j] + ((j+1)/i) w_i U_i[j+1] + c_{j+1} C(i-1,j) / C(n-1,j+1) w_i v_i
+
+    Returns the lowest j that matters and log U, [j's, B], for each i.
+    """
+    n, lowest, top = log_w_BN.shape[-1], int(sizes_K[0]), int(sizes_K[-1])
+    log_u_JB = np.full((top + 1, len(log_w_BN)), -np.inf)
+    log_share_KB = log_c_KB - log_binomials(n - 1, sizes_K)[:, None]
+    kept = []
+    for i in range(n - 1, -1, -1):
+        low = max(0, lowest - (n - 1 - i))
+        kept.append((low, log_u_JB[low : min(i, top) + 1].copy()))
+        if i == 0:
+            break
+        low, high = max(0, low - 1), min(i, top)  # for i - 1 the highest j with one more after it is high - 1
+        log_lacks_J1, log_holds_J1 = _log_shares(low, min(i - 1, top), i)[0], _log_shares(low + 1, high, i)[1]
+        held_JB = log_holds_J1 + log_w_BN[:, i] + log_u_JB[low + 1 : high + 1]
+        log_u_JB[low : low + len(log_lacks_J1)] += log_lacks_J1
+        np.logaddexp(log_u_JB[low:high], held_JB, out=log_u_JB[low:high])
+        last = sizes_K <= i  # C(i - 1, k - 1) is 0 for the others
+        last_KB = log_share_KB[last] + log_binomials(i - 1, sizes_K[last] - 1)[:, None] + log_own_BN[:, i]
+        log_u_JB[sizes_K[last] - 1] = np.logaddexp(log_u_JB[sizes_K[last] - 1], last_KB)
+    return kept

@@ -49,21 +49,26 @@ class Stage(Spec):
         return self.at + (self.over or 0)
 
 
-class AdaptiveK(Spec):
+class SolveRateRule(Spec):
+    """How the solve rates of prompts are recorded."""
+
+    decay: float = Field(
+        0.5, ge=0, le=1, description="each visit multiplies the weight of earlier ones by this; 1 weighs all equally"
+    )
+    solved_above: float = Field(0.0, description="a sample counts as solved if its reward is above this")
+
+
+class AdaptiveK(SolveRateRule):
     """k of each prompt from its own solve rate p: `clip(round(1/p), min_k, max_k)`.
 
     The signal of max@k is densest where p is near 1/k (arXiv 2503.19595, section 3.1). Only earlier visits of a
     prompt count, because a k that depends on the samples it is applied to would bias the estimate.
 
     max_k: null means the largest k that the objective allows in a group of n.
-    decay: each visit multiplies the weight of earlier visits by this; 1 weighs all visits equally.
-    solved_above: a sample counts as solved if its reward is above this.
     """
 
     min_k: Annotated[int, Field(ge=1)] = 1
     max_k: Annotated[int, Field(ge=1)] | None = None
-    decay: Annotated[float, Field(ge=0, le=1)] = 0.5
-    solved_above: float = 0.0
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> Self:
@@ -193,7 +198,7 @@ def _advice(error: ValueError) -> str:
     return "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
 
 
-def visited(rate: SolveRate | None, rewards: Sequence[float], rule: AdaptiveK) -> SolveRate:
+def visited(rate: SolveRate | None, rewards: Sequence[float], rule: SolveRateRule) -> SolveRate:
     """The solve rate of a prompt after one more group; `rewards` are those of its valid samples."""
     earlier = rate or SolveRate(0.0, 0.0)
     solved = sum(reward > rule.solved_above for reward in rewards)

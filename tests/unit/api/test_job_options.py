@@ -9,7 +9,8 @@ from services.api.jobs import refusals
 from services.api.problems import Problem
 from services.api.routes.runs import check_changeable
 from services.api.settings import ApiSettings
-from volley.job import RLJob, Sampling
+from volley.job import RLJob
+from volley.sampling import Sampling
 from volley.state import Observed
 from volley.update import LearnerSpec
 

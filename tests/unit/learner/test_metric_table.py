@@ -18,7 +18,7 @@ from learner.records import SFTRow, StepReport
 from learner.supervised import supervised_step
 from services.coordinator.episode_figures import EpisodeFigures
 from services.coordinator.ledger import Ledger
-from services.coordinator.records import EpisodesOfStep, FinishedStep, ReadyGroup, StepTimes
+from services.coordinator.records import Batch, EpisodesOfStep, FinishedStep, ReadyGroup, StepTimes
 from services.recording.progress import Progress
 from services.recording.recorder import step_row
 from tests.plain_engine import PlainEngine
@@ -58,15 +58,17 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
         for meta in (replace(group.meta(), turns=9) for group in groups_of())
     )
     batch = batch_of(groups_of(), PolicyUpdate())
-    checked = {"served_mismatch_max": 1e-6}  # which the coordinator adds
-    report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics, **checked}, {0: 3})
+    made = Batch(ready, replaced=ready[:1])
+    report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
+    checked = {"served_mismatch_max": 1e-6}  # which the coordinator adds, as it does the figures of a refill
+    report = replace(report, metrics={**report.metrics, **checked, **made.figures(report)})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
     times = StepTimes(0.0, 1.0, 2.0, 2.5, 3.0)
     report_of_episode = EpisodeReport(None, 2, 5, calling=((0.5, 1.0),), calling_seconds=0.5)
     ends = ("raised", "timeout", "no_call", "rewritten", "lost", "calls", "tokens", "context")
     figures = EpisodeFigures("actor-0", "environment-0", 0.0, 0.0, (1.0,) * 8, ends, (report_of_episode,) * 8)
     episodes = EpisodesOfStep((figures,), Usage(8, 8.0, 16.0))
-    finished = FinishedStep(0, ready, report, broadcast, times, 10, Ledger().counts(), episodes)
+    finished = FinishedStep(0, made, report, broadcast, times, 10, Ledger().counts(), episodes)
     return step_row(finished, Progress([*prompts.values()]), seconds=1.0)
 
 

@@ -94,6 +94,22 @@ def test_the_gradient_equals_the_textbook_for_every_layout_and_budget(spec: Poli
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_the_weight_of_a_group_scales_its_part_of_the_gradient() -> None:
+    lm, spec = tiny_lm(), PolicyUpdate()
+    batch = batch_of(groups_of(), spec)
+
+    def gradient(*weights: float) -> Tensor:
+        columns = [replace(each, weight=weight) for each, weight in zip(batch.scored, weights, strict=True)]
+        worker, engine = reinforcer(lm, spec)
+        _, advantage_Gn = step(worker, replace(batch, scored=tuple(columns)), MAX2)
+        assert (advantage_Gn == step(reinforcer(lm, spec)[0], batch, MAX2)[1]).all(), "advantages are as they were"
+        return torch.cat([each.reshape(-1) for each in engine.seen[0].values()])
+
+    first, second = gradient(1.0, 0.0, 0.0), gradient(0.0, 1.0, 0.0)
+    assert first.abs().max() > 1e-3
+    torch.testing.assert_close(gradient(0.25, 0.5, 1.0), 0.25 * first + 0.5 * second, rtol=1e-4, atol=1e-6)
+
+
 def textbook_loss(lm: Any, reference: Any, groups: list[Group], spec: PolicyUpdate) -> Tensor:
     loss = torch.zeros((), dtype=torch.float64)
     samples = sum(g.n for g in groups)
@@ -136,6 +152,7 @@ def test_on_policy_all_ratios_are_one() -> None:
     assert not {"companion_truncated_share", "off_policy_masked_share", "focal_weight_mean"} & metrics.keys()
     assert metrics["tokens"] == sum(len(group.tokens_T) for group in groups)
     assert metrics["live_group_fraction"] == pytest.approx(2 / 3)  # the third group's rewards are all equal
+    assert metrics["live_sample_fraction"] == pytest.approx(5 / 12)  # best of two: the worst sample is never the best
 
 
 def test_only_samples_wholly_under_the_trained_version_count_as_mismatch() -> None:

@@ -232,7 +232,7 @@ export function chartsOf(kind) {
     new PassCurves(),
     new BeforeAfter(),
     new Lines({ title: "Reward", note: "mean over scored samples" }, [["reward_mean", "reward", "series-0"]]),
-    new Lines({ title: "Live groups", note: "share of groups with a learning signal", range: [0, 1], format: percent }, [["live_group_fraction", "live groups", "series-1"]]),
+    new Lines({ title: "Live groups", note: "share of groups and samples with a gradient", range: [0, 1], format: percent }, [["live_group_fraction", "live groups", "series-1"], ["live_sample_fraction", "live samples", "series-2"], ["live_sample_fraction_made", "live samples, of all made", "series-4"]]),
     new AgainstKl(),
     new Lines({ title: "Distance from the initial model", note: "nats per token", size: "tall", range: [0, null] }, [["kl_k1", "KL (k1)", "series-4"], ["kl_k3", "KL (k3)", "series-0"], ["entropy", "entropy", "series-3"]]),
     new Verdicts(),

@@ -143,7 +143,7 @@ function eventText(event) {
 export class LedgerCounts {
   constructor() {
     this.list = h("dl", { class: "ledger" });
-    this.note = h("span", { class: "soft" }, "each admitted group is counted exactly once");
+    this.note = h("span", { class: "soft" }, "each admitted group is trained, dropped or in flight; dead ones are among them");
     this.element = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "Ledger"), this.note), h("div", { class: "card-body" }, this.list));
   }
 
