@@ -123,7 +123,7 @@ class PythonFunction:
                 self._kill(self._child)  # whatever it still does would be in the way of the next group
         problem = (
             f"was not done with the group within {self._group_s or 0:g} s: raise reward_workers.group_deadline_s, "
-            "or lower timeout_s or retries"
+            "lower timeout_s or retries, or allow more calls at once"
         )
         return {key: [{"error": problem}] if task.cancelled() else task.result() for key, task in calls.items()}
 

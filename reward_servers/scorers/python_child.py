@@ -118,6 +118,9 @@ def results_of(result: Any, request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         BadResult: it is neither a reward nor, for a group, a list of them.
     """
+    if inspect.iscoroutine(result):
+        result.close()
+        raise BadResult("returned a coroutine, though it is not declared with async def: declare it so")
     if "samples" not in request:
         if isinstance(result, list | tuple):
             raise BadResult(

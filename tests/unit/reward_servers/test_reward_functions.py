@@ -69,6 +69,9 @@ def a_list(sample, row):
 def nothing(sample, row):
     pass
 
+def wrapper(sample, row):
+    return moody(sample, row)
+
 def three(a, b, c): ...
 
 def like_trl(completions, **kwargs): ...
@@ -222,6 +225,7 @@ def test_a_group_function_may_leave_single_samples_out(build: Build) -> None:
         ("one_number", {}, "returned float for a group of 2 samples"),
         ("a_list", {}, "returned a list for one sample: .* sets takes: group"),
         ("nothing", {}, "returned None: return a number, or a dict with the key reward"),
+        ("wrapper", {}, "not declared with async def"),
         ("of_group", {"takes": "sample"}, "returned a list for one sample"),
     ],
 )
