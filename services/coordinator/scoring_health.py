@@ -33,7 +33,7 @@ class ScoringHealth:
         self._failing_since: float | None = None
         self._reasons: set[str] = set()
         self._scored = False  # whether any sample was
-        self._mistakes: set[str] = set()  # of the samples that were not; "" stands for every other failure
+        self._mistakes: set[str] = set()  # of the samples that were not
         self._next_probe = 0.0
         self._pause = FIRST_PROBE_SECONDS
         self.problem = ""
@@ -66,7 +66,7 @@ class ScoringHealth:
         failing = self.failing
         unscored, n = int((~scores.valid_n).sum()), len(scores.valid_n)
         self._scored = self._scored or unscored < n
-        self._mistakes |= {verdict.mistake for verdict in scores.verdicts if verdict.reward is None}
+        self._mistakes |= mistakes_of(scores)
         if failing:
             self._note_probe(unscored / n, scores)
         else:
@@ -96,13 +96,8 @@ class ScoringHealth:
             )
 
     def _check_function(self, scores: Scores) -> None:
-        if self._scored or len(self._mistakes) != 1 or "" in self._mistakes:
-            return
-        raise JobError(
-            f"the scorer's function is broken: it scored no sample of the first {self._spec.window} groups, and each "
-            f"failed with the same error. The last: {_reason(scores)}. {ADVICE}. Mend the function, and try it with "
-            "`volley check JOB.yaml --answer TEXT`"
-        )
+        if not self._scored and is_one_mistake(self._mistakes):
+            raise broken_function(f"the first {self._spec.window} groups", _reason(scores))
 
     def _note_probe(self, share: float, scores: Scores) -> None:
         if share <= self._spec.max_share:
@@ -115,6 +110,24 @@ class ScoringHealth:
                 f"samples could not be scored for {failed:.0f} s (infra_errors.give_up_s), the last because: "
                 f"{_reason(scores)}. {ADVICE}. Repair the scorer and resume the run"
             )
+
+
+def mistakes_of(scores: Scores) -> set[str]:
+    """The programming errors for which samples were not scored; "" stands for every other failure."""
+    return {verdict.mistake for verdict in scores.verdicts if verdict.reward is None}
+
+
+def is_one_mistake(mistakes: set[str]) -> bool:
+    """Whether all failures are one and the same programming error."""
+    return len(mistakes) == 1 and "" not in mistakes
+
+
+def broken_function(where: str, reason: str) -> JobError:
+    """The error for a function that scored no sample of ``where``; ``reason`` is that of one failure."""
+    return JobError(
+        f"the scorer's function is broken: it scored no sample of {where}, and each failed with the same error, such "
+        f"as: {reason}. {ADVICE}. Mend the function, and try it with `volley check JOB.yaml --answer TEXT`"
+    )
 
 
 def _reason(scores: Scores) -> str:

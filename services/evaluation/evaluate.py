@@ -9,6 +9,7 @@ import numpy as np
 from actors.config import GenerateRequest
 from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.roles import Actors, RewardWorkers
+from services.coordinator.scoring_health import broken_function, is_one_mistake, mistakes_of
 from services.coordinator.turns import Turns
 from services.data.tokens import EncodedPrompt
 from services.evaluation.estimates import Evaluation, Sampled, summarise
@@ -40,6 +41,7 @@ def evaluation_of(
 
     Raises:
         HostError: a sample could not be scored; an evaluation without it would be misleading.
+        JobError: none could be scored, because the user's function is broken.
     """
     _check_scored([each.scores for each in sampled])
     return summarise(prompts, sampled, ks, terms=terms, version=version, seed=seed)
@@ -48,6 +50,9 @@ def evaluation_of(
 def _check_scored(scored: Sequence[Scores]) -> None:
     unscored = [verdict.detail for scores in scored for verdict in scores.verdicts if verdict.reward is None]
     if unscored:
+        mistakes = set[str]().union(*(mistakes_of(scores) for scores in scored))
+        if is_one_mistake(mistakes) and not any(scores.valid_n.any() for scores in scored):
+            raise broken_function(f"the evaluation's {len(scored)} prompts", unscored[0])
         prompts = sum(bool(np.isnan(scores.rewards_n).any()) for scores in scored)
         raise HostError(
             f"evaluation: samples of {prompts} prompts could not be scored: {unscored[0] or 'no reason given'}"

@@ -11,14 +11,22 @@ import pytest
 from numpy.typing import NDArray
 
 from services.evaluation.estimates import Evaluation, Sampled, summarise, tag_values
+from services.evaluation.evaluate import evaluation_of
 from services.evaluation.sample_log import SampleLog
 from services.recording.display import evaluation_words
 from services.recording.sinks.base import evaluation_row
 from services.store.folder import RunFolder
+from volley.errors import HostError, JobError
 from volley.metrics import EVALUATION
 from volley.objectives import best_of_k
 from volley.objectives.tries import Terms
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+
+MISTAKE = Verdict(
+    VerdictStatus.INFRA_ERROR, None, detail="m:f raised KeyError: 'a' (line 3)", mistake="KeyError (line 3)"
+)
+AWAY = Verdict(VerdictStatus.INFRA_ERROR, None, detail="the judge is away")
+PASSED = Verdict(VerdictStatus.PASSED, 1.0)
 
 PROMPTS = [Prompt(f"p{i}", f"text {i}", {}, {"level": str(i % 2), "id": f"p{i}"}) for i in range(4)]
 REWARDS = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=np.float64)
@@ -165,3 +173,21 @@ def test_complete_prompts_are_recovered_and_the_rows_of_others_are_removed(tmp_p
     assert known["p0"].logprob == pytest.approx(-0.3)
     changed = [Prompt("p0", "another text"), PROMPTS[2]]
     assert log.recover(changed, 2).keys() == {"p2"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "kind", "told"),
+    [
+        ([[MISTAKE, MISTAKE], [MISTAKE, MISTAKE]], JobError, r"no sample of the evaluation's 2 prompts.*\(line 3\)"),
+        ([[MISTAKE, MISTAKE], [PASSED, MISTAKE]], HostError, r"samples of 2 prompts could not be scored: m:f raised"),
+        ([[AWAY, AWAY], [PASSED, PASSED]], HostError, r"samples of 1 prompts could not be scored: the judge is away"),
+        ([[AWAY, AWAY], [MISTAKE, MISTAKE]], HostError, "samples of 2 prompts could not be scored"),
+    ],
+)
+def test_an_evaluation_with_unscored_samples_is_none(
+    verdicts: list[list[Verdict]], kind: type[Exception], told: str
+) -> None:
+    """Another driver may get further, unless the function is broken."""
+    sampled = [Sampled(Scores.pack(row), 0, 0.0) for row in verdicts]
+    with pytest.raises(kind, match=told):
+        evaluation_of(PROMPTS[:2], sampled, [1], version=0, seed=0)
