@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -112,7 +112,7 @@ def _arguments(request: dict[str, Any]) -> tuple[Any, Any]:
     return request["samples"] if "samples" in request else request["sample"], request["row"]
 
 
-def results_of(result: Any, request: dict[str, Any]) -> dict[str, Any]:
+def results_of(result: object, request: dict[str, Any]) -> dict[str, Any]:
     """The reply for what the function returned.
 
     Raises:
@@ -129,10 +129,7 @@ def results_of(result: Any, request: dict[str, Any]) -> dict[str, Any]:
             )
         return {"results": [_checked(result)]}
     count = len(request["samples"])
-    try:
-        rewards = None if isinstance(result, str | dict) else list(result)
-    except TypeError:
-        rewards = None
+    rewards = list(result) if isinstance(result, Iterable) and not isinstance(result, str | dict) else None
     if rewards is None or len(rewards) != count:
         what = type(result).__name__ if rewards is None else f"{len(rewards)} rewards"
         raise BadResult(f"returned {what} for a group of {count} samples: return a list with one reward per sample")
@@ -140,8 +137,8 @@ def results_of(result: Any, request: dict[str, Any]) -> dict[str, Any]:
     return {"results": [missing if reward is None else _checked(reward) for reward in rewards]}
 
 
-def _checked(result: Any) -> dict[str, Any]:
-    fields = result if isinstance(result, dict) else {"reward": result}
+def _checked(result: object) -> dict[str, Any]:
+    fields: dict[str, Any] = result if isinstance(result, dict) else {"reward": result}
     if fields.get("reward") is None:
         raise BadResult(f"returned {result!r:.60}: return a number, or a dict with the key reward")
     reward = float(fields["reward"])
