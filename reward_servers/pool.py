@@ -23,7 +23,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from reward_servers.scorers.base import infra_error
+from reward_servers.scorers.base import Place, infra_error
 from reward_servers.worker import RewardWorker
 from volley import pool_size
 from volley.errors import DeadlineExceeded, VolleyError, WorkerDied
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 2  # per group, each on another worker
 STOP_GRACE_S = 5.0
+GROUP_SHARE = 0.9  # of a group's deadline, which a scorer that waits for others may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,19 @@ class RewardConfig:
         workers: number of workers, resources per worker, and deadlines.
         log_dir: folder for ``reward-<i>.log``.
         prefix: prefix of the workers' Ray names, so that runs on one cluster do not clash.
+        keep_dir: folder that workers share, and a resumed run finds again; None: workers keep nothing.
     """
 
     scorer: ScorerSpec
     workers: RewardWorkersSpec
     log_dir: Path
     prefix: str = ""
+    keep_dir: Path | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where each worker scores; a group should end before its worker counts as hung."""
+        return Place(self.keep_dir, GROUP_SHARE * self.workers.group_deadline_s)
 
 
 class RewardPool:
@@ -314,6 +322,7 @@ class RewardPool:
         name = f"reward-{index}"
         suffix = f".{self._births[index]}" if self._births[index] else ""  # Ray frees names of dead actors late
         self._births[index] += 1
+        log_file = self._config.log_dir / f"{name}.log"
         actor = (
             ray.remote(RewardWorker)
             .options(
@@ -322,7 +331,7 @@ class RewardPool:
                 resources=self._config.workers.resources,
                 max_restarts=0,
             )
-            .remote(name, self._config.scorer, self._config.log_dir / f"{name}.log", tuple(sys.path))
+            .remote(name, self._config.scorer, self._config.place, log_file, tuple(sys.path))
         )
         return _Worker(index, name, actor)
 

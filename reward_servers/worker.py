@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reward_servers.scorers import build_scorer
-from reward_servers.scorers.base import Scorer
+from reward_servers.scorers.base import Place, Scorer
 from volley.processes import redirect_output
 from volley.records import Group, Prompt, Scores
 from volley.scoring import ScorerSpec
@@ -20,11 +20,11 @@ log = logging.getLogger("volley.reward")
 class RewardWorker:
     """Scores groups. Calls are independent, so a failed one can be retried on another worker."""
 
-    def __init__(self, name: str, spec: ScorerSpec, log_path: Path, import_path: Sequence[str]) -> None:
+    def __init__(self, name: str, spec: ScorerSpec, place: Place, log_path: Path, import_path: Sequence[str]) -> None:
         self._name = name
         _start_logging(log_path)
         sys.path += [path for path in import_path if path and path not in sys.path]
-        self._scorer: Scorer = build_scorer(spec)
+        self._scorer: Scorer = build_scorer(spec, place)
         log.info("%s ready, scorer %s, pid %d", name, spec.kind, os.getpid())
 
     def ready(self) -> tuple[int, str]:

@@ -41,6 +41,9 @@ class Cluster:
             for i in range(3)
         ]
 
+    async def memory_by_node(self) -> list[int]:
+        return []
+
 
 class Stage:
     """Runs in Redis, and simulated drivers that follow the desired state and do a step every ``tick`` seconds."""

@@ -76,6 +76,7 @@ class Verdict:
     unsafe: bool = False  # scored without isolation
     weak_oracle: bool = False  # the sample's own code could have influenced the check
     rank: float | None = None  # the score by which best_of_k picks one of k samples
+    mistake: str = ""  # of the user's scorer function: kind and line of a programming error that it raised
 
     def __post_init__(self) -> None:
         if self.status.bears_reward != (self.reward is not None):

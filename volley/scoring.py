@@ -62,11 +62,27 @@ class ExactScorer(Spec):
 
 
 class PythonScorer(Spec):
-    """Calls your own trusted function, ``package.module:function(sample, row) -> float``, or a dict with more."""
+    """Calls your own trusted function ``(sample, row)``, or ``(samples, row)`` once per group; it may be ``async``."""
 
     kind: Literal["python"] = "python"
     target: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:function")
-    timeout_s: float = Field(10.0, gt=0, description="seconds per sample")
+    takes: Literal["sample", "group"] | None = Field(
+        None, description="what one call scores; null: the group if the first parameter is named samples"
+    )
+    timeout_s: float = Field(10.0, gt=0, description="seconds per call")
+    retries: int = Field(0, ge=0, le=20, description="further attempts of a call that raised or timed out")
+    retry_wait_s: float = Field(
+        1.0, gt=0, le=60, description="seconds before the first retry, doubled for each further one, up to 60"
+    )
+    max_concurrent: int | None = Field(
+        None, ge=1, le=4096, description="calls under way at once, in all reward workers of the run together"
+    )
+    max_per_s: float | None = Field(
+        None, gt=0, description="calls begun per second, in all reward workers of the run together"
+    )
+    cache: int = Field(
+        0, ge=0, le=10_000_000, description="latest results kept and used again, also after a resume; 0: none"
+    )
 
 
 class CodeScorer(Spec):

@@ -3,9 +3,10 @@
 import contextlib
 import importlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from reward_servers.scorers.base import Scorer
+from reward_servers.scorers.base import ALONE, Place, Scorer
 from volley.errors import JobError
 from volley.plugins import SCORERS, ScorerPlugin, plugin_of, resolved
 from volley.records import Prompt, Verdict
@@ -74,13 +75,20 @@ def import_functions(spec: ScorerSpec | Term) -> None:
                 _class_of(part).check(part)
 
 
-def build_scorer(spec: ScorerSpec | Term) -> Scorer:
-    """Build the scorer that ``spec`` describes; the caller must close it.
+def build_scorer(spec: ScorerSpec | Term, place: Place = ALONE) -> Scorer:
+    """Build the scorer that ``spec`` describes, for ``place``; the caller must close it.
 
     Raises:
-        HostError: this machine cannot isolate model-written code as the scorer requires.
+        HostError: this machine cannot isolate model-written code as the scorer requires, or lock files in the place.
     """
-    scorer: Scorer = _class_of(spec)(spec, build_scorer) if isinstance(spec, SumScorer) else _class_of(spec)(spec)
+    scorer: Scorer
+    match spec:
+        case SumScorer():
+            scorer = _class_of(spec)(spec, partial(build_scorer, place=place))
+        case PythonScorer():
+            scorer = _class_of(spec)(spec, place)
+        case _:
+            scorer = _class_of(spec)(spec)
     return scorer
 
 

@@ -1,6 +1,8 @@
 """The scorer interface and helpers that scorers share."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from volley.errors import JobError
@@ -20,9 +22,25 @@ class Scorer(Protocol):
         ...
 
 
-def infra_error(detail: str) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a scorer works.
+
+    Attributes:
+        folder: kept over a resume and shared by the run's reward workers; None: there is none.
+        group_s: seconds within which a group should be scored; None: any time.
+    """
+
+    folder: Path | None = None
+    group_s: float | None = None
+
+
+ALONE = Place()
+
+
+def infra_error(detail: str, *, mistake: str = "") -> Verdict:
     """Return the verdict for a failure of the scorer itself: no reward, and the sample is dropped from its group."""
-    return Verdict(VerdictStatus.INFRA_ERROR, None, detail=one_line(detail))
+    return Verdict(VerdictStatus.INFRA_ERROR, None, detail=one_line(detail), mistake=one_line(mistake))
 
 
 def passed_or(status: VerdictStatus, values: RewardValues, *, answer: str | None = None, detail: str = "") -> Verdict:

@@ -1,22 +1,31 @@
 """``sum``: a weighted sum of scorers, format terms and length terms, optionally clamped."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from reward_servers.scorers.base import Scorer
 from volley.records import Prompt, Verdict, VerdictStatus
-from volley.scoring import FormatTerm, LengthTerm, SumScorer
+from volley.scoring import FormatTerm, HttpScorer, LengthTerm, PythonScorer, SumScorer
 
 
 class Sum:
-    """Sums the rewards; the first term sets status, answer and rank. If a term gives no reward, the sum has none."""
+    """Sums the rewards; the first term sets status, answer and rank. If a term gives no reward, the sum has none.
+
+    Terms that wait for another process or a server score at the same time, each in a thread. The others stay in the
+    caller's thread, with which their sandboxes would end.
+    """
 
     def __init__(self, spec: SumScorer, build: Callable[..., Scorer]) -> None:
         self._spec = spec
         self._scorers = [build(term.scorer) for term in spec.terms]
+        self._waiting = {i for i, term in enumerate(spec.terms) if isinstance(term.scorer, PythonScorer | HttpScorer)}
+        self._threads = ThreadPoolExecutor(max(1, len(self._waiting)))
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
-        columns = [scorer.score(prompt, texts) for scorer in self._scorers]
+        waiting = {i: self._threads.submit(self._scorers[i].score, prompt, texts) for i in self._waiting}
+        here = {i: each.score(prompt, texts) for i, each in enumerate(self._scorers) if i not in waiting}
+        columns = [here[i] if i in here else waiting[i].result() for i in range(len(self._scorers))]
         return [self._combine(row) for row in zip(*columns, strict=True)]
 
     def _combine(self, verdicts: Sequence[Verdict]) -> Verdict:
@@ -38,6 +47,7 @@ class Sum:
     def close(self) -> None:
         for scorer in self._scorers:
             scorer.close()
+        self._threads.shutdown(wait=False)
 
 
 class Length:

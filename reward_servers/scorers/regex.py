@@ -6,6 +6,7 @@ from typing import Any
 
 from reward_servers.scorers.base import infra_error, passed_or, row_error
 from reward_servers.scorers.child import Child
+from reward_servers.scorers.loop_thread import LoopThread
 from volley.errors import JobError
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import RegexScorer
@@ -26,6 +27,7 @@ class Regex:
     def __init__(self, spec: RegexScorer) -> None:
         self._spec = spec
         self._child: Child | None = None
+        self._thread = LoopThread()
 
     @staticmethod
     def check(spec: RegexScorer) -> None:
@@ -53,9 +55,7 @@ class Regex:
         if len(text) > MAX_TEXT:
             return passed_or(VerdictStatus.WRONG_ANSWER, self._spec.values, detail=f"longer than {MAX_TEXT} characters")
         try:
-            if self._child is None:
-                self._child = Child(f"{__name__}:matches")
-            answer = self._child.call({"sample": text, "row": row}, self._spec.timeout_s)
+            answer = self._thread.run(self._ask({"sample": text, "row": row}))
         except TimeoutError:
             self.close()
             return passed_or(VerdictStatus.TIMEOUT, self._spec.values, detail="matching the pattern took too long")
@@ -64,13 +64,23 @@ class Regex:
             return infra_error(str(problem))
         if "error" in answer:
             return infra_error(answer["error"])
-        status = VerdictStatus.PASSED if answer["reward"] > 0 else VerdictStatus.WRONG_ANSWER
+        status = VerdictStatus.PASSED if answer["results"][0]["reward"] > 0 else VerdictStatus.WRONG_ANSWER
         return passed_or(status, self._spec.values, answer=text.strip())
+
+    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._child is None:
+            self._child = await Child.start(f"{__name__}:matches", "sample", self._spec.timeout_s)
+        return await self._child.call(request, self._spec.timeout_s)
 
     def close(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            self._thread.run(self._kill(self._child))
             self._child = None
+        self._thread.close()
+
+    @staticmethod
+    async def _kill(child: Child) -> None:
+        child.kill()
 
 
 def _compile(pattern: str) -> None:

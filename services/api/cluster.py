@@ -1,6 +1,7 @@
 """The cluster's resources, and which runs hold them."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -26,11 +27,21 @@ class Cluster(Protocol):
     async def nodes(self) -> list[NodeView]:
         """Return all nodes. Raises `HostError` if the cluster does not answer."""
 
+    async def memory_by_node(self) -> list[int]:
+        """Return the bytes of memory of each live node; [] if not known, or if the cluster adds nodes when needed.
+
+        Raises:
+            HostError: the cluster does not answer.
+        """
+
 
 class NoCluster:
     """For a server without a cluster: it serves only what Redis holds."""
 
     async def nodes(self) -> list[NodeView]:
+        return []
+
+    async def memory_by_node(self) -> list[int]:
         return []
 
 
@@ -74,6 +85,10 @@ class RayCluster:
                 self._at = time.monotonic()
         return self._nodes
 
+    async def memory_by_node(self) -> list[int]:
+        found, status = await asyncio.gather(self._get("/nodes?view=summary"), self._get("/api/cluster_status"))
+        return [] if may_grow(status) else memory_of(found["summary"])
+
     async def _get(self, path: str) -> dict[str, Any]:
         try:
             answer = await self._http.get(path)
@@ -98,6 +113,24 @@ def node_view(node: Mapping[str, Any], usage: Mapping[str, Any] | None) -> NodeV
         resources=total,
         available={} if usage is None else {name: value - used.get(name, 0.0) for name, value in total.items()},
     )
+
+
+def may_grow(status: Mapping[str, Any]) -> bool:
+    """Return whether the cluster has an autoscaler, or may have one; see `services.stack.ray.can_grow`.
+
+    Args:
+        status: of Ray's REST API, which removes underscores from names of node types.
+    """
+    report = (status.get("clusterStatus") or {}).get("autoscalerReport") or {}
+    types = [*(report.get("activeNodes") or {}), *(report.get("idleNodes") or {})]
+    return not types or not all(re.fullmatch(r"(node)?[0-9a-f]{56}", name.lower().replace("_", "")) for name in types)
+
+
+def memory_of(summary: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the memory of each live node in Ray's summary of nodes; [] until all have reported it."""
+    live = [node for node in summary if node["raylet"].get("state") == "ALIVE"]
+    sizes = [int(node["mem"][0]) for node in live if node.get("mem")]
+    return sizes if len(sizes) == len(live) else []
 
 
 def holders(runs: Iterable[tuple[RunRecord, Observed]]) -> list[Holder]:

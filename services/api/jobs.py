@@ -1,21 +1,24 @@
 """Whether this server accepts a job: first what the job may name, then everything that ``volley check`` checks."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import ValidationError
 
 from reward_servers.http_gate import LOOPBACK_HOSTS
+from services.api.cluster import Cluster, NoCluster
 from services.api.deepspeed_options import rejected_options
 from services.api.problems import FieldProblem, Problem, invalid_job
 from services.api.settings import EVERYTHING, ApiSettings
 from services.jobs.job_file import Job
+from services.jobs.needs import check_cluster
 from volley.errors import HostError, JobError
 from volley.job import JOB
 
@@ -177,26 +180,44 @@ FOREIGN_OPTIONS = frozenset({"engine", "deepspeed"})  # options of other librari
 
 
 class ProcessChecker:
-    """Checks each job in its own process, because a check imports user code and may hang or need much memory."""
+    """Checks each job in its own process, because a check imports user code and may hang or need much memory.
 
-    def __init__(self, seconds: float) -> None:
+    Args:
+        seconds: time limit of a check.
+        cluster: where the job would run, and must fit into memory.
+    """
+
+    def __init__(self, seconds: float, cluster: Cluster | None = None) -> None:
         self._seconds = seconds
+        self._cluster = cluster or NoCluster()
         self._gate = asyncio.Semaphore(CHECKS_AT_ONCE)
 
     async def __call__(self, job: Job) -> None:
         try:
             async with asyncio.timeout(self._seconds), self._gate:
-                problem = await _check(job.model_dump_json().encode())
+                found = await _check(job.model_dump_json().encode())
         except TimeoutError:
             raise HostError(
                 f"the check of the job did not finish within {self._seconds:g} s: try again, or raise the server's "
                 "setting check_seconds"
             ) from None
-        if problem:
-            raise JobError(problem)
+        if found.problem:
+            raise JobError(found.problem)
+        nodes: list[int] = []
+        with contextlib.suppress(HostError):  # a job is accepted while Ray is away; /readyz reports that
+            nodes = await self._cluster.memory_by_node()
+        check_cluster(found.memory_bytes, found.largest_bytes, nodes)
 
 
-async def _check(job: bytes) -> str:
+class Found(NamedTuple):
+    """What `services.api.check_job` found out."""
+
+    problem: str
+    memory_bytes: int
+    largest_bytes: int
+
+
+async def _check(job: bytes) -> Found:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "services.api.check_job"),
@@ -212,7 +233,8 @@ async def _check(job: bytes) -> str:
             process.kill()
             await process.wait()
     try:
-        return str(json.loads(out.splitlines()[-1])["problem"])
+        found = json.loads(out.splitlines()[-1])
+        return Found(str(found["problem"]), int(found["memory_bytes"]), int(found["largest_bytes"]))
     except (IndexError, ValueError, KeyError, TypeError) as error:
         last = err.decode(errors="replace").strip().rpartition("\n")[2]
         raise HostError(f"the check of the job ended with code {process.returncode}: {last[:300]}") from error

@@ -44,7 +44,7 @@ async def serve(
         HostError: the port is taken, other machines could reach the server without a token, or Redis does not answer.
         Exception: the error of a background loop that failed.
     """
-    checker = ProcessChecker(settings.check_seconds) if settings.check_jobs else None
+    checker = ProcessChecker(settings.check_seconds, cluster) if settings.check_jobs else None
     app = create_app(settings, launcher=launcher, cluster=cluster, checker=checker, background=background)
     server = GracefulServer(app, settings)
     with listening(settings) as listener:

@@ -99,6 +99,7 @@ class Admission:
 
         Raises:
             NoSignal: scoring has failed for too long.
+            JobError: the user's scorer function is broken.
         """
         del self._stages[group_id]
         return self._health.note(scores)

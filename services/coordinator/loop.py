@@ -228,7 +228,7 @@ class Coordinator:
         self.admission.drop(group_id, reason)
         await self.hooks.recorder.dropped(group_id, prompt_id, self.version, reason, detail)
 
-    # ---- train -------------------------------------------------------------------------------------------------
+    # ---- train, broadcast --------------------------------------------------------------------------------------
 
     async def _train_loop(self, tasks: asyncio.TaskGroup) -> None:
         if self.pinned.owed:

@@ -3,12 +3,15 @@
 healthy ──the share of unscored samples in the last groups exceeds the bound──> failing
    ^                                                                              │ one probe group at a time,
    └───────────────── a probe group was scored within the bound ──────────────────┘ 1, 2, 4 ... seconds apart
+
+A user's function that has scored nothing, and raised the same programming error each time, ends the run instead:
+waiting does not mend it. A failure that a server or the host may have caused is never taken for such an error.
 """
 
 import time
 from collections import deque
 
-from volley.errors import NoSignal
+from volley.errors import JobError, NoSignal
 from volley.job import InfraErrorsSpec
 from volley.records import Scores
 
@@ -29,6 +32,8 @@ class ScoringHealth:
         self._recent: deque[tuple[int, int]] = deque(maxlen=spec.window)  # unscored samples and n of each group
         self._failing_since: float | None = None
         self._reasons: set[str] = set()
+        self._scored = False  # whether any sample was
+        self._mistakes: set[str] = set()  # of the samples that were not
         self._next_probe = 0.0
         self._pause = FIRST_PROBE_SECONDS
         self.problem = ""
@@ -55,10 +60,13 @@ class ScoringHealth:
 
         Raises:
             NoSignal: scoring has failed for longer than ``give_up_s``.
+            JobError: the user's function is broken.
         """
         news = self._new_reasons(scores)
         failing = self.failing
         unscored, n = int((~scores.valid_n).sum()), len(scores.valid_n)
+        self._scored = self._scored or unscored < n
+        self._mistakes |= mistakes_of(scores)
         if failing:
             self._note_probe(unscored / n, scores)
         else:
@@ -78,6 +86,7 @@ class ScoringHealth:
         self._recent.append((unscored, n))
         share = sum(unscored for unscored, _ in self._recent) / sum(n for _, n in self._recent)
         if len(self._recent) == self._spec.window and share > self._spec.max_share:
+            self._check_function(scores)
             self._failing_since, self._pause, self._next_probe = time.monotonic(), FIRST_PROBE_SECONDS, 0.0
             self.problem = (
                 f"{share:.0%} of the samples of the last {self._spec.window} groups could not be scored, "
@@ -85,6 +94,10 @@ class ScoringHealth:
                 f"{self._spec.give_up_s:g} s; a mistake in a scorer's code does not go away: stop the run, mend it and "
                 "resume"
             )
+
+    def _check_function(self, scores: Scores) -> None:
+        if not self._scored and is_one_mistake(self._mistakes):
+            raise broken_function(f"the first {self._spec.window} groups", _reason(scores))
 
     def _note_probe(self, share: float, scores: Scores) -> None:
         if share <= self._spec.max_share:
@@ -97,6 +110,24 @@ class ScoringHealth:
                 f"samples could not be scored for {failed:.0f} s (infra_errors.give_up_s), the last because: "
                 f"{_reason(scores)}. {ADVICE}. Repair the scorer and resume the run"
             )
+
+
+def mistakes_of(scores: Scores) -> set[str]:
+    """The programming errors for which samples were not scored; "" stands for every other failure."""
+    return {verdict.mistake for verdict in scores.verdicts if verdict.reward is None}
+
+
+def is_one_mistake(mistakes: set[str]) -> bool:
+    """Whether all failures are one and the same programming error."""
+    return len(mistakes) == 1 and "" not in mistakes
+
+
+def broken_function(where: str, reason: str) -> JobError:
+    """The error for a function that scored no sample of ``where``; ``reason`` is that of one failure."""
+    return JobError(
+        f"the scorer's function is broken: it scored no sample of {where}, and each failed with the same error, such "
+        f"as: {reason}. {ADVICE}. Mend the function, and try it with `volley check JOB.yaml --answer TEXT`"
+    )
 
 
 def _reason(scores: Scores) -> str:

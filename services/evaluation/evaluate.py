@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from actors.config import GenerateRequest
 from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.roles import Actors, RewardWorkers
+from services.coordinator.scoring_health import broken_function, is_one_mistake, mistakes_of
 from services.coordinator.turns import Turns
 from services.data.tokens import EncodedPrompt
 from services.evaluation.estimates import Sampled
@@ -30,6 +31,7 @@ def unscored_problem(sampled: Sequence[Sampled]) -> str:
 
     Raises:
         HostError: none could be scored, so there is nothing to estimate from.
+        JobError: none could be scored, because the user's function is broken.
     """
     verdicts = [verdict for each in sampled for verdict in each.scores.verdicts]
     unscored = [verdict.detail for verdict in verdicts if verdict.reward is None]
@@ -37,6 +39,8 @@ def unscored_problem(sampled: Sequence[Sampled]) -> str:
         return ""
     reason = f"the first because: {unscored[0] or 'no reason given'}"
     if len(unscored) == len(verdicts):
+        if is_one_mistake(set[str]().union(*(mistakes_of(each.scores) for each in sampled))):
+            raise broken_function(f"the evaluation's {len(sampled)} prompts", unscored[0])
         raise HostError(f"none of the {len(verdicts)} samples of an evaluation could be scored, {reason}")
     return f"{len(unscored)} of {len(verdicts)} samples could not be scored and are left out, {reason}"
 

@@ -23,6 +23,7 @@ RAY_BYTES = int(0.7 * GIB)
 # Per parameter: weight, gradient, two moments, reference in float32; in bfloat16, with a float32 master copy, as many.
 STATE_BYTES = 20
 PROMPT_TOKENS = 512  # assumed, as the prompts are not read here
+LOWER = "lower actors.count, actors.kv_cache_gb, learner.ranks or learner.tokens_per_micro_batch"
 MOST_HEADER = 100 << 20  # bytes; the format's own limit
 
 
@@ -34,6 +35,7 @@ class Needs:
         processes: what each process reserves, by Ray's resource name; processes that reserve nothing are left out.
         custom: the sum of each custom resource.
         actors: the job's actors, if it has any.
+        largest_bytes: memory of the process that needs most of it.
     """
 
     cpus: float
@@ -43,6 +45,7 @@ class Needs:
     processes: tuple[Mapping[str, float], ...] = ()
     custom: Mapping[str, float] = field(default_factory=dict)
     actors: ActorsSpec | None = None
+    largest_bytes: int = 0
 
 
 def needs_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> Needs:
@@ -74,7 +77,7 @@ def _needs(
     parameters = _parameters(job.model.path)
     weights = parameters * WIDTHS[job.model.dtype]
     cpus = gpus = 0.0
-    memory, store = RAY_BYTES, 256 << 20
+    memory, store, largest = RAY_BYTES, 256 << 20, 0
     processes: list[Mapping[str, float]] = []
     if sampled is not None:
         actors, workers = sampled.actors, sampled.reward_workers
@@ -89,7 +92,8 @@ def _needs(
             cpus += programs.count * programs.cpus
             processes += [_reserved(programs.cpus, 0, programs.resources)] * programs.count
             memory += programs.count * WORKER_BYTES
-        memory += actors.count * (ACTOR_BYTES + weights + cache) + scorers * WORKER_BYTES
+        largest = ACTOR_BYTES + weights + cache
+        memory += actors.count * largest + scorers * WORKER_BYTES
     if trained is not None:
         spec = trained.learner
         cpus += spec.ranks * spec.cpus_per_rank
@@ -97,11 +101,13 @@ def _needs(
         processes += [_reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)] * spec.ranks
         full = trained.model.lora is None  # with LoRA the learner keeps little more than the weights
         states = 5 * weights if spec.gpus_per_rank else STATE_BYTES * parameters
-        memory += spec.ranks * (RANK_BYTES + _activations(trained)) + (states if full else weights)
+        shared, own = states if full else weights, RANK_BYTES + _activations(trained)
+        memory += spec.ranks * own + shared
+        largest = max(largest, own + shared // spec.ranks)
         store += 2 * weights if full else 0  # the version in use and the one being sent
     reserving = tuple(process for process in processes if process)
     actors_spec = None if sampled is None else sampled.actors
-    return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving), actors_spec)
+    return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving), actors_spec, largest)
 
 
 def _parameters(model: Path) -> int:
@@ -146,6 +152,7 @@ def _most(*phases: Needs) -> Needs:
         object_store_bytes=max(phase.object_store_bytes for phase in phases),
         custom={name: max(phase.custom.get(name, 0.0) for phase in phases) for name in names},
         actors=next((phase.actors for phase in phases if phase.actors is not None), None),
+        largest_bytes=max(phase.largest_bytes for phase in phases),
     )
 
 
@@ -164,7 +171,7 @@ def check_host(needs: Needs, folder: Path) -> None:
     if needs.memory_bytes > available:
         raise HostError(
             f"the run needs about {needs.memory_bytes / GIB:.1f} GiB of memory and {available / GIB:.1f} GiB are free: "
-            "lower actors.count, actors.kv_cache_gb, learner.ranks or learner.tokens_per_micro_batch, or free memory"
+            f"{LOWER}, or free memory"
         )
     try:
         shared = shutil.disk_usage("/dev/shm").free
@@ -178,3 +185,26 @@ def check_host(needs: Needs, folder: Path) -> None:
     disk = shutil.disk_usage(folder)
     if disk.free < GIB:
         raise HostError(f"{folder} has {disk.free / GIB:.1f} GiB of disk left: free at least 1 GiB")
+
+
+def check_cluster(memory_bytes: int, largest_bytes: int, node_bytes: Sequence[int]) -> None:
+    """Raise `JobError` if a run never fits on the cluster's nodes, even while no other run uses them.
+
+    Args:
+        memory_bytes, largest_bytes: of the run's `Needs`.
+        node_bytes: memory of each node; () if that is not known.
+    """
+    if not node_bytes:
+        return
+    if memory_bytes > sum(node_bytes):
+        where = f"{len(node_bytes)} nodes have" if len(node_bytes) > 1 else "node has"
+        raise JobError(
+            f"the run needs about {memory_bytes / GIB:.1f} GiB of memory and the cluster's {where} "
+            f"{sum(node_bytes) / GIB:.1f} GiB: {LOWER}, or add nodes"
+        )
+    if largest_bytes > max(node_bytes):
+        raise JobError(
+            f"one process of the run needs about {largest_bytes / GIB:.1f} GiB of memory and the largest node "
+            f"has {max(node_bytes) / GIB:.1f} GiB: lower actors.kv_cache_gb or learner.tokens_per_micro_batch, raise "
+            "learner.ranks, or add a larger node"
+        )

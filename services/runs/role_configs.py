@@ -25,7 +25,8 @@ def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) 
 
 def reward_config(job: RLJob | RFTJob | EvalJob, scorer: ScorerSpec, folder: RunFolder) -> RewardConfig:
     """The reward workers of ``job``."""
-    return RewardConfig(scorer, job.reward_workers, folder.logs, prefix=f"{folder.run_id}-")
+    prefix, kept = f"{folder.run_id}-", folder.rewards
+    return RewardConfig(scorer, job.reward_workers, folder.logs, prefix=prefix, keep_dir=kept)
 
 
 def environment_config(job: RLJob | RFTJob | EvalJob, rollout: ProgramRollout, folder: RunFolder) -> EnvironmentConfig:

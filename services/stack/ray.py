@@ -13,9 +13,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from services.jobs.needs import Needs
+from services.jobs.needs import GIB, RAY_BYTES, Needs
 from services.stack.launcher.raylet import forking_workers
 from volley.errors import HostError
+from volley.memory import available_memory
 
 CONNECT_SECONDS = 5.0
 APPEAR_SECONDS = 10.0
@@ -166,19 +167,22 @@ class ClusterReservation:
     """
 
     def __init__(self, needs: Needs) -> None:
-        from ray.util.placement_group import placement_group
-
         self._needs = needs
-        self._group = placement_group([dict(each) for each in needs.processes]) if needs.processes else None
+        self._group = _reserved(needs)
 
     def lacking(self) -> str:
         """Return what the cluster does not have free, or "" once everything is reserved, until `leave`."""
         import ray
 
-        if self._group is None or self._group.wait(GRANT_SECONDS):
-            return ""
-        lacking = _lacking(self._needs, ray.available_resources()) or "more on one node than any node has"
-        return f"waits for room on the cluster: the job reserves {lacking} free"
+        if self._group is None:
+            self._group = _reserved(self._needs)
+        if self._group is not None and not self._group.wait(GRANT_SECONDS):
+            lacking = _lacking(self._needs, ray.available_resources()) or "more on one node than any node has"
+            return f"waits for room on the cluster: the job reserves {lacking} free"
+        lacking = _lacking_memory(self._needs)
+        if lacking:
+            self.leave()  # for smaller runs, and so that two runs that wait do not count as users of memory
+        return lacking
 
     def leave(self) -> None:
         """Release the reservation so that the processes themselves can use the resources."""
@@ -186,6 +190,40 @@ class ClusterReservation:
 
         if self._group is not None:
             remove_placement_group(self._group)
+            self._group = None
+
+
+def _reserved(needs: Needs) -> Any:
+    from ray.util.placement_group import placement_group
+
+    return placement_group([dict(each) for each in needs.processes]) if needs.processes else None
+
+
+def _lacking_memory(needs: Needs) -> str:
+    """Why the run waits for memory; "" on several nodes, whose free memory is not known here, or on GPUs."""
+    import ray
+
+    if needs.gpus or sum(node["Alive"] for node in ray.nodes()) != 1:
+        return ""
+    return memory_obstacle(needs, available_memory(), ray.cluster_resources(), ray.available_resources())
+
+
+def memory_obstacle(needs: Needs, free_bytes: int, total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """Why a run must wait for memory that other runs use; "" if there are none, as waiting would not help.
+
+    Args:
+        free_bytes: memory that is free on the only node.
+        total, free: the cluster's resources, and those that are reserved neither by this run nor by others.
+    """
+    own = {"CPU": needs.cpus, "GPU": needs.gpus}
+    others = any(total.get(name, 0) - free.get(name, 0) > amount + 1e-6 for name, amount in own.items())
+    wanted = needs.memory_bytes - RAY_BYTES  # Ray itself runs already
+    if not others or wanted <= free_bytes:
+        return ""
+    return (
+        f"waits for memory: the run needs about {wanted / GIB:.1f} GiB and {free_bytes / GIB:.1f} GiB are free while "
+        "other runs use this host"
+    )
 
 
 def _lacking(needs: Needs, available: dict[str, float]) -> str:

@@ -11,6 +11,7 @@ kept.jsonl          the samples that an rft job trained on: prompt, answer, rewa
 evaluations.jsonl   one object per evaluation
 observed.json       the state as the run's driver reported it last, every few seconds while it is live
 summary.json        how the run ended, and how long its roles took to start
+rewards/            what scorer functions share: kept results, and locks of their limits
 plots/              PNG
 logs/               one file per process
 checkpoints/        resumable state, the newest few
@@ -87,6 +88,10 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def rewards(self) -> Path:
+        return self.path / "rewards"
 
     @property
     def plots(self) -> Path:

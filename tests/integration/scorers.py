@@ -15,3 +15,8 @@ def fails_while(sample: str, row: Mapping[str, Any]) -> float:
     if Path(row["switch"]).exists():
         raise RuntimeError("the scorer is broken")
     return share_of_sevens(sample, row)
+
+
+async def wrong_attribute(sample: str, row: Mapping[str, Any]) -> float:
+    """Raises whatever the sample is."""
+    return float(sample.no_such_method())  # type: ignore[attr-defined]

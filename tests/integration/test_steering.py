@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,6 +29,7 @@ from services.store.desired import change_in_folder
 from services.store.folder import RunFolder
 from services.store.redis import Store
 from tests.integration.jobs import rl_job, write_inputs
+from volley.errors import JobError
 from volley.job import RLJob
 from volley.processes import is_alive
 from volley.state import Observed
@@ -254,6 +256,19 @@ async def test_a_failing_scorer_pauses_the_run_until_it_works_again(stack: Stack
             assert row["reward_mean"] > 0 or "verdict_infra_error" not in row, "no infra error became reward 0"
 
 
+async def test_a_scorer_that_never_works_ends_the_run_with_its_line(stack: Stack, inputs: Path, tmp_path: Path) -> None:
+    scorer = {"kind": "python", "target": "tests.integration.scorers:wrong_attribute", "cache": 100}
+    told = r"no sample of the first 4 groups.*AttributeError: 'str' .* \(line \d+ of scorers.py, in wrong_attribute\)"
+    with pytest.raises(JobError, match=told):
+        async with live(stack, inputs, tmp_path, scorer=scorer, infra_errors={"window": 4}):
+            pass
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert RunFolder(folder).summary()["state"] == "failed"
+    (kept,) = folder.glob("rewards/*/results.sqlite")
+    with contextlib.closing(sqlite3.connect(kept)) as database:
+        assert database.execute("SELECT count(*) FROM results").fetchone() == (0,), "failures are not kept"
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system that can be filled."""
@@ -316,9 +331,8 @@ async def test_a_run_without_resources_is_pending_and_says_what_it_waits_for(
     stack: Stack, inputs: Path, tmp_path: Path
 ) -> None:
     """It starts when the resources are free; a pending run can be stopped."""
-    free = ray.available_resources()["CPU"]
-    holder = placement_group([{"CPU": free}])
-    await holder.ready()
+    holder = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
+    await holder.ready()  # an earlier run's processes may still hold some
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(rl_job(inputs, steps=2, evaluation=None)))
     job = load_job(file)

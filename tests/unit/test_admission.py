@@ -7,7 +7,7 @@ from services.coordinator.buffer import SlotBuffer
 from services.coordinator.ledger import Ledger
 from services.coordinator.records import ReadyGroup, ResumePoint
 from tests.refs import NOT_STORED
-from volley.errors import NoSignal
+from volley.errors import JobError, NoSignal
 from volley.job import RLJob
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus
 from volley.state import Desired
@@ -162,6 +162,42 @@ def test_the_first_reasons_of_unscored_samples_are_reported_with_advice() -> Non
         found += made.scored(group_id, Scores.pack(verdicts))
     assert [kind for kind, _ in found] == ["trouble"] * 3, "few enough to be read"
     assert "leaves its group: KeyError: 'a'. `volley logs RUN reward-0` shows" in found[0][1]
+
+
+def _failing(mistake: str, *, scored: int = 0) -> Scores:
+    failed = Verdict(VerdictStatus.INFRA_ERROR, None, detail="m:f raised KeyError: 'a' (line 3)", mistake=mistake)
+    return Scores.pack([Verdict(VerdictStatus.PASSED, 1.0)] * scored + [failed] * (2 - scored))
+
+
+def test_a_function_that_always_raises_the_same_mistake_ends_the_run_at_once() -> None:
+    made, _, _ = admission(infra_errors={"window": 2}, steps=9)
+    admit_all(made)
+    made.scored(0, _failing("KeyError (line 3)"))
+    with pytest.raises(JobError, match=r"no sample of the first 2 groups.*m:f raised KeyError: 'a' \(line 3\)"):
+        made.scored(1, _failing("KeyError (line 3)"))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [_failing(""), _failing("")],  # a server's failure, or the host's
+        [_failing("KeyError (line 3)"), _failing("")],
+        [_failing("KeyError (line 3)"), _failing("KeyError (line 4)")],
+        [_failing("KeyError (line 3)", scored=1), _failing("KeyError (line 3)")],  # it works for some samples
+    ],
+)
+def test_failures_that_may_not_be_the_functions_pause_the_run(groups: list[Scores]) -> None:
+    made, _, _ = admission(infra_errors={"window": 2}, steps=9)
+    admit_all(made)
+    assert [kind for index, scores in enumerate(groups) for kind, _ in made.scored(index, scores)][-1] == "paused"
+
+
+def test_a_function_that_worked_before_pauses_the_run_too() -> None:
+    made, _, _ = admission(infra_errors={"window": 2}, steps=9)
+    admit_all(made)
+    groups = [SCORED, *[_failing("KeyError (line 3)")] * 3]
+    news = [kind for index, scores in enumerate(groups) for kind, _ in made.scored(index, scores)]
+    assert news == ["trouble", "paused"]
 
 
 def _fail(made: Admission, group_id: int) -> list[str]:

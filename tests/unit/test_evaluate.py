@@ -16,11 +16,17 @@ from services.evaluation.sample_log import SampleLog
 from services.recording.display import evaluation_words
 from services.recording.sinks.base import evaluation_row
 from services.store.folder import RunFolder
-from volley.errors import HostError
+from volley.errors import HostError, JobError
 from volley.metrics import EVALUATION
 from volley.objectives import best_of_k
 from volley.objectives.tries import Terms
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+
+MISTAKE = Verdict(
+    VerdictStatus.INFRA_ERROR, None, detail="m:f raised KeyError: 'a' (line 3)", mistake="KeyError (line 3)"
+)
+AWAY = Verdict(VerdictStatus.INFRA_ERROR, None, detail="the judge is away")
+PASSED = Verdict(VerdictStatus.PASSED, 1.0)
 
 PROMPTS = [Prompt(f"p{i}", f"text {i}", {}, {"level": str(i % 2), "id": f"p{i}"}) for i in range(4)]
 REWARDS = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=np.float64)
@@ -214,3 +220,25 @@ def test_complete_prompts_are_recovered_and_the_rows_of_others_are_removed(tmp_p
     assert known["p0"].logprob == pytest.approx(-0.3)
     changed = [Prompt("p0", "another text"), PROMPTS[2]]
     assert log.recover(changed, 2).keys() == {"p2"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "kind", "told"),
+    [
+        ([[MISTAKE, MISTAKE], [MISTAKE, MISTAKE]], JobError, r"no sample of the evaluation's 2 prompts.*\(line 3\)"),
+        ([[AWAY, AWAY], [MISTAKE, MISTAKE]], HostError, "none of the 4 samples of an evaluation could be scored"),
+    ],
+)
+def test_an_evaluation_without_a_scored_sample_is_none(
+    verdicts: list[list[Verdict]], kind: type[Exception], told: str
+) -> None:
+    """Another driver may get further, unless the function is broken."""
+    with pytest.raises(kind, match=told):
+        unscored_problem([Sampled(Scores.pack(row), 0, 0.0) for row in verdicts])
+
+
+def test_a_mistake_on_some_rows_leaves_out_their_samples() -> None:
+    sampled = [Sampled(Scores.pack(row), 0, 0.0) for row in ([MISTAKE, MISTAKE], [PASSED, MISTAKE])]
+    assert unscored_problem(sampled).startswith(
+        "3 of 4 samples could not be scored and are left out, the first because"
+    )

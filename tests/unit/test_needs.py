@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.jobs.needs import needs_of
-from services.stack.ray import can_grow
+from services.jobs.needs import GIB, RAY_BYTES, Needs, check_cluster, needs_of
+from services.stack.ray import can_grow, memory_obstacle
+from volley.errors import JobError
 from volley.job import JOB, RLJob
 
 
@@ -80,3 +81,47 @@ def test_all_gpus_of_an_engine_are_reserved_together() -> None:
 def test_an_engine_whose_gpus_differ_from_its_actors_is_rejected(actors: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         job(actors=actors)
+
+
+@pytest.mark.parametrize(
+    ("memory", "largest", "nodes", "message"),
+    [
+        (9, 1, [4, 4], r"needs about 9.0 GiB of memory and the cluster's 2 nodes have 8.0 GiB: lower actors.count"),
+        (9, 1, [8], "the cluster's node has 8.0 GiB"),
+        (
+            7,
+            5,
+            [4, 4],
+            r"one process of the run needs about 5.0 GiB .* the largest node has 4.0 GiB: .* raise learner.ranks",
+        ),
+    ],
+)
+def test_a_run_that_never_fits_into_the_clusters_memory_is_rejected(
+    memory: int, largest: int, nodes: list[int], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        check_cluster(memory * GIB, largest * GIB, [node * GIB for node in nodes])
+
+
+def test_a_run_that_may_fit_is_accepted() -> None:
+    check_cluster(8 * GIB, 4 * GIB, [4 * GIB, 4 * GIB])
+    check_cluster(99 * GIB, 99 * GIB, [])  # nothing is known
+
+
+def test_the_largest_process_is_an_actor_or_a_rank() -> None:
+    cached = job(actors={"count": 3, "kv_cache_gb": 7}, learner={"ranks": 2})
+    more = job(actors={"count": 3, "kv_cache_gb": 9}, learner={"ranks": 2})
+    assert needs_of(more).largest_bytes - needs_of(cached).largest_bytes == 2 * GIB
+    assert needs_of(more).memory_bytes - needs_of(cached).memory_bytes == 6 * GIB
+    on_gpus = job(actors={"gpus": 1, "kv_cache_gb": 9})
+    assert needs_of(on_gpus).largest_bytes < needs_of(more).largest_bytes, "the cache is in the GPU's memory"
+
+
+def test_a_run_waits_for_memory_only_while_other_runs_use_it() -> None:
+    needs = Needs(cpus=2, gpus=0, memory_bytes=6 * GIB + RAY_BYTES, object_store_bytes=0)
+    total = {"CPU": 8.0, "memory": 9.0}
+    told = memory_obstacle(needs, 4 * GIB, total, {"CPU": 5.0})
+    assert told == "waits for memory: the run needs about 6.0 GiB and 4.0 GiB are free while other runs use this host"
+    assert not memory_obstacle(needs, 6 * GIB, total, {"CPU": 5.0})
+    assert not memory_obstacle(needs, 4 * GIB, total, {"CPU": 6.0}), "only its own reservation is held"
+    assert memory_obstacle(needs, 4 * GIB, {**total, "GPU": 1.0}, {"CPU": 6.0}), "another one holds the GPU"

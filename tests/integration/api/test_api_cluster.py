@@ -80,6 +80,14 @@ async def test_the_view_shows_nodes_and_the_runs_on_them(redis_url: str, head: t
         assert (await api.http.get("/readyz")).status_code == 200
 
 
+async def test_the_memory_of_its_only_node_is_that_of_this_machine(head: tuple[str, str]) -> None:
+    async with RayCluster(*head) as cluster, asyncio.timeout(40):
+        while not (found := await cluster.memory_by_node()):  # noqa: ASYNC110 - a node reports every few seconds
+            await asyncio.sleep(0.5)
+    assert 0 < found[0] <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert len(found) == 1
+
+
 async def test_an_unreachable_cluster_is_reported(redis_url: str, head: tuple[str, str]) -> None:
     for address, token in ((head[0], "wrong"), (f"http://127.0.0.1:{free_port()}", "any")):
         async with RayCluster(address, token) as cluster:

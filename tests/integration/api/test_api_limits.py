@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from services.api.auth import KEY
+from services.api.cluster import NoCluster
+from services.api.jobs import ProcessChecker
 from services.stack.redis import embedded_redis
 from services.store.redis import Store
 from tests.integration.api.servers import ADMIN, Api, a_job, make_run, serving
+from tests.models import tiny_llama
 from volley.errors import HostError
 
 pytestmark = pytest.mark.integration
@@ -228,8 +231,6 @@ async def test_the_server_process_starts_reports_errors_and_ends_on_sigterm(redi
 
 
 async def test_a_job_is_checked_in_a_separate_process(redis_url: str, tmp_path: Path) -> None:
-    from services.api.jobs import ProcessChecker
-
     async with serving(redis_url, checker=ProcessChecker(60)) as api:
         job = a_job(data={"path": str(tmp_path / "nothing.jsonl")})
         answer = await api.http.post("/v1/jobs/check", json={"job": job})
@@ -238,6 +239,30 @@ async def test_a_job_is_checked_in_a_separate_process(redis_url: str, tmp_path: 
     async with serving(redis_url, checker=ProcessChecker(0.05)) as api:
         answer = await api.http.post("/v1/jobs/check", json={"job": job})
         assert (answer.status_code, "check_seconds" in answer.json()["detail"]) == (503, True)
+
+
+class SmallCluster(NoCluster):
+    """A node with 1 GiB; Ray does not answer while ``away``."""
+
+    away = False
+
+    async def memory_by_node(self) -> list[int]:
+        if self.away:
+            raise HostError("Ray does not answer")
+        return [1 << 30]
+
+
+async def test_a_job_that_needs_more_memory_than_the_cluster_has_is_rejected(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    model, cluster = tiny_llama(tmp_path / "model"), SmallCluster()
+    job = a_job(model={"path": str(model)}, data={"path": str(tmp_path / "prompts.jsonl")})
+    async with serving(redis_url, checker=ProcessChecker(120, cluster)) as api:
+        answer = await api.http.post("/v1/jobs/check", json={"job": job}, timeout=120)
+        assert answer.status_code == 422, answer.text
+        assert "of memory and the cluster's node has 1.0 GiB: lower actors.count" in answer.json()["detail"]
+        cluster.away = True
+        answer = await api.http.post("/v1/jobs/check", json={"job": job}, timeout=120)
+        assert answer.status_code == 200, "it waits in the queue"
 
 
 async def test_silent_connections_do_not_keep_others_out(redis_url: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.api.cluster import holders, node_view
+from services.api.cluster import holders, may_grow, memory_of, node_view
 from services.api.index import Filter, RunCard, cursor_of, place_of
 from services.api.live import BACKLOG, Message, Subscription, entries_event, only_new, position_text, positions_of
 from services.api.problems import Problem
@@ -130,6 +130,29 @@ def test_a_node_has_its_resources_and_use() -> None:
     assert view.resources == {"CPU": 4.0, "object_store_memory": 100.0}
     assert view.available == {"CPU": 2.5, "object_store_memory": 75.0}
     assert node_view({**node, "state": "DEAD"}, None).alive is False
+
+
+def test_memory_is_known_once_every_live_node_has_reported_it() -> None:
+    live, dead = {"raylet": {"state": "ALIVE"}, "mem": [8, 3, 60.0, 5]}, {"raylet": {"state": "DEAD"}}
+    assert memory_of([live, dead, live]) == [8, 8]
+    assert memory_of([live, {"raylet": {"state": "ALIVE"}}]) == []
+
+
+@pytest.mark.parametrize(
+    ("types", "grows"),
+    [
+        ({"node" + "0F" * 28: 1}, False),
+        ({"node_" + "9e" * 28: 1, "9e" * 28: 1}, False),
+        ({"headgroup": 1, "node" + "0f" * 28: 1}, True),
+        ({}, True),  # it may have an autoscaler that has not reported yet
+    ],
+)
+def test_a_cluster_that_may_add_nodes_is_recognised(types: dict[str, int], grows: bool) -> None:
+    assert may_grow({"clusterStatus": {"autoscalerReport": {"activeNodes": types}}}) is grows
+
+
+def test_a_cluster_without_a_report_may_add_nodes() -> None:
+    assert may_grow({"clusterStatus": None})
 
 
 def test_resources_are_assigned_to_runs() -> None:
