@@ -18,12 +18,12 @@ from services.stack.ephemeral import Stack
 from services.store.desired import change_in_folder
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.store.state import Observed
 from tests.chat_models import chat_tokenizer
 from tests.integration.jobs import run_job
 from tests.models import tiny_llama
 from tests.pages import ROOT, blocks
 from volley.job import JOB
+from volley.state import Observed
 
 pytestmark = pytest.mark.integration
 
