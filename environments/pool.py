@@ -354,7 +354,7 @@ class EnvironmentPool:
 class _Worker:
     index: int
     name: str
-    actor: Any
+    actor: ray.actor.ActorHandle
     pid: int = 0
     episodes: int = 0
     stuck: str = ""

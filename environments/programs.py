@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple, SupportsFloat
 
 from environments.records import Outcome, Stuck
@@ -94,7 +95,7 @@ class Programs:
 
     def __init__(self, program: Program, timeout_s: float) -> None:
         self._program, self._timeout = program, timeout_s
-        self._instance: Any = None
+        self._instance: object = None
         self._loop = asyncio.new_event_loop() if is_async(program) else None
         if self._loop is not None:
             threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
@@ -115,7 +116,7 @@ class Programs:
             traceback.print_exception(problem)
             cause = one_line(f"setting up rollout.target raised {type(problem).__name__}: {problem}")
             raise WorkerDied("an environment worker", cause) from problem
-        self._program = self._instance.run
+        self._program = attrgetter("run")(self._instance)
 
     async def close(self) -> None:
         """Call the method ``close`` of the program's instance, if it has one. What it raises goes to the log."""
@@ -126,12 +127,12 @@ class Programs:
         except (Exception, SystemExit) as problem:  # noqa: BLE001 - the worker ends in any case
             traceback.print_exception(problem)
 
-    async def _call(self, function: Callable[[], Any]) -> Any:
+    async def _call(self, function: Callable[[], object]) -> object:
         """Call ``function`` where the episodes run, on their loop or in a thread, and await what it returns."""
         if self._loop is None:
             return await asyncio.to_thread(function)
 
-        async def called() -> Any:
+        async def called() -> object:
             try:
                 returned = function()
                 return await returned if inspect.isawaitable(returned) else returned

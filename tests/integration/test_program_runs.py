@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
-from services.runs.run import Result
+from services.recording.display import Display
+from services.runs.run import Result, prepare, run_on
 from services.stack.ephemeral import Stack
+from services.store.desired import change_in_folder
+from services.store.folder import RunFolder
+from services.store.redis import Store
 from tests.chat_models import chat_tokenizer
 from tests.integration.jobs import run_job
 from tests.models import tiny_llama
 from tests.pages import ROOT, blocks
+from volley.job import JOB
+from volley.state import Observed
 
 pytestmark = pytest.mark.integration
 
@@ -181,6 +189,57 @@ async def test_rejection_sampling_trains_on_episodes_as_they_were_recorded(
         assert len(row["token_ids"]) == sum(call["tokens"] for call in row["calls"])
         assert len(row["prompt_ids"]) + len(row["observed_ids"]) == sum(call["observed"] for call in row["calls"])
     assert len(done.folder.read("metrics")) == 3
+
+
+async def test_environment_workers_of_a_live_run_are_scaled_and_survive(
+    stack: Stack, inputs: Path, tmp_path: Path
+) -> None:
+    tree = {
+        "kind": "rl",
+        "name": "scaled",
+        "model": {"path": str(inputs / "model")},
+        "data": {"path": str(inputs / "train.jsonl")},
+        "rollout": {"kind": "program", "target": "tests.integration.agents:one_call", "timeout_s": 60},
+        "objective": {"kind": "mean"},
+        "steps": 5000,
+        "prompts_per_step": 2,
+        "sampling": {"n": 2, "max_tokens": 40},
+        "optimizer": {"lr": 1e-6},
+        "actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1},
+    }
+    job = JOB.validate_python(tree)
+    folder = RunFolder.create(tmp_path / "runs", job)
+    running = asyncio.create_task(run_on(stack, prepare(job), folder, Display(quiet=True)))
+
+    async def until(kind: str, **details: Any) -> None:
+        while not any(details.items() <= row.items() for row in folder.read("events") if row["kind"] == kind):
+            assert not running.done(), await running
+            await asyncio.sleep(0.3)
+
+    try:
+        await until("started")
+        change_in_folder(folder, job, {"environment_workers": 2})
+        await until("scaled", role="environment_workers", count=2)
+        async with Store(stack.redis_url) as store:
+
+            async def both() -> Observed:
+                while (seen := await store.observed(folder.run_id)).environment_workers != 2:
+                    assert not running.done(), await running
+                    await asyncio.sleep(0.3)
+                return seen
+
+            seen = await both()
+            assert seen.environment_workers_wanted == 2
+            workers = [each for each in seen.workers if each.role == "environment_worker"]
+            assert [each.name for each in workers] == ["environment-0", "environment-1"]
+            os.kill(workers[1].pid, signal.SIGKILL)
+            await until("environment_worker_died")
+            assert workers[1].pid not in {each.pid for each in (await both()).workers}
+        change_in_folder(folder, job, {"stopped": True})
+        assert (await running).state == "stopped"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_the_example_of_the_page(
