@@ -54,7 +54,7 @@ class Python:
         except BaseException:
             self.close()
             raise
-        self.schema = described(self.name, _description(spec), _PARAMETERS)
+        self.schema = schema_of(spec)
 
     @contextlib.asynccontextmanager
     async def episode(self) -> AsyncIterator[Use]:
@@ -126,12 +126,14 @@ def shown(result: ProgramResult) -> str:
     return text.rstrip("\n") or "(the program printed nothing)"
 
 
-def _description(spec: PythonTool) -> str:
+def schema_of(spec: PythonTool) -> Mapping[str, Any]:
+    """The tool as OpenAI's API describes it."""
     packages = f", {', '.join(spec.sandbox.packages)}" if spec.sandbox.packages else ""
-    return (
+    description = (
         f"Run a Python program and see what it prints. The standard library{packages} can be imported. Nothing is kept "
         "between calls."
     )
+    return described(Python.name, description, _PARAMETERS)
 
 
 _PARAMETERS = {
