@@ -201,7 +201,8 @@ class _WithEpisodes(_Sampled):
             )
         held = getattr(getattr(self, "evaluation", None), "data", self.data)
         chat = any(part.chat for data in (self.data, held) for part in (data, *data.sources))
-        check_tools(self.rollout, scored=self.scorer is not None, parser=self.gateway.tool_parser, chat=chat)
+        parser = self.gateway.tool_parser
+        check_tools(self.rollout, scored=self.scorer is not None, parser=parser, chat=chat, episodes=room)
         return self
 
 

@@ -47,7 +47,15 @@ class PythonTool(Spec):
     """The tool `python`: runs the model's code in the sandbox and answers with what it printed."""
 
     kind: Literal["python"] = "python"
-    slots: int = Field(2, ge=1, le=256, description="programs that an environment worker runs at once")
+    state: Literal["none", "episode"] = Field(
+        "none", description="each call is a program of its own, or an episode's calls share an interpreter"
+    )
+    slots: int = Field(
+        2,
+        ge=1,
+        le=256,
+        description="programs that an environment worker runs at once; with state, one for each of its episodes",
+    )
     sandbox: SandboxSpec = SandboxSpec()
 
 
@@ -84,13 +92,14 @@ class ToolsRollout(EpisodeRollout):
 Rollout = Annotated[ProgramRollout | ToolsRollout, Field(discriminator="kind")]
 
 
-def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: bool) -> None:
+def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: bool, episodes: int) -> None:
     """Reject a job whose episodes have tools but lack what these need.
 
     Args:
         scored: the job has a scorer.
         parser: ``gateway.tool_parser``.
         chat: the job's data is rendered with the chat template.
+        episodes: ``environment_workers.episodes``.
 
     Raises:
         ValueError: names the change to make.
@@ -109,6 +118,12 @@ def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: boo
             "data.chat and rollout kind: tools would both render the chat template: remove data.chat; a system message "
             "belongs in rollout.system"
         )
+    for tool in rollout.tools:
+        if isinstance(tool, PythonTool) and tool.state == "episode" and tool.slots < episodes:
+            raise ValueError(
+                f"the tool python with state: episode needs a slot for each of a worker's {episodes} episodes: write "
+                f"slots: {episodes}, or environment_workers: {{episodes: {tool.slots}}}"
+            )
 
 
 class EnvironmentWorkersSpec(Spec):

@@ -26,6 +26,7 @@ SAID = {  # what the model has learned: its call, what the tool answers, and its
     "what colour is a brick?": (("colour", {"thing": "brick"}), "error: KeyError: 'brick'", "unknown"),
     "what colour is a ghost?": (("colour", {"thing": "ghost"}), "", ""),
 }
+PYTHON = PythonTool(state="episode", slots=16)
 RUN: dict[str, Any] = {
     "actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1},
     "environment_workers": {"count": 1, "episodes": 16},
@@ -47,7 +48,7 @@ def conversation(prompt: str) -> list[dict[str, Any]]:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     colour = load_function(FunctionTool(target="tests.integration.tool_functions:colour"))
-    schemas: list[Mapping[str, Any]] = [schema_of(PythonTool()), colour.schema]
+    schemas: list[Mapping[str, Any]] = [schema_of(PYTHON), colour.schema]
     taught(folder / "model", [conversation(prompt) for prompt in SAID], schemas)
     rows = [{"prompt": prompt, "answer": last} for prompt, (_, _, last) in SAID.items()]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -63,7 +64,10 @@ async def trained(stack: Stack, inputs: Path, tmp_path_factory: pytest.TempPathF
         "data": {"path": str(inputs / "train.jsonl")},
         "rollout": {
             "kind": "tools",
-            "tools": [{"kind": "python"}, {"kind": "function", "target": "tests.integration.tool_functions:colour"}],
+            "tools": [
+                PYTHON.model_dump(mode="json"),
+                {"kind": "function", "target": "tests.integration.tool_functions:colour"},
+            ],
             "max_calls": 4,
             "timeout_s": 60,
         },

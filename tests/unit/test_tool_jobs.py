@@ -51,6 +51,10 @@ def test_a_job_with_tools() -> None:
         ({"data": {"path": "/d.jsonl", "chat": {}}}, "remove data.chat"),
         ({"evaluation": {"data": {"path": "/d.jsonl", "chat": {}}}}, "remove data.chat"),
         ({"rollout": {"kind": "tools", "tools": []}}, "at least 1 item"),
+        (
+            {"rollout": {"kind": "tools", "tools": [{"kind": "python", "state": "episode"}]}},
+            r"write slots: 64, or environment_workers: \{episodes: 2\}",
+        ),
         ({"rollout": {"kind": "tools", "tools": [{"kind": "shell"}]}}, "'python', 'function'"),
         ({"rollout": {"kind": "tools", "tools": [{"kind": "function", "target": "search"}]}}, "target"),
         ({"rollout": {"kind": "magic"}}, "'program', 'tools'"),
