@@ -144,7 +144,7 @@ class Engine:
         sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed, **(more or {})}
         try:
             params = self._params(n=1, kind=kind, **sampling)
-        except (VLLMClientError, ValueError) as error:
+        except (VLLMClientError, ValueError, TypeError) as error:
             raise JobError(f"vLLM rejects the sampling: {error}") from error
         await self._open.wait()
         try:

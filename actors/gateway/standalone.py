@@ -23,6 +23,7 @@ _MORE = ("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_
 _OWN = frozenset({"temperature", "top_p", "seed", "stop", *_MORE})
 _NUMBERS = 10_000  # as in the ids of tool calls
 MOST_STOPS = 16
+MOST_NUMBER = 1e9  # beyond any sense; json also reads NaN and Infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ def sampling_of(body: Mapping[str, Any]) -> OwnSampling:
             raise BadRequest(f"{name} is not supported with the value {value!r:.40}: leave it out")
     given = {name: _number(name, body[name]) for name in _OWN - {"stop", "seed"} if body.get(name) is not None}
     seed = body.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise BadRequest("seed must be an integer")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise BadRequest("seed must be an integer from 0 to 2**63 - 1")
     return OwnSampling(
         temperature=given.get("temperature", 1.0),
         top_p=given.get("top_p", 1.0),
@@ -61,7 +62,7 @@ def sampling_of(body: Mapping[str, Any]) -> OwnSampling:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NUMBER:
         raise BadRequest(f"{name} must be a number")
     return value
 

@@ -100,6 +100,11 @@ class GatewayRefused(Exception):
 
 
 def _arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The call's arguments. The gateway only passes calls on whose arguments are a JSON object."""
-    arguments: Mapping[str, Any] = json.loads(call["function"]["arguments"])
+    """The call's arguments, which the gateway has found to be a JSON object. Raises `ToolProblem` if they are not."""
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except (ValueError, RecursionError) as problem:
+        raise ToolProblem(f"the arguments are not JSON: {problem}") from None
+    if not isinstance(arguments, dict):
+        raise ToolProblem("the arguments must be an object")
     return arguments

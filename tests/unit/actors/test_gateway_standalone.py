@@ -109,12 +109,15 @@ async def test_an_answer_that_is_cut(free: Serving) -> None:
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"stop": [1]}, "stop must be"),
         ({"seed": 1.5}, "seed must be"),
+        ({"seed": 2**70}, "seed must be"),
+        ({"temperature": float("nan")}, "temperature must be a number"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be a number"),
     ],
 )
 async def test_what_is_not_done_is_said(free: Serving, fields: dict[str, Any], problem: str) -> None:
     body = {"model": "m", "messages": [USER], **fields}
     async with httpx.AsyncClient() as client:
-        answer = await client.post(f"{free.server.url}/chat/completions", json=body)
+        answer = await client.post(f"{free.server.url}/chat/completions", content=json.dumps(body))
     assert answer.status_code == 400
     assert problem in answer.json()["error"]["message"]
 

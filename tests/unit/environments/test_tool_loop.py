@@ -113,6 +113,16 @@ async def test_failures_of_calls_are_answers() -> None:
     assert contents[1] == "error: there is no tool 'sing'; the tools are echo"
 
 
+@pytest.mark.parametrize("arguments", ["[1]", "{", "9" * 5000, "[" * 10_000])
+async def test_arguments_that_are_no_object(arguments: str) -> None:
+    call = calls({})
+    call["tool_calls"][0]["function"]["arguments"] = arguments
+    gateway = Gateway(call, says("42"))
+    outcome, _ = await run(gateway)
+    assert outcome == Outcome()
+    assert gateway.requests[1]["messages"][-1]["content"].startswith("error: the arguments")
+
+
 async def test_calls_beyond_the_limit_are_refused_but_answered() -> None:
     gateway = Gateway(calls({"text": "a"}, {"text": "b"}, {"text": "c"}), says("42"))
     outcome, _ = await run(gateway, max_tool_calls=2)
