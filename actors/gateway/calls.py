@@ -25,7 +25,6 @@ from volley.records import Group
 
 OnTokens = Callable[[list[int]], None]
 OnText = Callable[[str], None]
-Until = Callable[[list[int]], bool]
 
 
 class Engine(Protocol):
@@ -43,8 +42,6 @@ class Engine(Protocol):
         top_p: float,
         seed: int | None,
         on_tokens: OnTokens | None,
-        until: Until | None = None,
-        more: Mapping[str, float] | None = None,
     ) -> Drawn: ...
 
 

@@ -8,10 +8,10 @@ import hmac
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from actors.gateway.asked import IGNORED, READ, BadRequest, SamplingOfJob, asked, changes_nothing, prompt_of
-from actors.gateway.calls import Answer, Engine, Gateway, OnText, OpenSession, UnknownSession
+from actors.gateway.calls import Answer, Engine, Gateway, OnText, OnTokens, OpenSession, UnknownSession
 from actors.gateway.messages import checked
 from actors.gateway.rendering import Tokenizer
 from actors.gateway.replies import Reply, StreamedText
@@ -24,6 +24,23 @@ _OWN = frozenset({"temperature", "top_p", "seed", "stop", *_MORE})
 _NUMBERS = 10_000  # as in the ids of tool calls
 MOST_STOPS = 16
 MOST_NUMBER = 1e9  # beyond any sense; json also reads NaN and Infinity
+
+
+class FreeEngine(Engine, Protocol):
+    """The part of `actors.engine.Engine` used here."""
+
+    async def draw(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        on_tokens: OnTokens | None,
+        until: Callable[[list[int]], bool] | None = None,
+        more: Mapping[str, float] | None = None,
+    ) -> Drawn: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +101,7 @@ class StandaloneGateway(Gateway):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: FreeEngine,
         tokenizer: Tokenizer,
         stop_ids: Sequence[int],
         spec: GatewaySpec,
@@ -93,7 +110,7 @@ class StandaloneGateway(Gateway):
         token: str | None,
     ) -> None:
         super().__init__(engine, tokenizer, stop_ids, spec)
-        self._context, self._token = context, token
+        self._free, self._context, self._token = engine, context, token
         self._numbers = itertools.cycle(range(_NUMBERS))
 
     def find(self, key: str) -> OpenSession:
@@ -150,7 +167,7 @@ class StandaloneGateway(Gateway):
         if on_start:
             on_start()
         text = _Streamed(self._replies.plain, own.stop, self._stops, on_text)
-        drawn = await self.engine.draw(
+        drawn = await self._free.draw(
             prompt,
             max_tokens=min(room, max_tokens or room),
             temperature=own.temperature,

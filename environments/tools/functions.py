@@ -179,9 +179,9 @@ def _parameters(
     return types, defaults
 
 
-def _check_type(hint: Any, where: str) -> None:
+def _check_type(hint: object, where: str) -> None:
     try:
-        TypeAdapter(hint).json_schema()
+        TypeAdapter(cast(type[object], hint)).json_schema()
     except (PydanticUserError, TypeError, ValueError, NotImplementedError, AttributeError):
         name = getattr(hint, "__name__", str(hint))
         raise JobError(

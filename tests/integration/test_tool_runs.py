@@ -120,7 +120,9 @@ async def test_log_probs_across_calls_are_the_learners(trained: Result) -> None:
 
 async def test_the_job_of_the_page(stack: Stack, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tools of agents.md load and run, with a smaller model."""
-    functions, part = (block for block in blocks(ROOT / "docs" / "agents.md") if Path(block.what).name == Path(__file__).name)
+    functions, part = (
+        block for block in blocks(ROOT / "docs" / "agents.md") if Path(block.what).name == Path(__file__).name
+    )
     (tmp_path / "my_tools.py").write_text(functions.text)
     monkeypatch.syspath_prepend(tmp_path)
     job = {
