@@ -1,11 +1,12 @@
 """One vLLM engine: starts warm, generates groups, and changes weights in the middle of samples."""
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -126,17 +127,28 @@ class Engine:
         top_p: float,
         seed: int | None,
         on_tokens: OnTokens | None,
+        until: Callable[[list[int]], bool] | None = None,
+        more: Mapping[str, float] | None = None,
     ) -> Drawn:
-        """Draw one answer, as `generate` does. ``on_tokens`` is called with the tokens of each step.
+        """Draw one answer, as `generate` does.
+
+        Args:
+            on_tokens: called with the tokens of each step.
+            until: called with all tokens so far; the answer ends once it returns True.
+            more: further fields of vLLM's SamplingParams.
 
         Raises:
-            JobError: vLLM rejects the prompt.
+            JobError: vLLM rejects the prompt or the sampling.
         """
-        kind = RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.DELTA
-        params = self._params(n=1, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, kind=kind)
+        kind = RequestOutputKind.FINAL_ONLY if on_tokens is None and until is None else RequestOutputKind.DELTA
+        sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed, **(more or {})}
+        try:
+            params = self._params(n=1, kind=kind, **sampling)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise JobError(f"vLLM rejects the sampling: {error}") from error
         await self._open.wait()
         try:
-            return await self._alive(self._draw(prompt, params, on_tokens))
+            return await self._alive(self._draw(prompt, params, on_tokens, until))
         except VLLMClientError as error:
             raise JobError(f"vLLM rejects the prompt: {error}") from error
 
@@ -163,6 +175,11 @@ class Engine:
     async def save_served_weights(self, path: str) -> None:
         """Write the weights the engine computes with to ``path``, a safetensors file with checkpoint names."""
         await self._alive(self._llm.collective_rpc("save_served_weights", args=(path,)))
+
+    async def until_death(self) -> WorkerDied:
+        """Wait until the engine's process has ended; returns why."""
+        await asyncio.wait({self._death})
+        return self._died(f"its engine exited with code {self._death.result()}")
 
     async def ping(self) -> None:
         """Wait for an answer, which the engine gives between two of its steps."""
@@ -197,15 +214,24 @@ class Engine:
             final = output
         return list(final.outputs)
 
-    async def _draw(self, prompt: list[int], params: SamplingParams, on_tokens: OnTokens | None) -> Drawn:
+    async def _draw(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        on_tokens: OnTokens | None,
+        until: Callable[[list[int]], bool] | None,
+    ) -> Drawn:
         tokens: list[int] = []
         logprobs: list[float] = []
-        async for output in self._outputs(prompt, params):
-            (last,) = output.outputs
-            tokens += last.token_ids
-            logprobs += last.logprobs.logprobs
-            if on_tokens is not None:
-                on_tokens(list(last.token_ids))
+        async with contextlib.aclosing(self._outputs(prompt, params)) as outputs:
+            async for output in outputs:
+                (last,) = output.outputs
+                tokens += last.token_ids
+                logprobs += last.logprobs.logprobs
+                if on_tokens is not None:
+                    on_tokens(list(last.token_ids))
+                if until is not None and until(tokens):
+                    return Drawn(tokens, logprobs, [self._version] * len(tokens), stopped=True)
         versions = [int(span.version) for span in last.weight_versions for _ in range(span.start, span.end)]
         if not len(tokens) == len(logprobs) == len(versions):
             raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probs, {len(versions)} versions in one call")
@@ -221,10 +247,10 @@ class Engine:
             output_kind=kind,
         )
 
-    def _outputs(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+    def _outputs(self, prompt: list[int], params: SamplingParams) -> AsyncGenerator[RequestOutput]:
         # The salt prevents a prompt from reusing cached keys and values of other weights.
         salted = tokens_input(prompt, cache_salt=str(self._version))
-        outputs: AsyncIterator[RequestOutput] = self._llm.generate(salted, params, str(next(self._requests)))
+        outputs: AsyncGenerator[RequestOutput] = self._llm.generate(salted, params, str(next(self._requests)))
         return outputs
 
     async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:

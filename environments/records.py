@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
+from volley.rollout import EnvironmentWorkersSpec, Rollout
 
 Stuck = Literal["", "thread", "loop"]
 FailureKind = Literal["", "raised", "timeout", "lost"]
@@ -15,13 +15,13 @@ class EnvironmentConfig:
     """Settings that all environment workers of a run share.
 
     Attributes:
-        rollout: the program, and how long an episode may take.
+        rollout: the program or tools, and how long an episode may take.
         workers: counts, resources and deadlines.
         log_dir: folder for ``environment-<i>.log``.
         prefix: prefix of the workers' Ray names, so that runs on one cluster do not clash.
     """
 
-    rollout: ProgramRollout
+    rollout: Rollout
     workers: EnvironmentWorkersSpec
     log_dir: Path
     prefix: str = ""

@@ -7,32 +7,37 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from environments.programs import Programs, load_program, timed
-from environments.records import EpisodesDone
+from environments.programs import Program, Programs, load_program, timed
+from environments.records import EpisodesDone, Stuck
 from volley.processes import redirect_output
-from volley.rollout import ProgramRollout
+from volley.rollout import Rollout, ToolsRollout
+
+if TYPE_CHECKING:
+    from environments.tools.loop import ToolLoop
 
 
 class EnvironmentWorker:
     """Runs programs. Its own methods stay responsive whatever these do, since they run in other threads."""
 
-    def __init__(self, rollout: ProgramRollout, log_path: Path, import_path: Sequence[str]) -> None:
+    def __init__(self, rollout: Rollout, log_path: Path, import_path: Sequence[str]) -> None:
         redirect_output(log_path)
         faulthandler.enable()
         sys.path += [path for path in import_path if path and path not in sys.path]
         self._rollout = rollout
         self._programs: Programs | None = None
+        self._tools: ToolLoop | None = None
 
     async def ready(self) -> int:
-        """Import the program; returns the process id.
+        """Import the program, or start the tools; returns the process id.
 
         Raises:
-            JobError: the program cannot be imported or called.
-            WorkerDied: its class or the method ``setup`` raised.
+            JobError: the program cannot be imported or called, or a function cannot become a tool.
+            HostError: this host cannot isolate the model's code.
+            WorkerDied: the program's class or its method ``setup`` raised.
         """
-        program = await asyncio.to_thread(load_program, self._rollout.target)
+        program = await asyncio.to_thread(self._load)
         self._programs = Programs(program, self._rollout.timeout_s)
         await self._programs.set_up()
         return os.getpid()
@@ -42,11 +47,20 @@ class EnvironmentWorker:
         if self._programs is not None:
             await self._programs.close()
 
+    def _load(self) -> Program:
+        if not isinstance(self._rollout, ToolsRollout):
+            return load_program(self._rollout.target)
+        from environments.tools.loop import open_loop  # programs need neither the sandbox nor httpx
+
+        self._tools = open_loop(self._rollout)
+        return self._tools.solve
+
     async def run(self, row: Mapping[str, Any], base_url: str, keys: Sequence[str]) -> EpisodesDone:
         """Run one episode per key, at once."""
         if self._programs is None:
             raise RuntimeError("the worker is not ready")
         begun = time.perf_counter()
         ended = await asyncio.gather(*(timed(self._programs.run(row, base_url, key)) for key in keys))
-        stuck = max((each.stuck for each in ended), key=("", "thread", "loop").index)
+        tools: Stuck = "thread" if self._tools is not None and self._tools.stuck() else ""
+        stuck = max((tools, *(each.stuck for each in ended)), key=("", "thread", "loop").index)
         return EpisodesDone(tuple(each.outcome for each in ended), time.perf_counter() - begun, stuck)

@@ -31,6 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from reward_servers.http_body import BadBody, read_json
 from reward_servers.http_connections import WaitingConnections
 from reward_servers.http_gate import LOOPBACK_HOSTS, BrowserGate, is_loopback
+from reward_servers.http_listener import listener_on, read_token
 from reward_servers.http_schema import Item, ItemOut, SandboxOut, ScoreAnswer, ScoreRequest, VerdictOut, job_of
 from reward_servers.sandbox.launch import interpreter
 from reward_servers.slots import Full, Job, Slots
@@ -60,9 +61,9 @@ def serve(
         HostError: the host does not reach ``min_tier`` or lacks one of ``packages``, ``port`` is in use, or
             ``token_file`` holds no token.
     """
-    token = _read_token(token_file) if token_file else None
+    token = read_token(token_file) if token_file else None
     interpreter(packages)
-    with _listener(host, port) as listener:
+    with listener_on(host, port) as listener:
         hosts = LOOPBACK_HOSTS | {host} if is_loopback(host) else None
         name = f"[{host}]" if ":" in host else host
         sys.stdout.write(f"listening on http://{name}:{listener.getsockname()[1]}; scores at POST /v1/score\n")
@@ -341,32 +342,3 @@ def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -
 def _first_error(problem: ValidationError) -> str:
     first = problem.errors(include_input=False, include_url=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-
-
-@contextmanager
-def _listener(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind the socket early, before any sandbox starts. Raises HostError if ``host`` or ``port`` cannot be used."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as problem:
-        raise HostError(f"--host {host} is not an address of this machine: {problem.strerror}") from problem
-    with socket.socket(family, kind, protocol) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as problem:
-            reason = f"cannot listen on port {port} of {host}: {problem.strerror}"
-            raise HostError(f"{reason}; stop the process that uses it or choose another --port") from problem
-        yield listener
-
-
-def _read_token(path: Path) -> str:
-    try:
-        token = path.read_text().strip()
-    except OSError as problem:
-        raise HostError(f"cannot read the token file {path}: {problem.strerror}") from problem
-    if not token:
-        raise HostError(f"the token file {path} is empty: write the token on one line")
-    return token

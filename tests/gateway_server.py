@@ -54,7 +54,7 @@ class Served:
         self.gateway = Gateway(self.engine, TOKENIZER, [EOS], spec)
         self.clients: list[openai.AsyncOpenAI] = []
         self.server = Server("127.0.0.1")
-        self.server.start(create_app(self.gateway, "tiny", self.server.host))
+        self.server.start(create_app(self.gateway, "tiny", [self.server.host]))
 
     def open(self, n: int = 1, *, seed: int | None = None, rule: Any = "strict", **limits: Any) -> tuple[str, ...]:
         bounds = Limits(**{"calls": 8, "tokens": 400, "context": 2000, **limits})

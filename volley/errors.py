@@ -7,7 +7,8 @@ VolleyError
 │   ├── DiskFull                        the disk has no space for a file; existing files are untouched
 │   ├── WeightsGone                     published weights were lost with their node, or never arrived
 │   ├── GroupGone                       a group waiting for its next turn was lost with its node
-│   └── ServerAway                      a Volley server does not answer
+│   ├── ServerAway                      a Volley server does not answer
+│   └── ToolUnavailable                 a tool cannot work now, so the episode that called it leaves its group
 ├── ApiError                            a Volley server rejected a request; carries status, kind and fields
 │   ├── InvalidRequest (ValueError)     the request or the job is not valid, or the change is not possible
 │   ├── NotAllowed                      the token is missing, unknown, or lacks the scope
@@ -61,6 +62,13 @@ class WeightsGone(HostError):
 
 class GroupGone(HostError):
     """A group waiting for its next turn was lost with the node that held it."""
+
+
+class ToolUnavailable(HostError):
+    """A tool cannot work now. The episode that called it leaves its group, as that says nothing about the model.
+
+    Tool functions of users may raise it.
+    """
 
 
 class ServerAway(HostError):

@@ -17,7 +17,7 @@ from volley.gateway import GatewaySpec
 from volley.lora import LoraSpec
 from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
 from volley.objectives.tries import Terms, WeightOfK, terms_of
-from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
+from volley.rollout import EnvironmentWorkersSpec, Rollout, check_tools
 from volley.runtime_env import RuntimeEnvSpec
 from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection
 from volley.scoring import ScorerSpec, may_rank
@@ -182,7 +182,7 @@ class _Sampled(_Job):
 
 
 class _WithEpisodes(_Sampled):
-    rollout: ProgramRollout | None = Field(None, description="a program makes each sample; null: one call does")
+    rollout: Rollout | None = Field(None, description="a program makes each sample; null: one call does")
     environment_workers: EnvironmentWorkersSpec = EnvironmentWorkersSpec()
     gateway: GatewaySpec = GatewaySpec()
 
@@ -199,6 +199,10 @@ class _WithEpisodes(_Sampled):
                 f"environment_workers.episodes {room} < sampling.n {most}: the episodes of a group run on one worker; "
                 f"write environment_workers: {{episodes: {most}}}"
             )
+        held = getattr(getattr(self, "evaluation", None), "data", self.data)
+        chat = any(part.chat for data in (self.data, held) for part in (data, *data.sources))
+        parser = self.gateway.tool_parser
+        check_tools(self.rollout, scored=self.scorer is not None, parser=parser, chat=chat, episodes=room)
         return self
 
 

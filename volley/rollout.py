@@ -1,28 +1,22 @@
 """Episodes: a program that calls the model as often as it likes makes one sample."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from volley.base import Resources, Spec
-from volley.scoring import RewardValues
+from volley.scoring import RewardValues, SandboxSpec
 
+TARGET = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # package.module:function
 PROGRAM_GRACE_S = 30.0  # for an environment worker to report after the last of a group's episodes has timed out
 
 
-class ProgramRollout(Spec):
-    """Your program makes the calls, through any client of OpenAI's API, and returns the reward.
+class EpisodeRollout(Spec):
+    """What all kinds of episodes have in common.
 
     ``sampling.n`` counts episodes, and ``sampling.max_tokens`` limits the sampled tokens of one, over all its calls.
     """
 
-    kind: Literal["program"] = "program"
-    target: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="package.module:function(row, base_url, api_key), `async def` or plain, or a class with a method "
-        "run like it; returns a reward, a mapping with reward, answer and detail, or None to have the scorer judge the "
-        "last answer",
-    )
     values: RewardValues = Field(
         RewardValues(), description="passed: the reward from which a sample passed; failed: that of one that ran out"
     )
@@ -35,6 +29,101 @@ class ProgramRollout(Spec):
         "drop",
         description="episodes whose history was rewritten leave their group, or keep the longest part as sampled",
     )
+
+
+class ProgramRollout(EpisodeRollout):
+    """Your program makes the calls, through any client of OpenAI's API, and returns the reward."""
+
+    kind: Literal["program"] = "program"
+    target: str = Field(
+        pattern=TARGET,
+        description="package.module:function(row, base_url, api_key), `async def` or plain, or a class with a method "
+        "run like it; returns a reward, a mapping with reward, answer and detail, or None to have the scorer judge the "
+        "last answer",
+    )
+
+
+class PythonTool(Spec):
+    """The tool `python`: runs the model's code in the sandbox and answers with what it printed."""
+
+    kind: Literal["python"] = "python"
+    state: Literal["none", "episode"] = Field(
+        "none", description="each call is a program of its own, or an episode's calls share an interpreter"
+    )
+    slots: int = Field(
+        2,
+        ge=1,
+        le=256,
+        description="programs that an environment worker runs at once; with state, one for each of its episodes",
+    )
+    sandbox: SandboxSpec = SandboxSpec()
+
+
+class FunctionTool(Spec):
+    """Your own trusted function as a tool: its signature becomes the schema, its docstring the description."""
+
+    kind: Literal["function"] = "function"
+    target: str = Field(pattern=TARGET, description="package.module:function, `async def` or plain, with types")
+    timeout_s: float = Field(30, gt=0, description="seconds per call")
+
+
+ToolSpec = Annotated[PythonTool | FunctionTool, Field(discriminator="kind")]
+
+
+class ToolsRollout(EpisodeRollout):
+    """The model may call tools until it answers without a call; the job's scorer judges that answer."""
+
+    kind: Literal["tools"] = "tools"
+    tools: tuple[ToolSpec, ...] = Field(min_length=1, description="what the model may call")
+    system: str | None = Field(None, description="system message before the row's prompt")
+    max_tool_calls: int = Field(64, ge=1, le=100_000, description="tool calls per episode; further ones are refused")
+    max_output: int = Field(
+        4000, ge=100, description="characters of an answer of a tool; longer ones lose their middle"
+    )
+
+    @model_validator(mode="after")
+    def _tools_differ(self) -> Self:
+        names = [tool.target.partition(":")[2] if isinstance(tool, FunctionTool) else "python" for tool in self.tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two tools have the name {twice[0]}: rename the function of one, or remove it")
+        return self
+
+
+Rollout = Annotated[ProgramRollout | ToolsRollout, Field(discriminator="kind")]
+
+
+def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: bool, episodes: int) -> None:
+    """Reject a job whose episodes have tools but lack what these need.
+
+    Args:
+        scored: the job has a scorer.
+        parser: ``gateway.tool_parser``.
+        chat: the job's data is rendered with the chat template.
+        episodes: ``environment_workers.episodes``.
+
+    Raises:
+        ValueError: names the change to make.
+    """
+    if not isinstance(rollout, ToolsRollout):
+        return
+    if not scored:
+        raise ValueError("scorer: required with rollout kind: tools, where it judges the last answer, but missing")
+    if parser is None:
+        raise ValueError(
+            "rollout kind: tools needs a parser for the model's tool calls: write gateway: {tool_parser: hermes}, or "
+            "the name that vLLM has for the model's format"
+        )
+    if chat:
+        raise ValueError(
+            "data.chat and rollout kind: tools would both render the chat template: remove data.chat; a system message "
+            "belongs in rollout.system"
+        )
+    for tool in rollout.tools:
+        if isinstance(tool, PythonTool) and tool.state == "episode" and tool.slots < episodes:
+            raise ValueError(
+                f"the tool python with state: episode needs a slot for each of a worker's {episodes} episodes: write "
+                f"slots: {episodes}, or environment_workers: {{episodes: {tool.slots}}}"
+            )
 
 
 class EnvironmentWorkersSpec(Spec):

@@ -11,4 +11,5 @@ http       routes, keys, sizes and errors
 server     the listening socket, on the event loop of the engine
 served     gateway and server of one actor
 groups     n sessions to the `Group` that the learner takes
+standalone the gateway of a finished model: no sessions, and sampling as each request wants it
 """

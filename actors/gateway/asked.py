@@ -44,8 +44,8 @@ class Asked:
     parse_tools: bool
 
 
-_IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
-_READ = frozenset(
+IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+READ = frozenset(
     {"messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "tools", "tool_choice"}
     | {"chat_template_kwargs", "parallel_tool_calls"}
 )
@@ -91,19 +91,24 @@ def asked(body: Mapping[str, Any], job: SamplingOfJob) -> Asked:
 
 def _check_sampling(body: Mapping[str, Any], job: SamplingOfJob) -> None:
     for name, value in body.items():
-        if value is None or name in _READ or name in _IGNORED:
+        if value is None or name in READ or name in IGNORED:
             continue
         wanted = {"temperature": job.temperature, "top_p": job.top_p}.get(name)
         if wanted is not None:
             unchanged = isinstance(value, int | float) and value == wanted
         else:
-            unchanged = name in _UNCHANGED and _UNCHANGED[name](value)
+            unchanged = changes_nothing(name, value)
         if not unchanged:
             raise BadRequest(
                 f"{name} is not for the request to choose: the job sets how samples are drawn"
                 f"{'' if wanted is None else f', with {name} {wanted:g}'}. Leave {name} out, or write "
                 "gateway: {sampling: override} in the job to have such fields ignored"
             )
+
+
+def changes_nothing(name: str, value: object) -> bool:
+    """Whether a field that this server does not have was sent with a value that asks for nothing."""
+    return name in _UNCHANGED and _UNCHANGED[name](value)
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

@@ -9,7 +9,7 @@ OpenAI's clients repeat by themselves, since a repeated call would not continue 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -31,12 +31,12 @@ BODY_SECONDS = 60.0
 Handler = Callable[[OpenSession, Mapping[str, Any], Request], Awaitable[Response]]
 
 
-def create_app(gateway: Gateway, model: str, host: str) -> ASGIApp:
+def create_app(gateway: Gateway, model: str, hosts: Collection[str] | None) -> ASGIApp:
     """The application.
 
     Args:
         model: the name under which the model is listed. Requests may use any.
-        host: the only name or address accepted in the Host header.
+        hosts: the names and addresses accepted in the Host header, as URLs write them; None accepts any.
     """
     routes = _Routes(gateway, model)
     app = Starlette(
@@ -47,20 +47,20 @@ def create_app(gateway: Gateway, model: str, host: str) -> ASGIApp:
             Route("/v1/models", _guarded(gateway, routes.models), methods=["GET"]),
         ]
     )
-    return HostGate(app, host)
+    return HostGate(app, hosts)
 
 
 class HostGate:
     """Answers only requests to this server's own address that no web page sent."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
-        self._app, self._host = app, host.lower()
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
+        self._app, self._hosts = app, None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             name = headers.get(b"host", b"").decode("latin-1").lower()
-            if name.rpartition(":")[0] != self._host and name != self._host:
+            if self._hosts is not None and not {name, name.rpartition(":")[0]} & self._hosts:
                 refusal = _error(421, "wrong_host", "this server does not have the host name of the request")
             elif b"origin" in headers:
                 refusal = _error(403, "web_page", "web pages must not use this server")

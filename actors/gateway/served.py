@@ -24,7 +24,7 @@ class ServedGateway:
     def __init__(self, engine: Engine, spec: GatewaySpec, model: str, host: str) -> None:
         self._gateway = Gateway(engine, engine.tokenizer, engine.stop_ids, spec)
         self._server = Server(host)
-        self._server.start(create_app(self._gateway, model, self._server.host))
+        self._server.start(create_app(self._gateway, model, [self._server.host]))
 
     def open(self, request: EpisodesRequest) -> OpenedSessions:
         """Open the sessions of a group."""

@@ -13,11 +13,15 @@ CONNECTIONS = 4096
 
 
 class Server:
-    """An HTTP server at ``url`` of this node, from `start` to `stop`. ``host`` is how URLs write its address."""
+    """An HTTP server at ``url`` of this node, from `start` to `stop`. ``host`` is how URLs write its address.
 
-    def __init__(self, host: str) -> None:
+    Args:
+        bound: the socket to listen on; None for one with a free port.
+    """
+
+    def __init__(self, host: str, bound: socket.socket | None = None) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=CONNECTIONS)
+        self._socket = bound or socket.create_server((host, 0), family=family, backlog=CONNECTIONS)
         self.host = f"[{host}]" if ":" in host else host
         self.url = f"http://{self.host}:{self._socket.getsockname()[1]}/v1"
         self._server: _Server | None = None

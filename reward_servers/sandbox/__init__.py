@@ -28,6 +28,9 @@ processor), a reply by another 5 s, and a program by its own total.
 by the kernel's out-of-memory counter. Output is read while the program runs and cut at its limit. Programs behave as
 usual: real files as standard streams, threads, child processes, asyncio, exit codes and exit handlers all work.
 
+*Interpreters.* ``interpreter.py`` keeps one test running, ``repl.py``, and feeds it code piece by piece: the tool
+``python`` of an episode. Each piece has the limits of a test. What it forges concerns its own episode only.
+
 *Tiers.* A has all layers; B lacks the cgroup; C has Landlock and a strict list of system calls, but no namespaces;
 none has limits only and must be requested explicitly. ``health.py`` proves a tier by probe attacks before the first
 program and every ten minutes afterwards, so a sandbox never weakens unnoticed. The whole policy is in ``policy.py``.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reward_servers.sandbox import launch
+from reward_servers.sandbox.interpreter import Interpreter
 from reward_servers.sandbox.judge import Case, ProgramResult, judge_program
 from reward_servers.sandbox.probes import run_probes
 from reward_servers.sandbox.slot import SandboxFailure, Slot
@@ -89,6 +90,18 @@ class Sandbox:
         if result.status is VerdictStatus.INFRA_ERROR:
             self.probe()
         return result
+
+    def interpreter(self) -> Interpreter:
+        """An interpreter that keeps its state; close it before the sandbox does anything else.
+
+        Raises:
+            SandboxFailure: the sandbox is not ready.
+        """
+        if time.monotonic() - self._probed > REPROBE_S:
+            self.probe()
+        if not self.report.ready:
+            raise SandboxFailure(self.report.problem)
+        return Interpreter(self._slot, self._spec.limits)
 
     def probe(self) -> SandboxReport:
         """Run all probes again. If any is not denied, the sandbox is not ready until a later call denies them all."""

@@ -56,3 +56,10 @@ class Pipes:
 
     def contents(self) -> list[bytes]:
         return [bytes(data) for data in self._data.values()]
+
+    def take(self) -> list[bytes]:
+        """The contents, which are then dropped."""
+        taken = self.contents()
+        for data in self._data.values():
+            data.clear()
+        return taken

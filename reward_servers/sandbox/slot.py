@@ -56,7 +56,7 @@ class Slot:
         self.index, self.config = index, config
         self.restarts = -1
         self._ids = itertools.count(1)
-        self._group = self._make_group() if "cgroup" in config.layers else None
+        self.group = self._make_group() if "cgroup" in config.layers else None
         self._at_rest = Rest()
         self._account = accounts.claim(index) if "account" in config.layers else None
         self._sock: socket.socket | None = None
@@ -80,7 +80,7 @@ class Slot:
             group.remove()
         except OSError as problem:
             raise SandboxFailure(f"the slot's cgroup cannot be removed: {problem}") from problem
-        self._group = self._make_group()
+        self.group = self._make_group()
 
     def start(self) -> None:
         """Start the sandbox unless it runs already; replace it if a program left something behind.
@@ -89,9 +89,9 @@ class Slot:
             SandboxFailure: the sandbox did not start.
             SlotEnded: `end` was called.
         """
-        if self._group is not None and (excess := self._at_rest.excess(self._group)):
+        if self.group is not None and (excess := self._at_rest.excess(self.group)):
             log.warning("slot %d: a program left behind %s; replacing the sandbox", self.index, excess)
-            self._replace_group(self._group)
+            self._replace_group(self.group)
         if self._process is not None:
             return
         self.restarts += 1
@@ -126,7 +126,7 @@ class Slot:
     def _configure(self) -> None:
         config = self.config
         strict = not config.namespaced
-        members = self._group.open_members() if self._group else []
+        members = self.group.open_members() if self.group else []
         self._apply_limits(config.limits)
         message = {
             "import_path": launch.interpreter(config.packages).import_path(namespaced=config.namespaced),
@@ -144,13 +144,13 @@ class Slot:
             "writable": [] if strict else list(policy.WRITABLE),
             "hidden": list(policy.PACKAGE_FOLDERS) if strict else [],
         }
-        self._send(message, members)
+        self.send(message, members)
         for fd in members:
             os.close(fd)
-        if not self._receive(0, START_DEADLINE_S).get("ready"):
+        if not self.receive(0, START_DEADLINE_S).get("ready"):
             raise SandboxFailure("the sandbox did not report ready")
-        if self._group is not None:
-            self._at_rest = Rest(self._group.memory_bytes(), self._group.process_count())
+        if self.group is not None:
+            self._at_rest = Rest(self.group.memory_bytes(), self.group.process_count())
 
     def _bare_packages(self) -> list[str]:
         return [] if self.config.namespaced else [path for path, _ in launch.interpreter(self.config.packages).packages]
@@ -166,7 +166,7 @@ class Slot:
                 self._process = None
         self._limits, self._at_rest = None, Rest()
         for _ in range(200):
-            left = self._group.processes() if self._group else []
+            left = self.group.processes() if self.group else []
             if not left:
                 return
             for pid in left:
@@ -189,9 +189,9 @@ class Slot:
     def close(self) -> None:
         """Kill the sandbox, remove its cgroup and release its account."""
         self.kill()
-        if self._group is not None:
+        if self.group is not None:
             with contextlib.suppress(OSError):
-                self._group.remove()
+                self.group.remove()
         if self._account is not None:
             self._account.release()
 
@@ -216,7 +216,7 @@ class Slot:
             SlotEnded: `end` was called.
         """
         limits = limits or self.config.limits
-        with self._failures():
+        with self.failures():
             self.start()
             self._apply_limits(limits)
             with _sealed(source) as fd:
@@ -227,14 +227,14 @@ class Slot:
         except BaseException:
             self.kill()
             raise
-        with self._failures():
+        with self.failures():
             if self.config.mechanism == "fresh":
                 self.kill()
             else:
                 self._ask(program_id, "end", [])
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
+    def failures(self) -> Iterator[None]:
         """Kill the sandbox if the block raises anything; turn errors of the exchange into SandboxFailure."""
         try:
             yield
@@ -249,28 +249,28 @@ class Slot:
             raise
 
     def _apply_limits(self, limits: SandboxLimits) -> None:
-        if self._group is not None and limits != self._limits:
-            self._group.limit(limits.memory_mb, limits.processes)
+        if self.group is not None and limits != self._limits:
+            self.group.limit(limits.memory_mb, limits.processes)
         self._limits = limits
 
     def _ask(self, request_id: int, op: str, fds: list[int]) -> None:
-        self._send({"id": request_id, "op": op}, fds)
-        self._receive(request_id, STEP_DEADLINE_S)
+        self.send({"id": request_id, "op": op}, fds)
+        self.receive(request_id, STEP_DEADLINE_S)
 
     def _run(self, stdin: bytes, limits: SandboxLimits, within_s: float) -> Outcome:
         request_id = next(self._ids)
-        ooms = self._group.oom_kills() if self._group else 0
-        meter = Meter(self._group, limits.cpu_s)
+        ooms = self.group.oom_kills() if self.group else 0
+        meter = Meter(self.group, limits.cpu_s)
         wall_s = min(limits.wall_s, max(within_s, MIN_WALL_S))
         credit_s = max(0.0, min(CREDIT * limits.wall_s, within_s - wall_s))
         test_limits = {"wall_s": wall_s, "credit_s": credit_s, "rlimits": rlimits(limits, self.config)}
         bounds = (limits.stdout_kb << 10, limits.stderr_kb << 10, NOTE_BYTES)
-        with self._failures(), Pipes(*bounds, owner=self.uid) as pipes:
+        with self.failures(), Pipes(*bounds, owner=self.uid) as pipes:
             with _sealed(stdin) as fd:
-                self._send({"id": request_id, "op": "test", "limits": test_limits}, [fd, *pipes.writers])
+                self.send({"id": request_id, "op": "test", "limits": test_limits}, [fd, *pipes.writers])
             pipes.close_writers()
             answer = self._follow(pipes, request_id, wall_s + credit_s + GRACE_S, meter)
-            killed_for_memory = self._group is not None and self._group.oom_kills() > ooms
+            killed_for_memory = self.group is not None and self.group.oom_kills() > ooms
             stdout, stderr, note = pipes.contents()
             answer["setup_error"], answer["compile_error"] = (
                 note[1:].decode(errors="replace") if note[:1] == kind else "" for kind in (SETUP_FAILED, COMPILE_FAILED)
@@ -280,7 +280,7 @@ class Slot:
 
     def _follow(self, pipes: Pipes, request_id: int, bound: float, meter: Meter) -> dict[str, Any]:
         """Wait for the test to end, at most ``bound`` seconds, and read its output; have it killed at a limit."""
-        control = self._control()
+        control = self.control()
         poll = select.poll()
         for fd in (*pipes.readers, control.fileno()):
             poll.register(fd, select.POLLIN)
@@ -295,28 +295,31 @@ class Slot:
                 raise SandboxFailure("a process outlived its test and holds its output open")
             for fd, _ in events:
                 if fd == control.fileno():
-                    answer = self._receive(request_id, 0)
+                    answer = self.receive(request_id, 0)
                     poll.unregister(fd)
                     deadline = time.monotonic() + GRACE_S
                 elif not pipes.read(fd):
                     poll.unregister(fd)
             if answer is None and not asked and (pipes.over or meter.over()):
-                self._send({"id": request_id, "op": "kill"}, [])
+                self.send({"id": request_id, "op": "kill"}, [])
                 asked = True
         return answer
 
     # ---------------------------------------------------------------------------------------- messages
 
-    def _control(self) -> socket.socket:
+    def control(self) -> socket.socket:
+        """The socket to the zygote; raises SandboxFailure if the sandbox does not run."""
         if self._sock is None:
             raise SandboxFailure("the sandbox is not running")
         return self._sock
 
-    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
-        socket.send_fds(self._control(), [json.dumps(message).encode()], fds)
+    def send(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Send a request to the zygote."""
+        socket.send_fds(self.control(), [json.dumps(message).encode()], fds)
 
-    def _receive(self, request_id: int, bound: float) -> dict[str, Any]:
-        control = self._control()
+    def receive(self, request_id: int, bound: float) -> dict[str, Any]:
+        """The zygote's reply to a request; raises SandboxFailure if another or none comes within ``bound`` seconds."""
+        control = self.control()
         if not select.select([control], [], [], bound)[0]:
             raise SandboxFailure(f"no reply within {bound:.0f} s")
         data = control.recv(MESSAGE_BYTES)

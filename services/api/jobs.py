@@ -167,6 +167,7 @@ def _holds_secret(parts: SplitResult) -> bool:
 SCORER_RULES: Mapping[str, Callable[[Mapping[str, Any], ApiSettings, str], Iterator[FieldProblem]]] = {
     "python": _python_target,
     "program": _python_target,
+    "function": _python_target,
     "http": _http_scorer,
 }
 KEY_RULES: Mapping[str, Callable[[object, ApiSettings, str], Iterator[FieldProblem]]] = {

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import compare, data, local, models, runs, stack, steer, token
+from services.cli import compare, data, local, models, runs, serve, stack, steer, token
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, process, checkpoint or "
@@ -43,7 +43,7 @@ _commands: tuple[dict[str, Callable[..., None]], ...] = (
     {"submit": runs.submit, "ls": runs.ls, "show": runs.show, "logs": runs.logs, "rm": runs.rm},
     {"compare": compare.compare},
     {"scale": steer.scale, "set": steer.set_, "pause": steer.pause, "resume": steer.resume, "stop": steer.stop},
-    {"eval": models.eval_, "export": models.export, "reward-server": local.reward_server},
+    {"eval": models.eval_, "export": models.export, "serve": serve.serve, "reward-server": local.reward_server},
 )
 for _group in _commands:
     for _name, _command in _group.items():

@@ -181,6 +181,19 @@ def _model_path(given: Path, folder: "RunFolder | None", checkpoint: int | None)
     return out, step
 
 
+def find_model(model: str, server: str | None, checkpoint: int | None) -> tuple[Path, "RunFolder | None"]:
+    """The model's folder, and the folder of the run that made it if ``model`` names a run.
+
+    Raises:
+        JobError: there is no such model or run; or the run has no model yet.
+    """
+    is_model = any((Path(model) / file).exists() for file in ("config.json", "adapter_config.json"))
+    folder = None if is_model else _folder(model, server)
+    if folder is not None:
+        _hush()
+    return _model_path(Path(model), folder, checkpoint)[0], folder
+
+
 def _hush() -> None:
     """Stop the libraries that load a model from showing progress bars and looking for an accelerator."""
     os.environ["TQDM_DISABLE"] = "1"

@@ -6,5 +6,5 @@ eval, rft    pass@k; rejection sampling                 sampling             the
 sft          supervised fine-tuning                     supervised           the training part of sft and rft
 driver       the process of a run of the service        role_configs         the configuration of each role
 checkpoints  writes, finds and removes them             checkpointed_groups  the groups in a checkpoint
-export       a checkpoint as a Hugging Face model
+export       a checkpoint as a Hugging Face model       serve                a finished model behind OpenAI's API
 """

@@ -1,6 +1,7 @@
 """What a job with a program adds to a run: its check, its processes, and reward workers only if there is a scorer."""
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from actors.pool import ActorPool
 from environments.pool import EnvironmentPool
@@ -8,7 +9,7 @@ from environments.programs import load_program
 from reward_servers.pool import RewardPool
 from services.coordinator.episodes import Episodes
 from services.coordinator.turns import SampleRoom, room_for
-from services.data.tokens import EncodedPrompt, needed_length
+from services.data.tokens import EncodedPrompt, load_tokenizer, needed_length
 from services.jobs.runtime_env import code_is_here
 from services.runs.role_configs import environment_config, reward_config
 from services.store.folder import RunFolder
@@ -16,6 +17,10 @@ from volley.errors import JobError, VolleyError
 from volley.job import EvalJob, RFTJob, RLJob
 from volley.records import Group, Prompt, Scores, WorkerInfo
 from volley.refs import Ref
+from volley.rollout import Rollout, ToolsRollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class NoRewardWorkers:
@@ -84,16 +89,52 @@ def episodes_of(
 
 
 def check_program(job: RLJob | RFTJob | EvalJob) -> None:
-    """Raise `JobError` if the job's program cannot be called."""
+    """Raise `JobError` if the job's program cannot be called, or its tools or model do not fit."""
+    if isinstance(job.rollout, ToolsRollout):
+        check_template(load_tokenizer(job.model.path))
     if job.rollout is not None and code_is_here(job.runtime_env):
-        load_program(job.rollout.target)
+        _load(job.rollout)
 
 
 def import_program(job: RLJob | RFTJob | EvalJob) -> None:
-    """Import the job's program, ignoring failures, which `check_program` reports."""
+    """Import the job's program or tools, ignoring failures, which `check_program` reports."""
     if job.rollout is not None:
         with contextlib.suppress(JobError):
-            load_program(job.rollout.target)
+            _load(job.rollout)
+
+
+def _load(rollout: Rollout) -> None:
+    if isinstance(rollout, ToolsRollout):
+        from environments.tools.loop import load_functions  # only jobs with tools need the sandbox
+
+        load_functions(rollout)
+    else:
+        load_program(rollout.target)
+
+
+def check_template(tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise `JobError` if the model's chat template does not show the model its tools and their answers."""
+    marks = [f"mark{number}" for number in range(4)]
+    tool = {"type": "function", "function": {"name": marks[0], "description": "", "parameters": {"type": "object"}}}
+    call = {"id": "c00000000", "type": "function", "function": {"name": marks[1], "arguments": {"value": marks[2]}}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c00000000", "content": marks[3]},
+    ]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True))
+    except Exception as problem:
+        raise JobError(f"rollout kind: tools: the model's chat template does not take tools: {problem}") from problem
+    missing = [what for mark, what in zip(marks, _SHOWN, strict=True) if mark not in text]
+    if missing:
+        raise JobError(
+            f"rollout kind: tools: the model's chat template leaves out {' and '.join(missing)}: use a model that was "
+            "made for tools, or change its chat_template"
+        )
+
+
+_SHOWN = ("the tools", "the names of called tools", "the arguments of calls", "the answers of tools")
 
 
 def length_of(job: RLJob | RFTJob | EvalJob, encoded: list[EncodedPrompt], room: int, length: int) -> int:

@@ -31,6 +31,7 @@ COMMANDS = (
     ("export", "run", "--out", "model"),
     ("token", "ls"),
     ("data", "check", JOB),
+    ("serve", "model"),
     ("reward-server",),
 )
 

@@ -152,8 +152,8 @@ def test_the_fresh_mechanism_is_also_probed(spawn: SpawnSlot) -> None:
     assert slot.restarts > 30
     slot.kill()
     assert total > 30
-    assert slot._group is not None
-    assert (slot._group.pids / "pids.current").read_text() == "0\n"
+    assert slot.group is not None
+    assert (slot.group.pids / "pids.current").read_text() == "0\n"
 
 
 @pytest.mark.parametrize("victim", ["bwrap", "python"])
@@ -177,9 +177,7 @@ def test_a_sandbox_killed_during_a_program_costs_one_retry(spawn: SpawnSlot, vic
 
 def test_a_stray_message_never_becomes_a_verdict(spawn: SpawnSlot) -> None:
     slot = spawn("A")
-    slot._send(
-        {"id": 999, "op": "end"}, []
-    )  # its answer, or its death, must not be taken for the next program's result
+    slot.send({"id": 999, "op": "end"}, [])  # its answer, or its death, must not be taken for the next program's result
     result = judge_program(slot, b"print(input())", [Case(b"5\n", same_tokens(b"6"))], LIMITS)
     assert result.status is VerdictStatus.WRONG_ANSWER
     right = judge_program(slot, b"print(input())", [Case(b"5\n", same_tokens(b"5"))], LIMITS)
@@ -241,7 +239,7 @@ def test_garbage_on_the_control_channel_is_a_sandbox_failure(spawn: SpawnSlot, s
         slot._sock = ours
         theirs.send(garbage) if garbage else theirs.close()
         with pytest.raises((SandboxFailure, ValueError)):
-            slot._receive(7, 1.0)
+            slot.receive(7, 1.0)
         ours.close()
         theirs.close()
     slot._sock = real

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PROBLEM = "the learner died three times within an hour: lower learner.tokens_per_micro_batch or use more ranks"
 LONG = "smollm2-135m-chain-sum-pass-at-8-with-a-name-of-sixty-three-chars-20261122-170947-99f0"
-WITHOUT_JSON = {"schema", "reward-server"}  # one prints JSON only, one serves
+WITHOUT_JSON = {"schema", "serve", "reward-server"}  # one prints JSON only, two serve
 
 
 @pytest.fixture

@@ -1,0 +1,227 @@
+"""The gateway of a finished model: every request stands for itself and chooses how its answer is sampled.
+
+Nothing is recorded, so there are no sessions. A request for something that this server does not do is answered 400;
+nothing is silently ignored.
+"""
+
+import hmac
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from actors.gateway.asked import IGNORED, READ, BadRequest, SamplingOfJob, asked, changes_nothing, prompt_of
+from actors.gateway.calls import Answer, Engine, Gateway, OnText, OnTokens, OpenSession, UnknownSession
+from actors.gateway.messages import checked
+from actors.gateway.rendering import Tokenizer
+from actors.gateway.replies import Reply, StreamedText
+from actors.gateway.session import Drawn, Limits, Session
+from volley.gateway import GatewaySpec
+
+_FREE = SamplingOfJob(1.0, 1.0, "override")
+_MORE = ("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_OWN = frozenset({"temperature", "top_p", "seed", "stop", *_MORE})
+_NUMBERS = 10_000  # as in the ids of tool calls
+MOST_STOPS = 16
+MOST_NUMBER = 1e9  # beyond any sense; json also reads NaN and Infinity
+
+
+class FreeEngine(Engine, Protocol):
+    """The part of `actors.engine.Engine` used here."""
+
+    async def draw(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        on_tokens: OnTokens | None,
+        until: Callable[[list[int]], bool] | None = None,
+        more: Mapping[str, float] | None = None,
+    ) -> Drawn: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSampling:
+    """How a request wants its answer sampled.
+
+    Attributes:
+        stop: texts that end the answer and do not belong to it.
+        more: further fields of vLLM's SamplingParams.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    more: Mapping[str, float] = field(default_factory=dict)
+
+
+def sampling_of(body: Mapping[str, Any]) -> OwnSampling:
+    """Read how a request samples. Raises `BadRequest` for anything that this server does not do."""
+    for name, value in body.items():
+        known = value is None or name in _OWN or name in READ or name in IGNORED
+        if not known and not changes_nothing(name, value):
+            raise BadRequest(f"{name} is not supported with the value {value!r:.40}: leave it out")
+    given = {name: _number(name, body[name]) for name in _OWN - {"stop", "seed"} if body.get(name) is not None}
+    seed = body.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise BadRequest("seed must be an integer from 0 to 2**63 - 1")
+    return OwnSampling(
+        temperature=given.get("temperature", 1.0),
+        top_p=given.get("top_p", 1.0),
+        seed=seed,
+        stop=_stops(body.get("stop")),
+        more={name: given[name] for name in _MORE if name in given},
+    )
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NUMBER:
+        raise BadRequest(f"{name} must be a number")
+    return value
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(each, str) for each in stops):
+        raise BadRequest(f"stop must be a text or a list of at most {MOST_STOPS} texts")
+    return tuple(filter(None, stops))
+
+
+class StandaloneGateway(Gateway):
+    """A gateway without sessions.
+
+    Args:
+        context: longest prompt plus answer in tokens.
+        token: the API key that requests must send; None accepts any.
+    """
+
+    def __init__(
+        self,
+        engine: FreeEngine,
+        tokenizer: Tokenizer,
+        stop_ids: Sequence[int],
+        spec: GatewaySpec,
+        *,
+        context: int,
+        token: str | None,
+    ) -> None:
+        super().__init__(engine, tokenizer, stop_ids, spec)
+        self._free, self._context, self._token = engine, context, token
+        self._numbers = itertools.cycle(range(_NUMBERS))
+
+    def find(self, key: str) -> OpenSession:
+        """A session for one request; raises `UnknownSession` if ``key`` is not the server's token."""
+        if self._token is not None and not hmac.compare_digest(key.encode(), self._token.encode()):
+            raise UnknownSession("the API key is not this server's token")
+        return OpenSession(Session(Limits(1, self._context, self._context)), _FREE, None)
+
+    async def chat(
+        self,
+        found: OpenSession,
+        body: Mapping[str, Any],
+        *,
+        on_start: Callable[[], None] | None = None,
+        on_text: OnText | None = None,
+    ) -> Answer:
+        """As in `Gateway`, for a conversation of its own."""
+        own, wanted = sampling_of(body), asked(body, _FREE)
+        prompt = self.renderer.prompt(checked(body.get("messages")), wanted.setting)
+        stream = None if self._replies.is_parsed(wanted) else on_text
+        drawn, ids = await self._sampled(prompt, own, wanted.max_tokens, on_start, stream)
+        number = next(self._numbers)
+        reply = self._replies.make(ids, wanted, number=number)
+        return _answer(prompt, drawn, replace(reply, content=_until(reply.content, own.stop)), number)
+
+    async def complete(
+        self,
+        found: OpenSession,
+        body: Mapping[str, Any],
+        *,
+        on_start: Callable[[], None] | None = None,
+        on_text: OnText | None = None,
+    ) -> Answer:
+        """As in `Gateway`, for a prompt of its own."""
+        own, wanted, given = sampling_of(body), asked(body, _FREE), prompt_of(body)
+        prompt = self.renderer.tokens(given) if isinstance(given, str) else given
+        if not all(0 <= each < self.engine.vocab_size for each in prompt):
+            raise BadRequest(f"token ids must be from 0 to {self.engine.vocab_size - 1}")
+        drawn, ids = await self._sampled(prompt, own, wanted.max_tokens, on_start, on_text)
+        return _answer(prompt, drawn, Reply(_until(self._replies.plain(ids), own.stop)), next(self._numbers))
+
+    async def _sampled(
+        self,
+        prompt: list[int],
+        own: OwnSampling,
+        max_tokens: int | None,
+        on_start: Callable[[], None] | None,
+        on_text: OnText | None,
+    ) -> tuple[Drawn, list[int]]:
+        """Sample an answer; returns it, and its ids without the token that ended it."""
+        room = self._context - len(prompt)
+        if room < 1:
+            raise BadRequest(f"the prompt has {len(prompt)} tokens; the model takes {self._context - 1}: shorten it")
+        if on_start:
+            on_start()
+        text = _Streamed(self._replies.plain, own.stop, self._stops, on_text)
+        drawn = await self._free.draw(
+            prompt,
+            max_tokens=min(room, max_tokens or room),
+            temperature=own.temperature,
+            top_p=own.top_p,
+            seed=own.seed,
+            on_tokens=text.add if on_text else None,
+            until=text.has_stop if own.stop else None,
+            more=own.more,
+        )
+        if on_text:
+            text.end()
+        ended = drawn.stopped and drawn.tokens[-1] in self._stops
+        return drawn, drawn.tokens[:-1] if ended else drawn.tokens
+
+
+class _Streamed:
+    """Passes text on as it is sampled, but holds back what may be the beginning of a text that ends the answer."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: tuple[str, ...],
+        stop_ids: frozenset[int],
+        on_text: OnText | None,
+    ) -> None:
+        self._decode, self._stops, self._stop_ids, self._on_text = decode, stops, stop_ids, on_text
+        self._text, self._sent = StreamedText(decode), 0
+        self._all = ""
+
+    def add(self, ids: list[int]) -> None:
+        self._all += self._text.add([each for each in ids if each not in self._stop_ids])
+        self._send(len(self._all) - max((len(stop) - 1 for stop in self._stops), default=0))
+
+    def end(self) -> None:
+        self._all += self._text.rest()
+        self._send(len(self._all))
+
+    def has_stop(self, ids: list[int]) -> bool:
+        text = self._decode(ids)
+        return any(stop in text for stop in self._stops)
+
+    def _send(self, until: int) -> None:
+        text = _until(self._all, self._stops)[self._sent : max(until, self._sent)]
+        if text and self._on_text:
+            self._sent += len(text)
+            self._on_text(text)
+
+
+def _until(text: str, stops: tuple[str, ...]) -> str:
+    """The text up to the first of ``stops``."""
+    places = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(places)] if places else text
+
+
+def _answer(prompt: list[int], drawn: Drawn, reply: Reply, number: int) -> Answer:
+    finish = "length" if not drawn.stopped else "tool_calls" if reply.tool_calls else "stop"
+    return Answer(prompt, drawn, reply, finish, number)

@@ -1,0 +1,84 @@
+"""Serve a finished model through the gateway, in this process: for evaluation tools, and for trying it by hand."""
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.config import ActorConfig
+from actors.environment import engine_environment
+from reward_servers.http_gate import LOOPBACK_HOSTS, is_loopback
+from services.data.tokens import load_tokenizer, model_length
+from volley.base import Spec
+from volley.gateway import GatewaySpec
+from volley.job import ActorsSpec, ModelSpec
+from volley.scratch import scratch_folder
+
+
+class ServeSpec(Spec):
+    """What to serve and how; the parts are those of a job."""
+
+    model: ModelSpec
+    actors: ActorsSpec = ActorsSpec()
+    gateway: GatewaySpec = GatewaySpec()
+
+
+def check_model(spec: ServeSpec) -> int:
+    """The model's length in tokens. Raises `JobError` for a model that cannot be served."""
+    load_tokenizer(spec.model.path)
+    return model_length(spec.model.path)
+
+
+async def serve(
+    spec: ServeSpec, name: str, bound: socket.socket, host: str, token: str | None, on_ready: Callable[[str], None]
+) -> None:
+    """Serve until cancelled.
+
+    Args:
+        name: the name under which the model is listed.
+        bound: the socket to listen on.
+        host: the address it was bound to.
+        token: what requests must send as API key; None accepts any.
+        on_ready: called with the base URL once requests are answered.
+
+    Raises:
+        JobError: the model does not load, or vLLM does not have an option or a parser.
+        WorkerDied: the engine ended.
+    """
+    with scratch_folder("serve") as scratch:
+        _enter(spec.actors, scratch)
+        from actors.uncompiled import uncompiled  # imports torch
+
+        with uncompiled() if spec.actors.gpus == 0 else contextlib.nullcontext():
+            from actors.engine import Engine  # imports vLLM, which reads the environment
+        from actors.gateway.http import create_app
+        from actors.gateway.server import Server
+        from actors.gateway.standalone import StandaloneGateway
+
+        config = ActorConfig(spec.model, spec.actors, None, 0, scratch, gateway=spec.gateway)
+        engine = await Engine.start(config, 0, name, scratch / "engine.log")
+        server = Server(host, bound)
+        try:
+            gateway = StandaloneGateway(
+                *(engine, engine.tokenizer, engine.stop_ids, spec.gateway), context=engine.max_model_len, token=token
+            )
+            hosts = {"[::1]", *LOOPBACK_HOSTS, server.host} if is_loopback(host) else None
+            server.start(create_app(gateway, name, hosts))
+            on_ready(server.url)
+            raise await engine.until_death()
+        finally:
+            await server.stop()
+            await engine.stop()
+
+
+def _enter(actors: ActorsSpec, scratch: Path) -> None:
+    """Give the engine the environment that it has in a run, with its log on standard error."""
+    tempfile.tempdir = str(scratch)
+    os.environ |= engine_environment(actors) | {
+        "TMPDIR": str(scratch),
+        "VLLM_RPC_BASE_PATH": str(scratch),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    }

@@ -1,0 +1,97 @@
+"""``volley serve`` with a real engine and the real client of OpenAI."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from tests.chat_models import chat_tokenizer
+from tests.models import tiny_llama
+from tests.pages import ROOT, blocks
+
+pytestmark = pytest.mark.integration
+
+VOLLEY = str(Path(sys.executable).parent / "volley")
+SETTINGS = ["--set", "actors.kv_cache_gb=0.1", "--set", "actors.max_num_seqs=8"]
+USER: Any = {"role": "user", "content": "count to ten"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server, with the command of agents.md on a model of the test's own, and its URL."""
+    folder = tmp_path_factory.mktemp("served")
+    tiny_llama(folder / "tiny", tokenizer=chat_tokenizer())
+    (folder / "token").write_text("secret\n")
+    *_, command = blocks(ROOT / "docs" / "agents.md")
+    volley, serve, _, *options = command.text.split()
+    assert (volley, serve) == ("volley", "serve")
+    given = [VOLLEY, serve, str(folder / "tiny"), *options, "--port", "0", "--token-file", str(folder / "token")]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*given, *SETTINGS], stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("serving tiny (up to 512 tokens) at http://127.0.0.1:"), (folder / "log").read_text()
+        yield process, line.split(" at ")[1].partition(";")[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def client(served: tuple[subprocess.Popen[str], str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served[1], api_key="secret", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    one, same, other = (
+        client.chat.completions.create(model="tiny", messages=[USER], max_tokens=12, temperature=heat, seed=3)
+        for heat in (0, 0, 2)
+    )
+    assert one.choices[0].message.content == same.choices[0].message.content
+    assert one.choices[0].message.content != other.choices[0].message.content
+    assert one.usage is not None
+    assert one.usage.completion_tokens <= 12
+
+
+def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="tiny", prompt="the", max_tokens=12, temperature=0)
+    pieces = client.completions.create(model="tiny", prompt="the", max_tokens=12, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+
+
+def test_a_text_ends_the_answer(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="tiny", prompt="the", max_tokens=12, temperature=0).choices[0].text
+    stop = whole[len(whole) // 2 :][:2]
+    cut = client.completions.create(model="tiny", prompt="the", max_tokens=12, temperature=0, stop=[stop]).choices[0]
+    assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_many_requests_at_once_and_bad_ones(client: openai.OpenAI, served: tuple[subprocess.Popen[str], str]) -> None:
+    with pytest.raises(openai.BadRequestError, match="n is not supported"):
+        client.chat.completions.create(model="tiny", messages=[USER], n=3)
+    with pytest.raises(openai.BadRequestError, match="top_p"):
+        client.chat.completions.create(model="tiny", messages=[USER], top_p=3)
+    with (
+        openai.OpenAI(base_url=served[1], api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+
+
+def test_it_ends_with_its_engine(served: tuple[subprocess.Popen[str], str]) -> None:
+    process, _ = served
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
