@@ -26,8 +26,10 @@ from typing import Any
 import httpx
 from pydantic import Field
 
+from actors.prefork_server import shared_server
 from services.signals import run_in_foreground
 from services.stack.folder import StackFolder
+from services.stack.launcher import PRELOAD
 from services.stack.processes import Server, kept_up
 from services.stack.ray import keep_to_loopback
 from services.stack.redis import check_redis, redis_server
@@ -35,6 +37,7 @@ from services.supervisor.ray_jobs import RayJobLauncher
 from volley.base import Spec
 from volley.errors import HostError, VolleyError
 from volley.files import replace_text
+from volley.job import ActorsSpec
 from volley.local_stack import StackState
 from volley.ports import DEFAULT_PORT
 from volley.scratch import scratch_folder
@@ -42,6 +45,7 @@ from volley.scratch import scratch_folder
 log = logging.getLogger(__name__)
 
 LEAST_CPUS = 4  # two actors, four reward workers and a rank reserve 3.4; two runs with default counts 4.2
+NVIDIA = Path("/proc/driver/nvidia")  # of a machine with GPUs
 
 
 class UpSettings(Spec):
@@ -124,8 +128,10 @@ async def _stack(settings: UpSettings, folder: StackFolder, private: Path) -> As
     if settings.guarded and not folder.admin_token.exists():
         replace_text(folder.admin_token, secrets.token_urlsafe(32), mode=0o600)
     folder.write_state(state)
-    environment = _environment(settings, folder)
     async with contextlib.AsyncExitStack() as stack:
+        if settings.ray is None and not NVIDIA.exists():  # nothing that uses a GPU is forked
+            stack.enter_context(shared_server(ActorsSpec(), PRELOAD))
+        environment = _environment(settings, folder)
         if settings.redis is None:
             await stack.enter_async_context(kept_up(_redis(folder, private, environment)))
         else:

@@ -86,11 +86,16 @@ async def trained(stack: Stack, inputs: Path, tmp_path_factory: pytest.TempPathF
     return await run_job(stack, tmp_path_factory.mktemp("tools"), job)
 
 
+def contexts(row: dict[str, Any]) -> str:
+    """What the model was sent in all calls of an episode."""
+    return "".join(call["context"] for call in row["calls"])
+
+
 async def test_the_tools_answer_the_model(trained: Result) -> None:
     rows = trained.folder.read("samples")
     by_prompt = {prompt: [row for row in rows if row["prompt"] == prompt] for prompt in SAID}
     for prompt, answer in ((prompt, said[1]) for prompt, said in SAID.items() if said[1]):
-        seen = [row for row in by_prompt[prompt] if f"<|im_start|>tool\n{answer}<|im_end|>" in row["earlier"]]
+        seen = [row for row in by_prompt[prompt] if f"<|im_start|>tool\n{answer}<|im_end|>" in contexts(row)]
         assert seen, prompt
         assert any(row["status"] == "passed" for row in seen), prompt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from volley.job import JOB
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from.md"
-ROWS = [row.strip("| ").split(" | ") for row in re.findall(r"^\| `.*$", PAGE.read_text(), re.M)]
+ROWS = [[cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\| `.*$", PAGE.read_text(), re.M)]
 
 
 def keys(cell: str) -> list[str]:
