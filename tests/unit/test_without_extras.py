@@ -31,6 +31,7 @@ COMMANDS = (
     ("export", "run", "--out", "model"),
     ("token", "ls"),
     ("data", "check", JOB),
+    ("model", "fetch", "smollm2-135m-instruct"),
     ("reward-server",),
 )
 
