@@ -101,7 +101,8 @@ def test_scores_between_pass_from_the_threshold_on(sandbox: Sandbox, prompts: li
     for passed_at, status in ((share, VerdictStatus.PASSED), (share + 0.01, VerdictStatus.WRONG_ANSWER)):
         made = ReasoningGym(ReasoningGymScorer(passed_at=passed_at, partial=True), sandbox)
         (verdict,) = made.score(prompt, [answer])
-        assert (verdict.status, verdict.reward) == (status, pytest.approx(share))
+        assert verdict.status is status
+        assert verdict.reward == pytest.approx(share)
 
 
 def test_a_scorer_that_hangs_is_stopped(sandbox: Sandbox, prompts: list[Prompt]) -> None:

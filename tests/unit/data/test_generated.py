@@ -17,7 +17,10 @@ def spec(sets: list[dict[str, Any]], size: int = 30, **more: Any) -> DataSpec:
 
 
 def test_sets_are_mixed_by_weight_and_levels_in_equal_parts() -> None:
-    sets = [{"name": "chain_sum", "weight": 2, "levels": [0, 2]}, {"name": "gcd", "config": {"max_value": 30}}]
+    sets: list[dict[str, Any]] = [
+        {"name": "chain_sum", "weight": 2, "levels": [0, 2]},
+        {"name": "gcd", "config": {"max_value": 30}},
+    ]
     prompts = read_prompts(spec(sets))
     assert Counter(prompt.tags["set"] for prompt in prompts) == {"chain_sum": 20, "gcd": 10}
     assert Counter(prompt.tags.get("level") for prompt in prompts) == {"0": 10, "2": 10, None: 10}
