@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 LANES       ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN         := .venv/bin
 
-.PHONY: help setup setup-dev demo test test-unit bench-quick check format docs lock clean
+.PHONY: help setup setup-dev demo demo-llm test test-unit bench-quick check format docs lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ setup-dev: ## create .venv and add what tests, checks and the documentation need
 
 demo: setup ## run the main example: warm-up, mean and max@8 training, evaluation, plots (QUICK=1: 3 minutes)
 	@$(BIN)/python -m examples.countdown.demo $(if $(QUICK),--quick)
+
+demo-llm: setup ## fetch SmolLM2-135M-Instruct and train it on generated tasks for three objectives (QUICK=1: two steps each)
+	@$(BIN)/python -m examples.smollm2.demo $(if $(QUICK),--quick)
 
 test: setup-dev ## run all tests: unit, then integration with real Ray, vLLM, DeepSpeed and Redis; print the ten slowest
 	@$(BIN)/python -m pytest tests/unit $(LANES) $(PYTEST_ARGS)
@@ -47,9 +50,9 @@ docs: setup-dev ## build the documentation site in site/
 lock: ## resolve the lock files in deploy/locks again from pyproject.toml
 	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --extra dev --no-header --no-annotate --generate-hashes \
 		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o deploy/locks/dev.txt
-	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --no-header --no-annotate -c deploy/locks/dev.txt \
+	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --extra reasoning-gym --no-header --no-annotate -c deploy/locks/dev.txt \
 		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o deploy/locks/cpu.txt
 	@PIP_FIND_LINKS="$(PIP_FIND_LINKS)" bash deploy/docker/lock.sh
 
 clean: ## delete the environment, caches, the documentation site and demo results
-	@rm -rf .venv demo site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv demo demo-llm site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

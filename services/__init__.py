@@ -7,6 +7,7 @@ evaluation    How is pass@k measured?          Sampling, scoring, estimates.
 recording     What does a run leave?           Metrics, events, samples, plots, metric sinks.
 jobs          What does a job file become?     A checked job and the resources it needs.
 data          Where do prompts come from?      Readers, recipes, mixtures, tokens.
+models        Where do models come from?     GGUF files, packages.
 store         What outlives a process?         Redis and the run folder.
 stack         What runs on my machine?         Redis, Ray and the API, and the process that keeps them up.
 supervisor    Who starts a run again?          Drivers as Ray jobs.

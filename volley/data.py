@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from volley.base import Spec
 from volley.plugins import OpenName, ReaderPlugin, RecipePlugin
 
+MAX_GENERATED, MAX_GENERATOR_SEEDS = 1 << 20, 1 << 12  # tasks of one seed, and seeds: their product fits in 32 bits
 DATASET_TAG = "dataset"  # the tag that names a prompt's source in a mixture
 
 RecipeName = Literal[
@@ -71,8 +72,28 @@ class RecipeOptions(Spec):
     )
 
 
+class TaskSet(Spec):
+    """One set of tasks that a generator makes."""
+
+    name: str = Field(min_length=1, description="name of the set in reasoning-gym, such as chain_sum")
+    weight: float = Field(1.0, gt=0, description="share of the tasks, relative to the other weights")
+    config: dict[str, JsonValue] = Field(
+        default_factory=dict, description="settings of the set, as reasoning-gym has them"
+    )
+    levels: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="difficulties from the set's own curriculum, in equal parts; each task has its own as tag level"
+    )
+
+    @field_validator("config")
+    @classmethod
+    def _no_seed(cls, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if own := sorted({"seed", "size"} & config.keys()):
+            raise ValueError(f"{', '.join(own)}: set this beside sets, for all of them")
+        return config
+
+
 class SourceSpec(Spec):
-    """Rows of one file, folder or hub dataset, and how each becomes a prompt.
+    """Rows of one file, folder, hub dataset or generator, and how each becomes a prompt.
 
     Fields that the job does not name are passed to the scorer.
     """
@@ -87,6 +108,10 @@ class SourceSpec(Spec):
         None, description="published layout of the rows"
     )
     recipe_options: RecipeOptions = RecipeOptions()
+    generator: Literal["reasoning_gym"] | None = Field(None, description="generate tasks in place of reading them")
+    sets: tuple[TaskSet, ...] = Field((), description="generator: which tasks")
+    size: int | None = Field(None, ge=1, le=MAX_GENERATED, description="generator: how many tasks")
+    seed: int = Field(0, ge=0, lt=MAX_GENERATOR_SEEDS, description="generator: another seed gives other tasks")
     prompt_field: str = "prompt"
     id_field: str | None = Field(None, description="null: a recipe's 'id', otherwise <file stem>:<line>")
     fields: dict[str, str] = Field(
@@ -101,8 +126,14 @@ class SourceSpec(Spec):
 
     @model_validator(mode="after")
     def _place_fits(self) -> Self:
-        if self.path is not None and self.hub is not None:
-            raise ValueError("set path or hub, not both")
+        if sum(place is not None for place in (self.path, self.hub, self.generator)) > 1:
+            raise ValueError("set only one of path, hub and generator")
+        if self.generator is None and (self.sets or self.size is not None or self.seed):
+            raise ValueError("sets, size and seed belong to a generator: write generator: reasoning_gym")
+        if self.generator is not None and not (self.sets and self.size):
+            raise ValueError("a generator needs sets and size: sets: [{name: chain_sum}], size: 1000")
+        if self.generator is not None and (self.recipe is not None or self.format != "auto"):
+            raise ValueError("recipe and format are for files: remove them, generated tasks need neither")
         if self.hub is None and self.revision is not None:
             raise ValueError("revision needs hub: a local folder has no revisions")
         if DATASET_TAG in self.tags:
@@ -112,7 +143,7 @@ class SourceSpec(Spec):
     @property
     def place(self) -> str:
         """Where the rows are, for error messages."""
-        return str(self.path) if self.path is not None else str(self.hub)
+        return str(next((place for place in (self.path, self.hub, self.generator) if place is not None), None))
 
 
 class MixtureSource(SourceSpec):
@@ -123,8 +154,8 @@ class MixtureSource(SourceSpec):
 
     @model_validator(mode="after")
     def _has_place(self) -> Self:
-        if self.path is None and self.hub is None:
-            raise ValueError(f"source {self.name}: set path or hub")
+        if self.path is None and self.hub is None and self.generator is None:
+            raise ValueError(f"source {self.name}: set path, hub or generator")
         return self
 
 
@@ -154,8 +185,8 @@ class DataSpec(SourceSpec):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if (self.path is None and self.hub is None) == (not self.sources):
-            raise ValueError("set exactly one of path, hub and sources")
+        if (self.path is None and self.hub is None and self.generator is None) == (not self.sources):
+            raise ValueError("set exactly one of path, hub, generator and sources")
         if self.sources:
             own = sorted(_set_fields(self) - {"sources", "shuffle"})
             if own:
@@ -163,6 +194,19 @@ class DataSpec(SourceSpec):
         if self.curriculum is not None and not self.shuffle:
             raise ValueError("a curriculum shuffles within each difficulty: write shuffle: true")
         return self
+
+
+def check_held_out(train: DataSpec, heldout: DataSpec) -> None:
+    """Raise ValueError if both generate tasks of one set from one seed, which makes them the same tasks."""
+    generated = [source for source in (train, *train.sources) if source.generator is not None]
+    for source in (heldout, *heldout.sources):
+        for other in generated:
+            names = {each.name for each in source.sets} & {each.name for each in other.sets}
+            if source.generator == other.generator and source.seed == other.seed and names:
+                raise ValueError(
+                    f"evaluation.data: seed {source.seed} is also that of data, so {min(names)} has the same tasks in "
+                    f"both: write another seed, such as seed: {source.seed + 1}"
+                )
 
 
 def _set_fields(spec: SourceSpec) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, TypeAdapter, model_validator
 
 from volley.base import Resources, Spec
-from volley.data import DataSpec
+from volley.data import DataSpec, check_held_out
 from volley.gateway import GatewaySpec
 from volley.lora import LoraSpec
 from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
@@ -231,6 +231,12 @@ class RLJob(_WithTurns):
     max_dead_batches: int = Field(20, ge=1, description="consecutive batches without signal after which the run ends")
     infra_errors: InfraErrorsSpec = InfraErrorsSpec()
     samples_kept: int = Field(64, ge=0, description="samples logged every tenth step")
+
+    @model_validator(mode="after")
+    def _evaluation_is_held_out(self) -> Self:
+        if self.evaluation is not None:
+            check_held_out(self.data, self.evaluation.data)
+        return self
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:

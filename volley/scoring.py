@@ -109,6 +109,22 @@ class MathScorer(Spec):
     sandbox: SandboxSpec = SandboxSpec(limits=SandboxLimits(memory_mb=1024))
 
 
+class ReasoningGymScorer(Spec):
+    """Passes a sample whose answer the generated task's own scorer gives at least ``passed_at``, in the sandbox."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    values: RewardValues = RewardValues()
+    passed_at: float = Field(1.0, gt=0, le=1, description="lowest score that passes")
+    partial: bool = Field(False, description="reward the score itself instead of values")
+    extract: Literal["either", "tag", "number", "whole"] = Field(
+        "either",
+        description="tag: the last <answer>...</answer>; number: the last number there, or in the sample; whole: the "
+        "trimmed sample; either: tag if there is one, else whole",
+    )
+    timeout_s: float = Field(5.0, gt=0, description="CPU seconds per answer, to generate its task again included")
+    sandbox: SandboxSpec = SandboxSpec(limits=SandboxLimits(memory_mb=1024))
+
+
 class RegexScorer(Spec):
     """Matches a pattern, in a process that is killed after ``timeout_s`` because patterns may backtrack."""
 
@@ -160,6 +176,7 @@ Term = Annotated[
     | PythonScorer
     | CodeScorer
     | MathScorer
+    | ReasoningGymScorer
     | RegexScorer
     | ArcScorer
     | HttpScorer
@@ -192,6 +209,7 @@ ScorerSpec = Annotated[
     | PythonScorer
     | CodeScorer
     | MathScorer
+    | ReasoningGymScorer
     | RegexScorer
     | ArcScorer
     | HttpScorer
@@ -205,5 +223,14 @@ def may_rank(scorer: object) -> bool:
     """Whether a scorer can give ranks: ``python``, ``http``, ``code``, plug-ins, and sums that begin with one."""
     if isinstance(scorer, SumScorer):
         return may_rank(scorer.terms[0].scorer)
-    rewards_only = CountdownScorer | ExactScorer | MathScorer | RegexScorer | ArcScorer | LengthTerm | FormatTerm
+    rewards_only = (
+        CountdownScorer
+        | ExactScorer
+        | MathScorer
+        | ReasoningGymScorer
+        | RegexScorer
+        | ArcScorer
+        | LengthTerm
+        | FormatTerm
+    )
     return not isinstance(scorer, rewards_only)

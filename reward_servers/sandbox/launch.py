@@ -58,14 +58,15 @@ def interpreter(packages: tuple[str, ...] = ()) -> Interpreter:
 def _locate(package: str) -> list[Path]:
     """Return the paths of the package's folder or module, its bundled libraries and its metadata."""
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), *filter(None, (spec.origin,))]
+    if not places:
         raise HostError(f"the sandbox needs the package {package!r}, which is not installed: pip install {package}")
-    origin = Path(spec.origin)
-    home = origin.parent if spec.submodule_search_locations else origin
+    home = Path(places[0])  # a package's folder, or a module's file
     extra = [home.parent / f"{package}.libs"]
     for name in importlib.metadata.packages_distributions().get(package, []):
+        extra.append(home.parent / f"{name}.libs")
         extra.append(Path(str(importlib.metadata.distribution(name)._path)))  # type: ignore[attr-defined]
-    return [home, *(path for path in extra if path.exists())]
+    return [home, *dict.fromkeys(path for path in extra if path.exists())]
 
 
 def bubblewrap() -> str | None:

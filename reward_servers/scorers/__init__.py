@@ -24,6 +24,7 @@ _KINDS = {  # imported on demand, so that a worker loads only what its scorer ne
     "length": "compose:Length",
     "math": "math:Math",
     "python": "python:PythonFunction",
+    "reasoning_gym": "reasoning_gym:ReasoningGym",
     "regex": "regex:Regex",
     "sum": "compose:Sum",
 }

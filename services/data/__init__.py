@@ -6,4 +6,5 @@ prompts       prompts of a DataSpec               mixture       the order of pro
 recipes       published layouts                   decontaminate overlap of a training set with an evaluation set
 report        dropped rows and the reasons        check         what ``volley data check`` prints
 tokens        tokenizers and token ids            files         writes prompts and reports
+generated     tasks that reasoning-gym makes      generate      the process that makes them
 """

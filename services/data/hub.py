@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from services.data.generated import read_generated
 from services.data.readers import Bad, Row, is_plain, plain, read_file
 from volley.data import FormatName, SourceSpec
 from volley.errors import HostError, JobError
@@ -18,8 +19,10 @@ SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that s
 
 
 def read_source(spec: SourceSpec, bad: Bad) -> Iterator[Row]:
-    """Yield the rows of a source's file, folder or hub data set. Raises the same errors as `read_file`."""
-    if spec.path is None:
+    """Yield the rows of a source's file, folder, hub data set or generator. Raises the same errors as `read_file`."""
+    if spec.generator is not None:
+        yield from read_generated(spec)
+    elif spec.path is None:
         yield from _rows(_load(str(spec.hub), spec), Path(str(spec.hub)))
     elif spec.format not in FORMATS:
         yield from _plugged_in(spec.path, spec.format)

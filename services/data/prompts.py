@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.data.generated import TAGS
 from services.data.hub import read_source
 from services.data.mapping import describe, failed_filter, mapped, tags_of
 from services.data.readers import Bad, Row, refuse
@@ -128,7 +129,8 @@ class _Maker:
     def __init__(self, source: SourceSpec, render: Callable[[Row, Any], str]) -> None:
         self.source, self.render = source, render
         recipe = recipe_of(source.recipe) if source.recipe else None
-        self.tags = tuple(dict.fromkeys((*(recipe.TAGS if recipe else ()), *source.tags)))
+        known = recipe.TAGS if recipe else TAGS if source.generator else ()
+        self.tags = tuple(dict.fromkeys((*known, *source.tags)))
         self.id_field = source.id_field or ("id" if recipe else None)
         self.hidden = {source.prompt_field} if source.template is None and recipe is None else set()
         self.fixed = {DATASET_TAG: source.name} if isinstance(source, MixtureSource) else {}

@@ -32,6 +32,7 @@ COMMANDS = (
     ("token", "ls"),
     ("data", "check", JOB),
     ("serve", "model"),
+    ("model", "fetch", "smollm2-135m-instruct"),
     ("reward-server",),
 )
 

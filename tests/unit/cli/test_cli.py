@@ -53,8 +53,11 @@ def test_every_shipped_job_file_says_where_to_get_its_model(file: Path) -> None:
     head, job = file.read_text().split("\nkind:", 1)
     place = re.search(r"model: *\{?\s*path: (\S+?)[,}\s]", job)
     assert place is not None
-    assert place[1].startswith("../../demo/" if "countdown" in file.parts else "../../models/")
-    assert ("`make demo`" if "countdown" in file.parts else "hf download ") in head
+    folder, source = {"countdown": ("demo", "`make demo`"), "smollm2": ("demo-llm", "`make demo-llm`")}.get(
+        file.parts[1], ("models", "hf download ")
+    )
+    assert place[1].startswith(f"../../{folder}/")
+    assert source in head
 
 
 def test_check_prints_the_preparation_comment_if_a_file_is_missing(job: Path) -> None:

@@ -104,10 +104,10 @@ def test_a_single_source_has_its_own_order() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ({}, "set exactly one of path, hub and sources"),
-        ({"path": "a", "hub": "b"}, "not both"),
+        ({}, "set exactly one of path, hub, generator and sources"),
+        ({"path": "a", "hub": "b"}, "set only one of path, hub and generator"),
         ({"path": "a", "revision": "main"}, "revision needs hub"),
-        ({"sources": [{"name": "a", "weight": 1}]}, "set path or hub"),
+        ({"sources": [{"name": "a", "weight": 1}]}, "set path, hub or generator"),
         ({"sources": [{"name": "a", "weight": 1, "path": "x"}] * 2}, "names must be unique"),
         ({"prompt_field": "q", "sources": [{"name": "a", "weight": 1, "path": "x"}]}, "set this in each source"),
         ({"path": "a", "shuffle": False, "curriculum": {"tag": "t", "over": 1}}, "write shuffle: true"),
