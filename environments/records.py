@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
+from volley.rollout import EnvironmentWorkersSpec, Rollout
 
 Stuck = Literal["", "thread", "loop"]
 FailureKind = Literal["", "raised", "timeout", "lost"]
@@ -21,7 +21,7 @@ class EnvironmentConfig:
         prefix: prefix of the workers' Ray names, so that runs on one cluster do not clash.
     """
 
-    rollout: ProgramRollout
+    rollout: Rollout
     workers: EnvironmentWorkersSpec
     log_dir: Path
     prefix: str = ""

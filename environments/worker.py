@@ -9,21 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.programs import Programs, load_program, timed
+from environments.outside.programs import OutsidePrograms, start_programs
+from environments.programs import Programs, timed
 from environments.records import EpisodesDone
 from volley.processes import redirect_output
-from volley.rollout import ProgramRollout
+from volley.rollout import EnvironmentWorkersSpec, Rollout
 
 
 class EnvironmentWorker:
     """Runs programs. Its own methods stay responsive whatever these do, since they run in other threads."""
 
-    def __init__(self, rollout: ProgramRollout, log_path: Path, import_path: Sequence[str]) -> None:
+    def __init__(
+        self, rollout: Rollout, log_path: Path, import_path: Sequence[str], spec: EnvironmentWorkersSpec
+    ) -> None:
         redirect_output(log_path)
         faulthandler.enable()
         sys.path += [path for path in import_path if path and path not in sys.path]
-        self._rollout = rollout
-        self._programs: Programs | None = None
+        self._rollout, self._spec = rollout, spec
+        self._programs: Programs | OutsidePrograms | None = None
 
     async def ready(self) -> int:
         """Import the program; returns the process id.
@@ -32,9 +35,7 @@ class EnvironmentWorker:
             JobError: the program cannot be imported or called.
             WorkerDied: its class or the method ``setup`` raised.
         """
-        program = await asyncio.to_thread(load_program, self._rollout.target)
-        self._programs = Programs(program, self._rollout.timeout_s)
-        await self._programs.set_up()
+        self._programs = await start_programs(self._rollout, self._rollout.timeout_s, self._spec)
         return os.getpid()
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from volley.gateway import GatewaySpec
 from volley.lora import LoraSpec
 from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
 from volley.objectives.tries import Terms, WeightOfK, terms_of
-from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
+from volley.rollout import EnvironmentWorkersSpec, Rollout
 from volley.runtime_env import RuntimeEnvSpec
 from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection
 from volley.scoring import ScorerSpec, may_rank
@@ -182,7 +182,7 @@ class _Sampled(_Job):
 
 
 class _WithEpisodes(_Sampled):
-    rollout: ProgramRollout | None = Field(None, description="a program makes each sample; null: one call does")
+    rollout: Rollout | None = Field(None, description="a program makes each sample; null: one call does")
     environment_workers: EnvironmentWorkersSpec = EnvironmentWorkersSpec()
     gateway: GatewaySpec = GatewaySpec()
 

@@ -19,7 +19,7 @@ from services.coordinator.roles import Actors, Environments, RewardWorkers, Sess
 from services.coordinator.turns import ATTEMPTS, MadeGroup, Stage, Turns, make_group
 from volley.errors import GroupGone
 from volley.records import Prompt, Scores, Verdict, VerdictStatus
-from volley.rollout import ProgramRollout
+from volley.rollout import Rollout
 from volley.scoring import RewardValues
 
 _RAN_OUT = {
@@ -38,7 +38,7 @@ class Episodes:
         scored: whether the job has a scorer, for programs that return None.
     """
 
-    rollout: ProgramRollout
+    rollout: Rollout
     sessions: Sessions
     environments: Environments
     context: int

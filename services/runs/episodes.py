@@ -3,8 +3,9 @@
 import contextlib
 
 from actors.pool import ActorPool
+from environments.outside.interpreter import check_outside, outside_of
 from environments.pool import EnvironmentPool
-from environments.programs import load_program
+from environments.programs import load_rollout
 from reward_servers.pool import RewardPool
 from services.coordinator.episodes import Episodes
 from services.coordinator.turns import SampleRoom, room_for
@@ -85,15 +86,19 @@ def episodes_of(
 
 def check_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Raise `JobError` if the job's program cannot be called."""
-    if job.rollout is not None and code_is_here(job.runtime_env):
-        load_program(job.rollout.target)
+    if job.rollout is None or not code_is_here(job.runtime_env):
+        return
+    if (outside := outside_of(job.rollout)) is not None:
+        check_outside(outside, job.environment_workers.start_deadline_s)
+    else:
+        load_rollout(job.rollout)
 
 
 def import_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Import the job's program, ignoring failures, which `check_program` reports."""
-    if job.rollout is not None:
+    if job.rollout is not None and outside_of(job.rollout) is None:
         with contextlib.suppress(JobError):
-            load_program(job.rollout.target)
+            load_rollout(job.rollout)
 
 
 def length_of(job: RLJob | RFTJob | EvalJob, encoded: list[EncodedPrompt], room: int, length: int) -> int:

@@ -6,7 +6,7 @@ from learner.config import LearnerConfig
 from reward_servers.pool import RewardConfig
 from services.store.folder import RunFolder
 from volley.job import EvalJob, RFTJob, RLJob, SFTJob
-from volley.rollout import ProgramRollout
+from volley.rollout import Rollout
 from volley.scoring import ScorerSpec
 
 
@@ -29,7 +29,7 @@ def reward_config(job: RLJob | RFTJob | EvalJob, scorer: ScorerSpec, folder: Run
     return RewardConfig(scorer, job.reward_workers, folder.logs, prefix=prefix, keep_dir=kept)
 
 
-def environment_config(job: RLJob | RFTJob | EvalJob, rollout: ProgramRollout, folder: RunFolder) -> EnvironmentConfig:
+def environment_config(job: RLJob | RFTJob | EvalJob, rollout: Rollout, folder: RunFolder) -> EnvironmentConfig:
     """The environment workers of ``job``."""
     return EnvironmentConfig(rollout, job.environment_workers, folder.logs, prefix=f"{folder.run_id}-")
 
