@@ -62,7 +62,7 @@ def load(hello: Mapping[str, Any]) -> Callable[..., Any]:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(module_name)
-        program: Any = getattr(module, name, None)
+        program = getattr(module, name, None)
         if hello["settings"] is not None and callable(program):
             program = program(hello["settings"])
     except (Exception, SystemExit) as problem:  # the module's own code may raise anything
