@@ -269,7 +269,7 @@ class EnvironmentPool:
                 max_restarts=0,
                 max_concurrency=spec.episodes + 1,
             )
-            .remote(self._config.rollout, self._log_of(name), tuple(sys.path))
+            .remote(self._config.rollout, self._log_of(name), tuple(sys.path), spec)
         )
         worker = _Worker(index, name, actor)
         self._living.add(worker)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, SupportsFloat
 from environments.records import Outcome, Stuck
 from volley.errors import JobError, WorkerDied
 from volley.imports import function_named
+from volley.rollout import ProgramRollout, Rollout
 
 CANCEL_SECONDS = 2.0  # for an async program to end after it was cancelled
 DETAIL = 300  # characters
@@ -77,6 +78,13 @@ def is_async(program: Program) -> bool:
     if inspect.isclass(program):
         return inspect.iscoroutinefunction(getattr(program, "run", None))
     return inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(type(program).__call__)
+
+
+def load_rollout(rollout: Rollout) -> Program:
+    """Import the program of a job that runs under Volley's own interpreter; raises as `load_program`."""
+    if not isinstance(rollout, ProgramRollout):
+        raise TypeError(f"rollout kind: {rollout.kind} runs under an interpreter of its own")
+    return load_program(rollout.target)
 
 
 class Ended(NamedTuple):

@@ -10,16 +10,21 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from environments.programs import Programs, load_program, timed
+from pydantic import TypeAdapter
+
+from environments.outside.programs import start_programs
+from environments.programs import timed
 from volley.errors import JobError, WorkerDied
 from volley.processes import die_with_parent, take_stdout
+from volley.rollout import EnvironmentWorkersSpec, Rollout
 
 
 async def episode(asked: dict[str, Any]) -> dict[str, Any]:
     """The outcome of one episode as JSON; ``error`` if the program could not be started."""
     try:
-        programs = Programs(load_program(asked["target"]), asked["timeout_s"])
-        await programs.set_up()
+        rollout = TypeAdapter(Rollout).validate_python(asked["rollout"])
+        spec = EnvironmentWorkersSpec.model_validate(asked["workers"])
+        programs = await start_programs(rollout, asked["timeout_s"], spec)
     except (JobError, WorkerDied) as problem:
         return {"error": str(problem)}
     ended = await timed(programs.run(asked["row"], asked["base_url"], asked["api_key"]))

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.programs import Program, Programs, load_program, timed
+from environments.outside.programs import OutsidePrograms, start_programs
+from environments.programs import Programs, timed
 from environments.records import EpisodesDone, Stuck
 from volley.processes import redirect_output
-from volley.rollout import Rollout, ToolsRollout
+from volley.rollout import EnvironmentWorkersSpec, Rollout, ToolsRollout
 
 if TYPE_CHECKING:
     from environments.tools.loop import ToolLoop
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 class EnvironmentWorker:
     """Runs programs. Its own methods stay responsive whatever these do, since they run in other threads."""
 
-    def __init__(self, rollout: Rollout, log_path: Path, import_path: Sequence[str]) -> None:
+    def __init__(
+        self, rollout: Rollout, log_path: Path, import_path: Sequence[str], spec: EnvironmentWorkersSpec
+    ) -> None:
         redirect_output(log_path)
         faulthandler.enable()
         sys.path += [path for path in import_path if path and path not in sys.path]
-        self._rollout = rollout
-        self._programs: Programs | None = None
+        self._rollout, self._spec = rollout, spec
+        self._programs: Programs | OutsidePrograms | None = None
         self._tools: ToolLoop | None = None
 
     async def ready(self) -> int:
@@ -37,9 +40,7 @@ class EnvironmentWorker:
             HostError: this host cannot isolate the model's code.
             WorkerDied: the program's class or its method ``setup`` raised.
         """
-        program = await asyncio.to_thread(self._load)
-        self._programs = Programs(program, self._rollout.timeout_s)
-        await self._programs.set_up()
+        self._programs = await self._load()
         return os.getpid()
 
     async def close(self) -> None:
@@ -47,13 +48,13 @@ class EnvironmentWorker:
         if self._programs is not None:
             await self._programs.close()
 
-    def _load(self) -> Program:
+    async def _load(self) -> Programs | OutsidePrograms:
         if not isinstance(self._rollout, ToolsRollout):
-            return load_program(self._rollout.target)
+            return await start_programs(self._rollout, self._rollout.timeout_s, self._spec)
         from environments.tools.loop import open_loop  # programs need neither the sandbox nor httpx
 
-        self._tools = open_loop(self._rollout)
-        return self._tools.solve
+        self._tools = await asyncio.to_thread(open_loop, self._rollout)
+        return Programs(self._tools.solve, self._rollout.timeout_s)
 
     async def run(self, row: Mapping[str, Any], base_url: str, keys: Sequence[str]) -> EpisodesDone:
         """Run one episode per key, at once."""

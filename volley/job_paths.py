@@ -6,7 +6,12 @@ PATH_KEYS = ("path", "working_dir", "py_modules")
 
 
 def absolute_paths(tree: object, base: Path, key: str = "") -> object:
-    """Return a job's ``tree`` with every relative path made absolute from ``base``; URIs stay."""
+    """Return a job's ``tree`` with every relative path made absolute from ``base``; URIs stay.
+
+    ``python`` stays a link, if it is one: a virtual environment is known by the path of its interpreter.
+    """
+    if key == "python" and isinstance(tree, str) and not tree.startswith("~"):
+        return str(base.absolute() / tree)
     if isinstance(tree, dict):
         return {name: absolute_paths(value, base, name) for name, value in tree.items()}
     if isinstance(tree, list):

@@ -1,6 +1,6 @@
 """Episodes: a program that calls the model as often as it likes makes one sample."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -41,6 +41,41 @@ class ProgramRollout(EpisodeRollout):
         "run like it; returns a reward, a mapping with reward, answer and detail, or None to have the scorer judge the "
         "last answer",
     )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="interpreter to run the program with, such as a virtual environment's, 3.10 or later; null: "
+        "Volley's own",
+    )
+
+    @property
+    def program(self) -> str:
+        """What makes the calls, for messages."""
+        return self.target
+
+
+class VerifiersRollout(EpisodeRollout):
+    """An environment for verifiers 0.4 makes the calls and returns the reward of its rubric."""
+
+    kind: Literal["verifiers"] = "verifiers"
+    python: str = Field(min_length=1, description="interpreter with verifiers, as `volley env create` prints it")
+    taskset: dict[str, Any] = Field(description="id of the taskset, and fields of its configuration")
+    agent: dict[str, Any] = Field(
+        default_factory=dict,
+        description="fields of the agent's configuration, such as harness or max_turns; without a harness or a runtime "
+        "a chat with the taskset's tools, as a subprocess",
+    )
+
+    @property
+    def program(self) -> str:
+        """What makes the calls, for messages."""
+        return f"verifiers taskset {self.taskset['id']}"
+
+    @model_validator(mode="after")
+    def _names_a_taskset(self) -> Self:
+        if not isinstance(self.taskset.get("id"), str) or not self.taskset["id"]:
+            raise ValueError("taskset.id: required, but missing: write taskset: {id: PACKAGE}")
+        return self
 
 
 class PythonTool(Spec):
@@ -81,6 +116,11 @@ class ToolsRollout(EpisodeRollout):
         4000, ge=100, description="characters of an answer of a tool; longer ones lose their middle"
     )
 
+    @property
+    def program(self) -> str:
+        """What makes the calls, for messages."""
+        return "tools"
+
     @model_validator(mode="after")
     def _tools_differ(self) -> Self:
         names = [tool.target.partition(":")[2] if isinstance(tool, FunctionTool) else "python" for tool in self.tools]
@@ -89,7 +129,7 @@ class ToolsRollout(EpisodeRollout):
         return self
 
 
-Rollout = Annotated[ProgramRollout | ToolsRollout, Field(discriminator="kind")]
+Rollout = Annotated[ProgramRollout | VerifiersRollout | ToolsRollout, Field(discriminator="kind")]
 
 
 def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: bool, episodes: int) -> None:

@@ -83,6 +83,14 @@ def _runtime_env(value: object, settings: ApiSettings, pointer: str) -> Iterator
         )
 
 
+def _python(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    if isinstance(value, str) and not settings.allows_all_code:
+        yield FieldProblem(
+            pointer=pointer,
+            detail="names an interpreter and so any code; only a server whose setting allow_code contains * accepts it",
+        )
+
+
 def _engine(options: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
     if isinstance(options, Mapping) and not settings.allows_all_code:
         for name in sorted(options.keys() - ENGINE_OPTIONS):
@@ -172,6 +180,7 @@ SCORER_RULES: Mapping[str, Callable[[Mapping[str, Any], ApiSettings, str], Itera
 }
 KEY_RULES: Mapping[str, Callable[[object, ApiSettings, str], Iterator[FieldProblem]]] = {
     "path": _path,
+    "python": _python,
     "runtime_env": _runtime_env,
     "engine": _engine,
     "deepspeed": _deepspeed,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import compare, data, local, model, models, runs, serve, stack, steer, token
+from services.cli import compare, data, env, local, model, models, runs, serve, stack, steer, token
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, process, checkpoint or "
@@ -51,6 +51,7 @@ for _group in _commands:
 app.add_typer(token.app, name="token")
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
+app.add_typer(env.app, name="env")
 
 
 def main() -> None:

@@ -126,6 +126,12 @@ def tokens(found: Sequence[Mapping[str, Any]]) -> None:
     print_table(TerminalTable(("name", "scope", "created"), rows), "no tokens")
 
 
+def environments(found: Sequence[tuple[str, str, str]]) -> None:
+    """Print names, interpreters and requirements."""
+    rows = [TableRow(each) for each in found]
+    print_table(TerminalTable(("name", "python", "requirements"), rows, ("requirements",)), "no environments")
+
+
 def processes(found: Sequence[Mapping[str, Any]]) -> None:
     rows = [TableRow((each["process"], "" if each["bytes"] is None else str(each["bytes"]))) for each in found]
     print_table(TerminalTable(("process", "bytes"), rows), "no logs")

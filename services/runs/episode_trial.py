@@ -27,7 +27,7 @@ from volley.errors import JobError
 from volley.gateway import GatewaySpec
 from volley.job import EvalJob, RFTJob, RLJob
 from volley.records import Group, ModelCall, Prompt
-from volley.rollout import ProgramRollout
+from volley.rollout import Rollout
 from volley.sampling import EvalSampling
 
 TRIAL_SECONDS = 60.0  # an episode against a stub that answers at once should need no more
@@ -75,7 +75,7 @@ class EpisodeTrial:
 
 
 def try_program(
-    job: RLJob | RFTJob | EvalJob, rollout: ProgramRollout, prompt: Prompt, *, length: int, says: str = ""
+    job: RLJob | RFTJob | EvalJob, rollout: Rollout, prompt: Prompt, *, length: int, says: str = ""
 ) -> EpisodeTrial:
     """Run one episode with the row of ``prompt``, in a process of its own.
 
@@ -89,9 +89,7 @@ def try_program(
     return asyncio.run(_try(job, rollout, prompt, length, says or SAYS))
 
 
-async def _try(
-    job: RLJob | RFTJob | EvalJob, rollout: ProgramRollout, prompt: Prompt, length: int, says: str
-) -> EpisodeTrial:
+async def _try(job: RLJob | RFTJob | EvalJob, rollout: Rollout, prompt: Prompt, length: int, says: str) -> EpisodeTrial:
     tokenizer = load_tokenizer(job.model.path)
     stops = stop_token_ids(job.model.path, tokenizer)
     gateway = Gateway(StubEngine(tokenizer, stops, says), tokenizer, stops, GatewaySpec(sampling=job.gateway.sampling))
@@ -102,7 +100,11 @@ async def _try(
     async with _served(gateway) as url:
         row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
         seconds = min(rollout.timeout_s, TRIAL_SECONDS)
-        asked = {"target": rollout.target, "row": row, "base_url": url, "api_key": keys[0], "timeout_s": seconds}
+        program = {
+            "rollout": rollout.model_dump(mode="json"),
+            "workers": job.environment_workers.model_dump(mode="json"),
+        }
+        asked = {**program, "row": row, "base_url": url, "api_key": keys[0], "timeout_s": seconds}
         outcome, output = await _in_process(asked, seconds + job.environment_workers.start_deadline_s)
         group, (report,) = await gateway.close_sessions(keys, group_id=0, prompt_id=prompt.id, actor="stub")
     return _described(job, rollout, prompt, outcome, report, group, output)
@@ -110,7 +112,7 @@ async def _try(
 
 def _described(
     job: RLJob | RFTJob | EvalJob,
-    rollout: ProgramRollout,
+    rollout: Rollout,
     prompt: Prompt,
     outcome: Outcome,
     report: EpisodeReport,
@@ -124,7 +126,7 @@ def _described(
         problem = _advised(end_of(outcome, report), verdict.detail) + (f"\n{output}" if output else "")
     else:
         return EpisodeTrial(
-            target=rollout.target,
+            target=rollout.program,
             prompt=prompt.id,
             seconds=outcome.seconds,
             status=str(verdict.status) if verdict else "",
@@ -135,7 +137,7 @@ def _described(
             observed=len(group.observation_S),
             calls=group.calls[0],
         )
-    raise JobError(f"rollout.target {rollout.target!r}, in an episode with prompt {prompt.id} and a stub: {problem}")
+    raise JobError(f"rollout.target {rollout.program!r}, in an episode with prompt {prompt.id} and a stub: {problem}")
 
 
 def _advised(end: str, detail: str) -> str:

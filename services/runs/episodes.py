@@ -4,8 +4,9 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from actors.pool import ActorPool
+from environments.outside.interpreter import check_outside, outside_of
 from environments.pool import EnvironmentPool
-from environments.programs import load_program
+from environments.programs import load_rollout
 from reward_servers.pool import RewardPool
 from services.coordinator.episodes import Episodes
 from services.coordinator.turns import SampleRoom, room_for
@@ -90,15 +91,20 @@ def episodes_of(
 
 def check_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Raise `JobError` if the job's program cannot be called, or its tools or model do not fit."""
-    if isinstance(job.rollout, ToolsRollout):
+    rollout = job.rollout
+    if isinstance(rollout, ToolsRollout):
         check_template(load_tokenizer(job.model.path))
-    if job.rollout is not None and code_is_here(job.runtime_env):
-        _load(job.rollout)
+    if rollout is None or not code_is_here(job.runtime_env):
+        return
+    if (outside := outside_of(rollout)) is not None:
+        check_outside(outside, job.environment_workers.start_deadline_s)
+    else:
+        _load(rollout)
 
 
 def import_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Import the job's program or tools, ignoring failures, which `check_program` reports."""
-    if job.rollout is not None:
+    if job.rollout is not None and outside_of(job.rollout) is None:
         with contextlib.suppress(JobError):
             _load(job.rollout)
 
@@ -109,7 +115,7 @@ def _load(rollout: Rollout) -> None:
 
         load_functions(rollout)
     else:
-        load_program(rollout.target)
+        load_rollout(rollout)
 
 
 def check_template(tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -13,7 +13,6 @@ from services.runs.eval import EvalRun
 from services.runs.rft import RFTRun
 from services.runs.rl import RLRun
 from volley.memory import available_memory
-from volley.rollout import ProgramRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def run_one_episode(run: Run, says: str) -> EpisodeTrial | None:
     """
     if not isinstance(run, RLRun | RFTRun | EvalRun) or not code_is_here(run.job.runtime_env):
         return None
-    if not isinstance(rollout := run.job.rollout, ProgramRollout):
+    if (rollout := run.job.rollout) is None:
         return None
     return try_program(run.job, rollout, run.prompts[0].prompt, length=run.length, says=says)
 

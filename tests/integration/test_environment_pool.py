@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from environments.pool import EnvironmentPool
 from environments.records import EnvironmentConfig
-from tests.integration.processes import wait_until_gone
+from tests.integration.processes import descendants, wait_until_gone
 from volley.errors import GroupGone, JobError, WorkerDied
 from volley.records import Prompt
 from volley.rollout import EnvironmentWorkersSpec, ProgramRollout
@@ -62,8 +63,10 @@ def plain(row, base_url, api_key):
 """
 
 
-async def started(folder: Path, name: str = "agent", *, timeout: float = 20.0, **workers: Any) -> EnvironmentPool:
-    rollout = ProgramRollout(target=f"programs_of_{folder.name}:{name}", timeout_s=timeout)
+async def started(
+    folder: Path, name: str = "agent", *, timeout: float = 20.0, python: str | None = None, **workers: Any
+) -> EnvironmentPool:
+    rollout = ProgramRollout(target=f"programs_of_{folder.name}:{name}", timeout_s=timeout, python=python)
     spec = EnvironmentWorkersSpec.model_validate({"episodes": 4, **workers})
     return await EnvironmentPool.start(EnvironmentConfig(rollout, spec, folder, prefix=f"{folder.name}-"))
 
@@ -248,3 +251,23 @@ async def test_a_class_that_cannot_be_set_up_again_uses_up_replacements(folder: 
         await pool.run(row(), "", ("a",))
     assert len(pool.deaths) == 4
     await pool.stop()
+
+
+async def test_a_program_under_another_interpreter_dies_without_its_worker(folder: Path) -> None:
+    venv.create(folder / "environment", symlinks=True)
+    python = str(folder / "environment" / "bin" / "python")
+    pool = await started(folder, python=python)
+    assert (await pool.run(row(), "", ("a", "bb"))).outcomes[1].reward == 2.0
+    (before,) = pool.workers()
+    died = await pool.run(row(die=True), "", ("a", "b"))
+    assert {each.failure for each in died.outcomes} == {"the program's process ended: it died (exit code 7)"}
+    assert (await pool.run(row(), "", ("a",))).outcomes[0].reward == 1.0
+    assert (pool.deaths, pool.workers()) == ((), (before,))
+    children = descendants(before.pid)
+    await pool.stop()
+    wait_until_gone({before.pid, *children})
+
+
+async def test_a_program_that_another_interpreter_cannot_run_is_the_jobs_error(folder: Path) -> None:
+    with pytest.raises(JobError, match="no/python is not an executable file"):
+        await started(folder, python="no/python")
