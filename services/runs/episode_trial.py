@@ -179,7 +179,7 @@ class StubEngine:
 async def _served(gateway: Gateway) -> AsyncIterator[str]:
     server = Server("127.0.0.1")
     try:
-        server.start(create_app(gateway, "stub", server.host))
+        server.start(create_app(gateway, "stub", [server.host]))
         yield server.url
     finally:
         await server.stop()

@@ -57,7 +57,7 @@ def test_a_job_with_tools() -> None:
         ),
         ({"rollout": {"kind": "tools", "tools": [{"kind": "shell"}]}}, "'python', 'function'"),
         ({"rollout": {"kind": "tools", "tools": [{"kind": "function", "target": "search"}]}}, "target"),
-        ({"rollout": {"kind": "magic"}}, "'program', 'tools'"),
+        ({"rollout": {"kind": "magic"}}, "'program', 'verifiers', 'tools'"),
     ],
 )
 def test_what_cannot_be_is_said_with_what_to_write(changes: dict[str, Any], problem: str) -> None:
