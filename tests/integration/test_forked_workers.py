@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 
+from actors.environment import engine_environment
 from actors.prefork_server import shared_server
 from services.stack.launcher.raylet import forking_workers
 from tests.integration.conftest import without_token
@@ -101,3 +104,16 @@ def test_a_worker_starts_without_a_server(tmp_path: Path) -> None:
     (tmp_path / name).touch()
     for address in (tmp_path / name, tmp_path / "missing"):
         assert not start(runtime_env={"env_vars": {FROM: str(address)}})[1]["imported"]
+
+
+def test_the_server_has_what_actors_and_ranks_need_but_neither_ray_nor_a_thread() -> None:
+    """Ray keeps what it reads from the environment as it is imported; a fork has only the thread that forks."""
+    told = "print([m in sys.modules for m in ('vllm', 'deepspeed', 'ray')], len(os.listdir('/proc/self/task')))"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import os, sys, services.stack.preload; {told}"],
+        env=os.environ | engine_environment(ActorsSpec()),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.endswith("[True, True, False] 1\n")
