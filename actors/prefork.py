@@ -8,7 +8,7 @@ import multiprocessing
 from multiprocessing import forkserver
 
 from actors.prefork_server import shared_address
-from volley.forking import Context, fork_from
+from volley.forking import Context, Forked, fork_from
 from volley.job import ActorsSpec
 
 PRELOAD = ["actors.preload"]
@@ -27,4 +27,16 @@ def use() -> None:
     """Let vLLM start its engine from that server."""
     from vllm.v1.engine import utils
 
-    utils.get_mp_context = Context
+    utils.get_mp_context = _Context
+
+
+class _Engine(Forked):
+    def run(self) -> None:
+        import setproctitle
+
+        setproctitle.setproctitle("volley::engine")  # the first call must precede any change of the environment
+        super().run()
+
+
+class _Context(Context):
+    Process = _Engine

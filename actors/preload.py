@@ -17,6 +17,6 @@ with uncompiled(), without("ray"):  # it keeps what it reads from the environmen
     import vllm.v1.engine.core
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
-setproctitle.setproctitle("volley::prefork")  # the first call must precede any change of the environment
+setproctitle.setthreadtitle("volley::prefork")  # a whole title could not be replaced in forked processes
 gc.collect()
 gc.freeze()  # objects that are never collected are never written to, so their memory stays shared with the server

@@ -3,6 +3,7 @@
 import os
 import sys
 from multiprocessing import parent_process
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,6 +17,7 @@ class Probe:
         return {
             "pid": os.getpid(),
             "parent": os.getppid(),
+            "title": Path("/proc/self/cmdline").read_text().strip("\0"),
             "environment": dict(os.environ),
             "imported": "this" in sys.modules,  # by the server alone
             "job": ray.get_runtime_context().get_job_id(),

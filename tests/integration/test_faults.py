@@ -11,7 +11,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,20 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+_started: list["Running"] = []
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """End what a failed test leaves behind, which would slow down all that follow."""
+    yield
+    while _started:
+        run = _started.pop()
+        for pid in descendants(run.process.pid) | {run.process.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # Ray's own helpers notice a killed head only after minutes
 
 
@@ -70,6 +84,7 @@ class Running:
             os.close(inner)
             threading.Thread(target=read_all, args=(self.terminal,), daemon=True).start()
         self.seen: set[int] = set()
+        _started.append(self)
 
     def wait_for_steps(self, more: int = 3, seconds: float = 180) -> None:
         """Wait until the run has trained a few more steps."""

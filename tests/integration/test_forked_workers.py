@@ -15,6 +15,7 @@ import ray
 
 from actors.environment import engine_environment
 from actors.prefork_server import shared_server
+from services.stack.launcher import PRELOAD
 from services.stack.launcher.raylet import forking_workers
 from tests.integration.conftest import without_token
 from tests.integration.probe import Probe
@@ -27,12 +28,12 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[None]:
-    """A head of its own, with a server that is quick to start, and a connection to it."""
+    """A head and a server of its own, and a connection to it."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.delenv(VARIABLE, raising=False)
-        stack.enter_context(shared_server(ActorsSpec(), ["this"]))
+        stack.enter_context(shared_server(ActorsSpec(), [*PRELOAD, "this"]))
         stack.enter_context(without_token())
         with forking_workers():
             cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": False})
@@ -62,6 +63,7 @@ def test_a_worker_is_forked_if_it_may_be() -> None:
     assert not plain["imported"]
     assert forked["parent"] != plain["parent"]
     assert forked["job"] == plain["job"]
+    assert forked["title"] == plain["title"] == "ray::Probe.about"
     assert forked["environment"][FROM] == os.environ[VARIABLE]
     different = {
         name for name in forked["environment"] if forked["environment"][name] != plain["environment"].get(name)

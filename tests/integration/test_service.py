@@ -22,7 +22,7 @@ from tests.integration.processes import descendants, wait_until_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-STEPS = 500
+STEPS = 300
 VOLLEY = str(Path(sys.executable).parent / "volley")
 
 

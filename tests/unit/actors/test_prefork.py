@@ -53,7 +53,7 @@ if __name__ == "__main__":
     prefork.PRELOAD, forking.FORK_SECONDS = ["json"], 2.0
     redirect_output(Path("log"))
     prefork.begin(ActorsSpec(threads=int(sys.argv[2])))
-    process = forking.Context().Process(target=engine.engine, args=(int(sys.argv[1]),))
+    process = prefork._Context().Process(target=engine.engine, args=(int(sys.argv[1]),))
     process.start()
     process.join()
     sys.exit(process.exitcode)
