@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import ray
 import torch
@@ -96,8 +95,9 @@ async def test_a_killed_learner_resumes_exactly_from_its_checkpoint(
     async with asyncio.timeout(120):
         while len(folder.read("metrics")) < 6 and not running.done():  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.05)
-    (rank,) = [each for each in psutil.Process().children(recursive=True) if "ray::Rank" in " ".join(each.cmdline())]
-    os.kill(rank.pid, signal.SIGKILL)
+    actors = [each for each in ray._private.state.actors().values() if each["State"] == "ALIVE"]
+    (rank,) = [each for each in actors if each["Name"].startswith(f"{folder.run_id}-learner")]
+    os.kill(rank["Pid"], signal.SIGKILL)
     again = await asyncio.wait_for(running, 300)
     assert "learner_restarted" in {event["kind"] for event in folder.read("events")}
     first, second = ([row["reward_mean"] for row in each.folder.read("metrics")] for each in (done, again))

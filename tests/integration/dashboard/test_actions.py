@@ -177,7 +177,8 @@ async def test_environment_workers_are_scaled_and_have_a_lane(visit: Open, stage
     await expect(workers.locator("output")).to_have_text("1 ")
     await expect(workers.get_by_role("button", name="Fewer environment workers")).to_be_disabled()
     await workers.get_by_role("button", name="More environment workers").click()
-    await workers.get_by_role("button", name="Apply").click()
+    async with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        await workers.get_by_role("button", name="Apply").click()
     await expect(workers.locator("output")).to_contain_text("2")
     assert (await stage.store.desired(agents.record.id)).environment_workers == 2
 
