@@ -77,7 +77,7 @@ class Actor:
             if self._config.gateway is not None:
                 from actors.gateway.served import ServedGateway
 
-                model = self._config.model.path.name
+                model = self._config.model.name
                 self._gateway = ServedGateway(self._engine, self._config.gateway, model, ray.util.get_node_ip_address())
         return ActorInfo(
             name=self._name,

@@ -15,8 +15,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from volley.errors import JobError
-from volley.job import ModelSpec
 from volley.lora import DOWN, UP, merged
+from volley.model import ModelSpec
 
 
 class Merger:
@@ -26,7 +26,7 @@ class Merger:
         if model.lora is None:
             raise ValueError("the model has no adapters to merge")
         self._scale, self._dtype = model.lora.scale, getattr(torch, model.dtype)
-        self._files = {name: file for file in sorted(model.path.glob("*.safetensors")) for name in _names(file)}
+        self._files = {name: file for file in sorted(model.folder.glob("*.safetensors")) for name in _names(file)}
 
     def full_matrices(self, adapters: Sequence[str]) -> Iterator[NDArray[np.uint8]]:
         """The adapted matrices and all others of the same blocks, as one safetensors file in memory per block.

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from actors.gateway.session import Limits
 from volley.gateway import GatewaySpec
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 from volley.records import Group
 from volley.refs import Ref
 

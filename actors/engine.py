@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
@@ -44,7 +45,7 @@ class Engine:
         self, llm: AsyncLLM, tokenizer: PreTrainedTokenizerBase, config: ActorConfig, name: str, log: Path
     ) -> None:
         self._llm, self._tokenizer, self._config, self._name, self._log = llm, tokenizer, config, name, log
-        self._stop_ids = stop_token_ids(config.model.path, tokenizer)
+        self._stop_ids = stop_token_ids(config.model.folder, tokenizer)
         self._requests = itertools.count()
         self._open = asyncio.Event()  # cleared while weights are loaded
         self._open.set()
@@ -63,10 +64,11 @@ class Engine:
         """
         args = engine_args(config, index)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+            tokenizer = AutoTokenizer.from_pretrained(config.model.folder)
             llm = AsyncLLM.from_engine_args(args)
         except Exception as error:  # the model's code may raise anything
-            raise JobError(f"{name}: {config.model.path} does not load: {_root_cause(error, log)}") from error
+            cause = _root_cause(error, log) or f"its process ended without an error message (log: {log})"
+            raise JobError(f"{name}: {_model(config.model.folder)} does not load: {cause}") from error
         engine = cls(llm, tokenizer, config, name, log)
         await engine._alive(engine._prepare())
         gc.collect()
@@ -283,9 +285,18 @@ class Engine:
                 return task.result()
             raise self._died(f"its engine exited with code {self._death.result()}")
         except (EngineDeadError, EngineGenerateError) as error:
-            raise self._died(f"its engine failed: {_root_cause(error, self._log)}") from error
+            raise self._died(await self._why(error)) from error
         finally:
             task.cancel()
+
+    async def _why(self, error: Exception) -> str:
+        """Why the engine failed: the error, or how its process ended, which may be known a moment later."""
+        if (cause := _root_cause(error, self._log)) is not None:
+            return f"its engine failed: {cause}"
+        await asyncio.wait({self._death}, timeout=EXIT_SECONDS)
+        if self._death.done():
+            return f"its engine exited with code {self._death.result()}"
+        return f"its engine failed without an error message (log: {self._log})"
 
     def _on_exit(self, process: BaseProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
@@ -296,11 +307,19 @@ class Engine:
         return WorkerDied(self._name, cause, last_lines(self._log))
 
 
-def _root_cause(error: Exception, log: Path) -> str:
-    """One line: the error, or if vLLM only refers to its log, the last error in the log."""
+def _model(folder: Path) -> str:
+    """The folder and the model's type, to which the error may be due."""
+    try:
+        return f"{folder}, a model of type {json.loads((folder / 'config.json').read_text())['model_type']},"
+    except (OSError, ValueError, LookupError, TypeError):
+        return str(folder)
+
+
+def _root_cause(error: Exception, log: Path) -> str | None:
+    """One line: the error, or if vLLM only refers to its log, the last error in the log; None if that has none."""
     message = " ".join(str(error).split())
     if "root cause" not in message:
         return message[:500]
     errors = re.findall(r"\b\w+(?:Error|Exception): .+$", last_lines(log, 400), flags=re.MULTILINE)
     causes = [line for line in errors if "root cause" not in line]
-    return f"{causes[-1] if causes else 'its process ended without an error message'} (log: {log})"
+    return f"{causes[-1]} (log: {log})" if causes else None

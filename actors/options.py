@@ -44,7 +44,7 @@ def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
         if option in FIXED_OPTIONS:
             raise JobError(f"actors.engine: {option!r} is set by Volley and cannot be changed; remove it")
     options: dict[str, Any] = {
-        "model": str(config.model.path),
+        "model": str(config.model.folder),
         "dtype": config.model.dtype,
         "seed": config.seed + index,
         "max_model_len": config.max_model_len,
@@ -60,4 +60,11 @@ def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
         options["enforce_eager"] = True
     if spec.gpus < 1:  # on a part of a GPU vLLM would count what others take there while it measures
         options["kv_cache_memory_bytes"] = int(spec.kv_cache_gb * 2**30)
-    return AsyncEngineArgs(**options | spec.engine)
+    if 0 < spec.gpus < 1:  # vLLM refuses to start unless this share of the GPU is free
+        options["gpu_memory_utilization"] = spec.gpus
+    options |= spec.engine
+    overrides = options.get("hf_overrides", {})
+    # As the learner's head is; on CPUs vLLM would convert all of it for every token.
+    if spec.gpus and config.model.dtype == "bfloat16" and isinstance(overrides, dict):
+        options["hf_overrides"] = {"head_dtype": "float32"} | overrides
+    return AsyncEngineArgs(**options)

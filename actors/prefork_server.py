@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from actors.environment import engine_environment
@@ -21,29 +21,43 @@ from volley.scratch import scratch_folder
 # Variables that libraries read while they are loaded; the others are set in the forked process.
 _READ_AT_IMPORT = ("CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "TORCH_", "VLLM_")
 _PER_ACTOR = "VLLM_RPC_BASE_PATH"
-_SERVE = "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload}, sys_path={path})"
+_SERVE = """
+import sys
+sys.stdin.read()
+from multiprocessing.forkserver import main
+main({listener}, {alive}, {preload}, sys_path={path})
+"""
 _LONGEST_ADDRESS = 107  # bytes, of a Unix socket
 
 
 @contextlib.contextmanager
-def shared_server(spec: ActorsSpec, preload: Sequence[str]) -> Iterator[None]:
+def shared_server(spec: ActorsSpec, preload: Sequence[str], *, delayed: bool = False) -> Iterator[Callable[[], None]]:
     """Serve what processes started within the block start on this machine.
 
     Does nothing for actors on GPUs, whose engines are not forked, and within a block of this process or a parent of it.
 
     Args:
         preload: modules that the server imports.
+        delayed: import them only when the yielded function is called; until then, those that ask the server wait.
     """
     if spec.gpus or VARIABLE in os.environ:
-        yield
+        yield _nothing
         return
     with scratch_folder("prefork") as folder, contextlib.ExitStack() as stack:
         address = folder / _name(spec)
-        if len(os.fsencode(address)) <= _LONGEST_ADDRESS:
-            stack.enter_context(_serving(address, spec, preload))
-            os.environ[VARIABLE] = str(address)
-            stack.callback(os.environ.pop, VARIABLE)
-        yield
+        if len(os.fsencode(address)) > _LONGEST_ADDRESS:
+            yield _nothing
+            return
+        begin = stack.enter_context(_serving(address, spec, preload))
+        if not delayed:
+            begin()
+        os.environ[VARIABLE] = str(address)
+        stack.callback(os.environ.pop, VARIABLE)
+        yield begin
+
+
+def _nothing() -> None:
+    """Begin nothing: there is no server."""
 
 
 def shared_address(spec: ActorsSpec) -> str | None:
@@ -60,7 +74,7 @@ def _name(spec: ActorsSpec) -> str:
 
 
 @contextlib.contextmanager
-def _serving(address: Path, spec: ActorsSpec, preload: Sequence[str]) -> Iterator[None]:
+def _serving(address: Path, spec: ActorsSpec, preload: Sequence[str]) -> Iterator[Callable[[], None]]:
     with socket.socket(socket.AF_UNIX) as listener, (address.parent / "log").open("wb") as log:
         listener.bind(str(address))
         listener.listen()
@@ -71,7 +85,7 @@ def _serving(address: Path, spec: ActorsSpec, preload: Sequence[str]) -> Iterato
             server = subprocess.Popen(
                 [sys.executable, "-c", command],
                 env=os.environ | engine_environment(spec),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(listener.fileno(), alive),
@@ -79,9 +93,11 @@ def _serving(address: Path, spec: ActorsSpec, preload: Sequence[str]) -> Iterato
             )
         finally:
             os.close(alive)
+    assert server.stdin is not None  # a pipe
     try:
-        yield
+        yield server.stdin.close
     finally:
+        server.stdin.close()
         os.close(held)
         server.kill()
         server.wait()

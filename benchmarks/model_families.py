@@ -27,7 +27,8 @@ from learner.records import ScoredGroup
 from services.runs.served_check import TOLERANCE
 from tests.models import character_tokenizer
 from volley.errors import VolleyError
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 from volley.objectives import Mean
 from volley.records import Group, GroupMeta
 from volley.refs import Ref

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 from volley.objectives import Objective
 from volley.shape import WIDTHS, Shape, micro_batch_tokens
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
@@ -44,4 +44,4 @@ class LearnerConfig:
     @property
     def micro_batch_tokens(self) -> int:
         """Padded tokens of a rank's forward pass."""
-        return micro_batch_tokens(self.learner, Shape.of(self.model.path), WIDTHS[self.model.dtype])
+        return micro_batch_tokens(self.learner, Shape.of(self.model.folder), WIDTHS[self.model.dtype])

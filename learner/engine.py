@@ -202,7 +202,7 @@ def learning_rate(spec: Optimizer, step: int, steps: int) -> float:
 
 
 def _weight_bytes(config: LearnerConfig) -> int:
-    return sum(file.stat().st_size for file in config.model.path.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in config.model.folder.glob("*.safetensors"))
 
 
 def _layers_are_units(model: nn.Module) -> None:

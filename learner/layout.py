@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ATTENTION_COST = 1 / 3  # of attending to as many tokens as the hidden size, relative to a token's matmuls; measured
+from volley.shape import samples_sharing_row
 
 
 def _nothing() -> NDArray[np.int32]:
@@ -150,15 +150,8 @@ def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_sha
 def samples_per_row(group: Piece, budget: int, width: int) -> int:
     """The cheapest number of samples per prompt, within ``budget`` tokens per row."""
     spans_n = group.spans_n
-    prompt, n, mean = len(group.prompt_p), len(spans_n), float(spans_n.mean())
-
-    def cost(samples: int) -> float:
-        length = prompt + samples * mean
-        return n / samples * length * (1 + ATTENTION_COST * length / width)
-
-    longest = int(spans_n.max())
-    choices = [m for m in (*(1 << bit for bit in range(1, n.bit_length())), n) if prompt + m * longest <= budget]
-    return min((1, *choices), key=cost)
+    mean, longest = float(spans_n.mean()), int(spans_n.max())
+    return samples_sharing_row(len(group.prompt_p), mean, longest, len(spans_n), budget=budget, width=width)
 
 
 def _lay_out(rows: Sequence[Piece]) -> MicroBatch:

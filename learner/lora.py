@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from volley.errors import JobError
-from volley.job import ModelSpec
 from volley.lora import DOWN, UP, LoraSpec, merged
+from volley.model import ModelSpec
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -50,7 +50,7 @@ def add_adapters(lm: "PreTrainedModel", model: ModelSpec, spec: LoraSpec, seed: 
             inject_adapter_in_model(_peft_config(model, spec), lm, ADAPTER)
         except ValueError as error:
             raise JobError(f"model.lora: {' '.join(str(error).split())[:300]}; {advice}") from error
-    _check(lm, model.path, advice)
+    _check(lm, model.folder, advice)
     for name, parameter in lm.named_parameters():
         parameter.requires_grad_(_plain(name).endswith((DOWN, UP)))
         if parameter.requires_grad:  # PEFT uses float32 even in a bfloat16 model, which DeepSpeed would not keep
@@ -132,7 +132,7 @@ def _peft_config(model: ModelSpec, spec: LoraSpec) -> "LoraConfig":
         lora_alpha=spec.alpha,
         lora_dropout=0.0,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        base_model_name_or_path=str(model.path),
+        base_model_name_or_path=str(model.folder),
         task_type="CAUSAL_LM",
     )
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from volley.update import NoCorrection, PolicyUpdate, SequenceCorrection, TokenCorrection
+from volley.update import KLPenalty, NoCorrection, PolicyUpdate, SequenceCorrection, TokenCorrection
 
 LOG_RATIO_CAP = 20.0  # e^20: far beyond any clip range, far within float32
+KL_RANGE = 1024.0  # an adapted penalty has at most this many times the job's coefficient
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class LossInputs:
         weight_T: the factor of each token's term, see `sample_weights`; 0 removes the token from the loss.
         sample_T: int64 in 0..N-1, the sample of each token.
         samples: N.
-        group_size_T: number of samples that the token's group keeps; KL and entropy terms are means over them.
+        penalty_divisor_T: what KL and entropy are divided by, as the advantages are: the number of samples that the
+            token's group keeps, or 1 for an objective of `PER_SAMPLE`.
         entropy_T: entropy of each token's distribution; with a bonus, the gradient flows through it.
         reference_T: log-prob under the starting policy; None if it is not needed.
     """
@@ -38,7 +40,7 @@ class LossInputs:
     weight_T: Tensor
     sample_T: Tensor
     samples: int
-    group_size_T: Tensor
+    penalty_divisor_T: Tensor
     entropy_T: Tensor
     reference_T: Tensor | None = None
 
@@ -72,7 +74,8 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
 
     An advantage is one sample's part of a sum over its group, so the policy terms of a group are added. KL and entropy
     are expectations, so they are divided by the size of the group: ``E[f] - coefficient * KL + bonus * entropy`` then
-    has the coefficients that the job states, whatever n is.
+    has the coefficients that the job states, whatever n is. Objectives of `PER_SAMPLE` are n times their formula, and
+    so are KL and entropy beside them.
 
     The sum is over the micro-batch; ``weight_T`` is made with global counts, so losses of micro-batches and ranks add.
     """
@@ -83,15 +86,15 @@ def policy_loss(inputs: LossInputs, spec: PolicyUpdate) -> LossParts:
     term_T = torch.where(masked_T, 0.0, correction_T * gain_T * share_T)
     if spec.kl.coefficient and spec.kl.where == "loss" and inputs.reference_T is not None:
         kl_T = kl_estimate(inputs.theta_T, inputs.reference_T, spec.kl.estimator)
-        term_T = term_T - spec.kl.coefficient * kl_T / inputs.group_size_T
+        term_T = term_T - spec.kl.coefficient * kl_T / inputs.penalty_divisor_T
     if spec.entropy_bonus:
-        term_T = term_T + spec.entropy_bonus * inputs.entropy_T / inputs.group_size_T
+        term_T = term_T + spec.entropy_bonus * inputs.entropy_T / inputs.penalty_divisor_T
     loss = -torch.where(inputs.weight_T > 0, inputs.weight_T * term_T, 0.0).sum()
     return LossParts(
         loss=loss.to(inputs.theta_T.dtype),
         ratio_T=ratio_T.detach(),
         clipped_T=clipped_T,
-        correction_T=correction_T.detach(),
+        correction_T=correction_T,
         truncated_T=truncated_T,
         masked_T=masked_T,
     )
@@ -110,6 +113,18 @@ def kl_estimate(theta_T: Tensor, reference_T: Tensor, estimator: str) -> Tensor:
     if estimator == "k2":
         return difference_T.square() / 2
     return torch.expm1(-difference_T) + difference_T
+
+
+def adapted_coefficient(kl: KLPenalty, coefficient: float, divergence: float) -> float:
+    """The penalty's coefficient after a step with this one and this divergence, in nats per token.
+
+    PPO's adaptive penalty (arXiv 1707.06347, section 4), except that it never falls below the job's coefficient: a
+    policy that begins at the reference would otherwise be without a penalty by the time it reaches the target.
+    """
+    if kl.target is None or kl.target / 1.5 <= divergence <= kl.target * 1.5:
+        return coefficient
+    changed = coefficient * 2 if divergence > kl.target else coefficient / 2
+    return min(max(changed, kl.coefficient), kl.coefficient * KL_RANGE)
 
 
 def sample_weights(aggregation: str, lengths_N: Tensor, *, groups: float, samples: float, tokens: float) -> Tensor:
@@ -157,9 +172,9 @@ def _gain(ratio_T: Tensor, inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tens
     clipped_ratio_T = ratio_T.clamp(1 - spec.clip_low, 1 + spec.clip_high)
     if spec.surrogate == "cispo":
         gain_T = clipped_ratio_T.detach() * inputs.advantage_T * inputs.theta_T
-        return gain_T, ((clipped_ratio_T != ratio_T) & (inputs.advantage_T != 0)).detach()
+        return gain_T, (clipped_ratio_T != ratio_T) & (inputs.advantage_T != 0)
     gain_T, clipped_gain_T = ratio_T * inputs.advantage_T, clipped_ratio_T * inputs.advantage_T
-    return torch.minimum(gain_T, clipped_gain_T), (clipped_gain_T < gain_T).detach()
+    return torch.minimum(gain_T, clipped_gain_T), clipped_gain_T < gain_T
 
 
 def _correction(inputs: LossInputs, spec: PolicyUpdate) -> tuple[Tensor, Tensor]:
@@ -182,7 +197,7 @@ def _masked(inputs: LossInputs, spec: PolicyUpdate) -> Tensor:
     """The tokens of samples that `off_policy_mask` drops."""
     if spec.off_policy_mask is None:
         return torch.zeros_like(inputs.sample_T, dtype=torch.bool)
-    drift_T = _per_sample((inputs.mu_T - inputs.theta_T).detach().double(), inputs) / _lengths(inputs)
+    drift_T = _per_sample((inputs.mu_T - inputs.theta_T).double(), inputs) / _lengths(inputs)
     return (drift_T > spec.off_policy_mask) & (inputs.advantage_T < 0)
 
 

@@ -13,7 +13,7 @@ from learner.linear import speed_up
 from learner.logprobs import TokenScorer
 from learner.lora import add_adapters, without_adapters
 from volley.errors import JobError
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -77,7 +77,7 @@ def load_trained(model: ModelSpec, seed: int, *, attention: str | None = None, c
     Raises:
         JobError: see `load_lm`; or the model cannot have these adapters.
     """
-    lm = load_lm(model.path, model.dtype, attention=attention, checkpointed=checkpointed)
+    lm = load_lm(model.folder, model.dtype, attention=attention, checkpointed=checkpointed)
     return lm if model.lora is None else add_adapters(lm, model, model.lora, seed)
 
 

@@ -179,7 +179,9 @@ class RankWorker:
             for name, engine in self._engines.items()
         ]
         if self._rank == 0:
-            run = {"steps_taken": self._steps_taken, "extra": dict(extra)}
+            run: dict[str, Any] = {"steps_taken": self._steps_taken, "extra": dict(extra)}
+            if self._reinforcer is not None and self._reinforcer.spec.kl.target is not None:
+                run["kl_coefficient"] = self._reinforcer.kl_coefficient
             try:
                 (folder / RUN_FILE).write_text(json.dumps(run))
             except OSError as error:
@@ -198,6 +200,8 @@ class RankWorker:
             load_engine(engine, name, folder, rank=self._rank, ranks=self._config.learner.ranks)
         run = json.loads((folder / RUN_FILE).read_text())
         self._steps_taken = int(run["steps_taken"])
+        if self._reinforcer is not None and "kl_coefficient" in run:
+            self._reinforcer.kl_coefficient = float(run["kl_coefficient"])
         return dict(run["extra"])
 
     def export(self, folder: Path) -> None:

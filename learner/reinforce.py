@@ -16,12 +16,12 @@ from torch import Tensor
 from learner.batch import Packer, RankBatch, group_advantages, value_advantages
 from learner.engine import Engine
 from learner.layout import MicroBatch, Piece
-from learner.loss import LossInputs, kl_estimate, policy_loss, sample_weights
+from learner.loss import LossInputs, adapted_coefficient, kl_estimate, policy_loss, sample_weights
 from learner.sums import Sums
 from learner.value import Critic
 from volley.errors import Diverged
 from volley.objectives import Mean, Objective
-from volley.objectives.spec import weighs_companions
+from volley.objectives.spec import PER_SAMPLE, weighs_companions
 from volley.update import PolicyUpdate, check_update
 
 LARGEST_ADVANTAGE = 1e30  # leaves room in float32 for the gradient of the log-prob
@@ -46,7 +46,7 @@ class StepTensors:
         measured_T: bool, tokens over which the metrics are taken.
         advantage_N: float64.
         weight_N: float32, the weight of each of the sample's tokens in the loss.
-        group_size_N: float32, number of samples that the sample's group keeps.
+        penalty_divisor_N: float32, see `LossInputs`.
     """
 
     prox_T: Tensor | None
@@ -57,7 +57,7 @@ class StepTensors:
     measured_T: Tensor
     advantage_N: Tensor
     weight_N: Tensor
-    group_size_N: Tensor
+    penalty_divisor_N: Tensor
 
 
 class Reinforcer:
@@ -82,6 +82,16 @@ class Reinforcer:
     ) -> None:
         self.spec, self.engine, self.pack = spec, engine, pack
         self.reference, self.critic = reference, critic
+        self._kl = spec.kl
+
+    @property
+    def kl_coefficient(self) -> float:
+        """The penalty's coefficient in the next step: the job's, unless `update.kl.target` adapts it."""
+        return self.spec.kl.coefficient
+
+    @kl_coefficient.setter
+    def kl_coefficient(self, value: float) -> None:
+        self.spec = self.spec.model_copy(update={"kl": self._kl.model_copy(update={"coefficient": value})})
 
     def step(
         self, batch: RankBatch, objective: Objective, step: int
@@ -114,8 +124,17 @@ class Reinforcer:
             "seconds_prepare": prepared - begun,
             "seconds_update": ended - prepared,
         }
+        self._adapt_penalty(metrics)
         advantages = {group.group_id: advantage_Gn[row] for row, group in enumerate(batch.groups)}
         return metrics, advantages
+
+    def _adapt_penalty(self, metrics: dict[str, float]) -> None:
+        """Choose the next step's penalty from this step's divergence, which is the same on all ranks."""
+        if self._kl.target is None:
+            return
+        metrics["kl_coefficient"] = self.kl_coefficient
+        if "kl_k3" in metrics:
+            self.kl_coefficient = adapted_coefficient(self._kl, self.kl_coefficient, metrics["kl_k3"])
 
     # ---- before the update -------------------------------------------------------------------------------------
 
@@ -140,7 +159,7 @@ class Reinforcer:
             measured_T=(torch.arange(batch.tokens) < self._measured(batch)[1]).to(device),
             advantage_N=torch.from_numpy(advantage_Gn.reshape(-1)).to(device),
             weight_N=self._weights(batch).to(device),
-            group_size_N=torch.from_numpy(batch.group_sizes).to(device, torch.float32),
+            penalty_divisor_N=_penalty_divisors(batch, objective).to(device, torch.float32),
         )
         return tensors, advantage_Gn, metrics
 
@@ -282,7 +301,7 @@ class Reinforcer:
             weight_T=tensors.weight_N[sample_t],
             sample_T=sample_t,
             samples=samples,
-            group_size_T=tensors.group_size_N[sample_t],
+            penalty_divisor_T=tensors.penalty_divisor_N[sample_t],
             entropy_T=entropy_t,
             reference_T=reference_t,
         )
@@ -312,6 +331,12 @@ class Reinforcer:
                 kl_k1=kl_estimate(theta_k, reference_k, "k1").sum(),
                 kl_k3=kl_estimate(theta_k, reference_k, "k3").sum(),
             )
+
+
+def _penalty_divisors(batch: RankBatch, objective: Objective) -> Tensor:
+    """`LossInputs.penalty_divisor_T` of each sample, [N]."""
+    sizes_N = torch.from_numpy(batch.group_sizes)
+    return torch.ones_like(sizes_N) if isinstance(objective, PER_SAMPLE) else sizes_N
 
 
 def _metrics(total: dict[str, float], *, masks: bool) -> dict[str, float]:

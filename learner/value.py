@@ -68,7 +68,7 @@ class Critic:
         self.engine = Engine(
             lambda: PromptValue(
                 load_trunk(
-                    config.model.path,
+                    config.model.folder,
                     config.model.dtype,
                     attention=config.learner.attention,
                     checkpointed=config.learner.gradient_checkpointing,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from learner.lora import FOLDER, split, write_adapters
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -143,8 +143,8 @@ def write_model(lm: "PreTrainedModel", state: Mapping[str, torch.Tensor], model:
     lm.save_pretrained(folder, state_dict=dict(state))
     give_usual_mode(folder.rglob("*.safetensors"))
     for name in TOKENIZER_FILES:
-        if (model.path / name).exists():
-            shutil.copy2(model.path / name, folder / name)
+        if (model.folder / name).exists():
+            shutil.copy2(model.folder / name, folder / name)
 
 
 def give_usual_mode(files: Iterable[Path]) -> None:

@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from reward_servers.http_body import BadBody, read_json
 from reward_servers.http_connections import WaitingConnections
-from reward_servers.http_gate import LOOPBACK_HOSTS, BrowserGate, is_loopback
+from reward_servers.http_gate import BrowserGate, accepted_hosts, is_loopback
 from reward_servers.http_listener import listener_on, read_token
 from reward_servers.http_schema import Item, ItemOut, SandboxOut, ScoreAnswer, ScoreRequest, VerdictOut, job_of
 from reward_servers.sandbox.launch import interpreter
@@ -54,17 +54,20 @@ def serve(
     token_file: Path | None = None,
     min_tier: MinTier = "auto",
     packages: tuple[str, ...] = (),
+    known_as: tuple[str, ...] = (),
 ) -> None:
     """Print the address, and serve until interrupted.
 
     Raises:
-        HostError: the host does not reach ``min_tier`` or lacks one of ``packages``, ``port`` is in use, or
-            ``token_file`` holds no token.
+        HostError: the host does not reach ``min_tier`` or lacks one of ``packages``, ``port`` is in use, other machines
+            can reach ``host`` and there is no token, or ``token_file`` or ``known_as`` is invalid.
     """
+    if token_file is None and not is_loopback(host):
+        raise HostError(f"other machines can reach --host {host}: pass --token-file")
     token = read_token(token_file) if token_file else None
+    hosts = accepted_hosts(host, known_as)
     interpreter(packages)
     with listener_on(host, port) as listener:
-        hosts = LOOPBACK_HOSTS | {host} if is_loopback(host) else None
         name = f"[{host}]" if ":" in host else host
         sys.stdout.write(f"listening on http://{name}:{listener.getsockname()[1]}; scores at POST /v1/score\n")
         sys.stdout.flush()
@@ -204,7 +207,7 @@ class HeaderTimeoutProtocol(H11Protocol):
     """An HTTP/1.1 connection that is closed if the headers of a request do not arrive within ``HEADERS_DEADLINE_S``.
 
     The deadline also covers the unread rest of a body whose request was already answered. When the server has reached
-    its connection limit, a new connection closes the one that has been idle longest.
+    its connection limit, a new connection closes the one that has been without a complete request for longest.
     """
 
     waiting = WaitingConnections()
@@ -217,18 +220,21 @@ class HeaderTimeoutProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._alarm: asyncio.TimerHandle | None = None
-        self._arm()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.waiting.cut_longest()
+        self._arm()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
-            self._disarm()
-        else:
+        if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY):
             self._arm()
+            return
+        self._disarm()
+        if self.conn.their_state is not h11.SEND_BODY:
+            self.waiting.discard(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.discard(self)
         self._disarm()
         super().connection_lost(exc)
 
@@ -243,7 +249,6 @@ class HeaderTimeoutProtocol(H11Protocol):
             self._alarm = self.loop.call_later(HEADERS_DEADLINE_S, self.cut_off)
 
     def _disarm(self) -> None:
-        self.waiting.discard(self)
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

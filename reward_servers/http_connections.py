@@ -1,4 +1,4 @@
-"""Keeps idle connections from using up a server's connection limit; shared by both HTTP servers."""
+"""Keeps idle and unfinished connections from using up a server's connection limit; shared by both HTTP servers."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ class Connection(Protocol):
 
 
 class WaitingConnections:
-    """The connections of one server that have no request in progress, longest-waiting first."""
+    """The connections of one server on which no whole request has arrived yet, longest-waiting first."""
 
     def __init__(self) -> None:
         self._waiting: dict[Connection, None] = {}

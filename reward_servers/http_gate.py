@@ -7,9 +7,12 @@ because browsers send other content types across sites without a preflight reque
 
 import ipaddress
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from volley.errors import HostError
+from volley.hosts import plain_host
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 PROBES = frozenset({"/healthz", "/readyz"})  # orchestrators use the address; the responses hold no secrets
@@ -23,6 +26,26 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def accepted_hosts(address: str, known_as: Iterable[str]) -> frozenset[str] | None:
+    """Return the host names that requests to a server on ``address`` may give; None, which is any, if nothing says.
+
+    Off loopback, a server is reached by names that only ``known_as`` tells.
+
+    Raises:
+        HostError: one of ``known_as`` is not a host name or an IP address.
+    """
+    names = frozenset(map(_known_name, known_as))
+    return LOOPBACK_HOSTS | {address.lower()} | names if names or is_loopback(address) else None
+
+
+def _known_name(name: str) -> str:
+    try:
+        return plain_host(name)
+    except ValueError:
+        problem = f"--known-as {name!r:.80}: write a host name or an IP address, without scheme and port"
+        raise HostError(problem) from None
 
 
 def host_name(host: bytes) -> str:
@@ -77,7 +100,10 @@ class BrowserGate:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         known = self._hosts is None or host_name(headers.get(b"host", b"")) in self._hosts
         if not known and scope["path"] not in PROBES:
-            return 421, "the server does not have this host name: use its address, or localhost"
+            return 421, (
+                "the server does not have this host name: use its address, or localhost, "
+                "or start it with: volley reward-server --known-as HOST"
+            )
         if scope["method"] in SAFE:
             return None
         if from_another_site(headers):

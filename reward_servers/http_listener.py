@@ -28,7 +28,7 @@ def listener_on(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Raises HostError if there is none."""
+    """Return the token in a file. Raises `HostError` if the file cannot be read or is empty."""
     try:
         token = path.read_text().strip()
     except OSError as problem:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from volley.job import JOB
-from volley.state import Desired, Observed, RunRecord, WorkerView
+from volley.state import AuditRecord, Desired, Observed, Place, RunRecord, WorkerView
 
 KS = (1, 2, 4, 8, 16)
 EVAL_KS = (1, 2, 4, 8, 16, 32)
@@ -106,7 +106,7 @@ def evaluation(version: int, single: float) -> dict[str, Any]:
 
 
 def timeline_item(
-    step: int, end: float, chance: random.Random, seconds: float = 2.0, actors: int = 2
+    step: int, end: float, chance: random.Random, seconds: float = 2.0, actors: int = 2, environments: int = 0
 ) -> dict[str, Any]:
     """The timeline of a step of ``seconds`` seconds that ended at ``end``."""
     spans: list[list[Any]] = []
@@ -120,6 +120,7 @@ def timeline_item(
             spans.append([f"reward-{chance.randrange(2)}", "score", at + length, at + length + 4 * part])
             at += length
         spans.append([f"actor-{actor}", "update", end - 7 * part, end - part])
+    spans += [[f"environment-{i}", "environment", begin + 9 * i * part, end - 30 * part] for i in range(environments)]
     learned = begin + 88 * part
     spans += [["learner", "learn", begin + 40 * part, learned], ["learner", "publish", learned, learned + 4 * part]]
     return {"step": step, "time": end, "spans": spans}
@@ -229,7 +230,10 @@ def _history(run: FakeRun, done: int, chance: random.Random, *, strength: float)
         run.evaluations = [
             evaluation(mark, 0.15 + 0.26 * strength * (1 - math.exp(-3 * mark / steps))) for mark in marks
         ]
-    run.timeline = [timeline_item(step, start + 2 * step, chance) for step in range(max(0, done - 20), done)]
+    programs = 2 if "code" in run.record.name else 0
+    run.timeline = [
+        timeline_item(step, start + 2 * step, chance, environments=programs) for step in range(max(0, done - 20), done)
+    ]
     for mark, row in zip(marks, run.evaluations, strict=False):
         run.events.append({"kind": "evaluation", "time": start + 2 * mark, **row})
     if done:
@@ -271,6 +275,28 @@ def big_run(points: int, samples: int) -> FakeRun:
     return run
 
 
+def sweep(name: str = "rates", seeds: int = 3) -> list[FakeRun]:
+    """The runs of a sweep over two settings; of the second, the last one still runs."""
+    made = []
+    for at, (group, lr) in enumerate((("lr=0.0003", 3e-4), ("lr=0.0001", 1e-4))):
+        for seed in range(seeds):
+            live = at == 1 and seed == seeds - 1
+            tags = {"sweep": name, "group": group, "seed": str(seed), "member": f"{at}-s{seed}"}
+            made.append(
+                make_run(
+                    f"{name}-{'max' if at else 'mean'}-s{seed}",
+                    "running" if live else "done",
+                    steps=60,
+                    done=30 if live else 60,
+                    seed=20 + seeds * at + seed,
+                    lr=lr,
+                    tags=tags,
+                )
+            )
+            made[-1].moves = False
+    return made
+
+
 def all_runs() -> list[FakeRun]:
     """One run of each kind and state."""
     no_signal = (
@@ -284,3 +310,27 @@ def all_runs() -> list[FakeRun]:
         make_run("warm-up", "done", kind="sft", steps=250, done=250, seed=5),
         make_run("heldout", "queued", kind="eval", steps=0, seed=6),
     ]
+
+
+def places() -> list[Place]:
+    """A queue in which one run holds resources and one waits."""
+    running, waiting = "countdown-max8-0001", "heldout-0006"
+    fields = {
+        "submitted": time.time() - 90,
+        "since": time.time() - 60,
+        "resources": {"CPU": 4.5, "GPU": 1.0},
+        "most": {},
+    }
+    reason = f"waits for 1 GPU: alice's {running} holds 1"
+    return [
+        Place.model_validate({**fields, "run": running, "owner": "alice", "priority": 1, "state": "admitted"}),
+        Place.model_validate(
+            {**fields, "run": waiting, "owner": "bob", "priority": 0, "position": 1, "reason": reason}
+        ),
+    ]
+
+
+def audit_record() -> AuditRecord:
+    """A change whose text is hostile."""
+    details = {"learning_rate": 1e-6, "objective": {"kind": HOSTILE[0]}}
+    return AuditRecord(time=time.time(), who="alice", action="set", run="countdown-max8-0001", details=details)

@@ -19,7 +19,7 @@ from services.api.app import create_app
 from services.api.serve import GracefulServer
 from services.api.settings import ApiSettings
 from services.stack.redis import embedded_redis
-from services.store.redis import Store, connect, run_key
+from services.store.redis import TOKENS_KEY, Store, add_audit, connect, run_key
 from tests import dashboard_data
 from tests.dashboard_data import FakeRun
 from volley.state import ENDED, Desired, Observed
@@ -44,6 +44,9 @@ class Cluster:
     async def memory_by_node(self) -> list[int]:
         return []
 
+    async def resources_by_node(self) -> None:
+        return None
+
 
 class Stage:
     """Runs in Redis, and simulated drivers that follow the desired state and do a step every ``tick`` seconds."""
@@ -66,6 +69,16 @@ class Stage:
             await self._ledger(run_id, run.rows[-1])
         await self.store.put_observed(run_id, run.observed)
         return run_id
+
+    async def add_queue(self) -> None:
+        """Write the queue, a token's limits and an audit record."""
+        await self.store.move(dashboard_data.places(), (), {})
+        pipe = self._redis.pipeline()
+        pipe.hset(
+            TOKENS_KEY, "alice", json.dumps({"sha256": "", "scope": "operate", "created": 1.0, "limits": {"runs": 2}})
+        )
+        add_audit(pipe, dashboard_data.audit_record())
+        await pipe.execute()
 
     async def write(self, run_id: str, stream: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append ``rows`` to one of the run's streams."""
@@ -139,6 +152,7 @@ async def stage(folder: Path, tick: float = 0.3) -> AsyncIterator[Stage]:
         made = Stage(url, store, tick)
         for run in dashboard_data.all_runs():
             await made.add(run)
+        await made.add_queue()
         driving = asyncio.create_task(made.drive())
         try:
             yield made

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from volley.base import Spec
+from volley.patterns import NAME
 from volley.plugins import OpenName, ReaderPlugin, RecipePlugin
 
 MAX_GENERATED, MAX_GENERATOR_SEEDS = 1 << 20, 1 << 12  # tasks of one seed, and seeds: their product fits in 32 bits
@@ -149,7 +150,7 @@ class SourceSpec(Spec):
 class MixtureSource(SourceSpec):
     """One source of a mixture."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="value of the tag 'dataset'")
+    name: str = Field(pattern=NAME, description="value of the tag 'dataset'")
     weight: float = Field(gt=0, description="share of the prompts, relative to the other weights")
 
     @model_validator(mode="after")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from volley.errors import HostError
+
 
 def partial_path(path: Path) -> Path:
     """Return where the next content of ``path`` is written: in the same folder, under a hidden name."""
@@ -57,6 +59,33 @@ def replace_folder(partial: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     sync(folder.parent)
+
+
+def check_new(folder: Path) -> None:
+    """Raise `HostError` if ``folder`` is a file, or a folder that holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise HostError(f"{folder} exists already: choose another folder")
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``folder`` when the block ends; if the block raises, nothing is left of it.
+
+    Raises:
+        HostError: ``folder`` exists already, or cannot be written.
+    """
+    check_new(folder)
+    partial = partial_path(folder)
+    try:
+        empty_folder(partial)
+        yield partial
+        if folder.exists():
+            folder.rmdir()  # fails if somebody filled it meanwhile
+        replace_folder(partial, folder)
+    except OSError as error:
+        raise HostError(f"{folder} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

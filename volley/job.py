@@ -6,7 +6,6 @@ RFTJob    rejection sampling: n samples per prompt, then supervised fine-tuning 
 EvalJob   n samples per prompt, unbiased pass@k for a list of k
 """
 
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
@@ -14,9 +13,10 @@ from pydantic import Field, TypeAdapter, model_validator
 from volley.base import Resources, Spec
 from volley.data import DataSpec, check_held_out
 from volley.gateway import GatewaySpec
-from volley.lora import LoraSpec
+from volley.model import ModelSpec
 from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
 from volley.objectives.tries import Terms, WeightOfK, terms_of
+from volley.patterns import NAME
 from volley.rollout import EnvironmentWorkersSpec, Rollout, check_tools
 from volley.runtime_env import RuntimeEnvSpec
 from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection
@@ -24,18 +24,11 @@ from volley.scoring import ScorerSpec, may_rank
 from volley.sinks import SinkSpec
 from volley.turns import TurnsSpec
 from volley.update import LearnerSpec, Optimizer, PolicyOptimizer, PolicyUpdate, check_update
+from volley.webhooks import WebhookSpec, check_webhooks
 
 # Limits far beyond any run. Above them, counters overflow or a typing error fills the memory.
 MOST_STEPS = 10**9
 MOST_ROWS = 10**6  # per batch
-
-
-class ModelSpec(Spec):
-    """A causal language model in Hugging Face format."""
-
-    path: Path = Field(description="folder with config.json, safetensors weights and a tokenizer")
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    lora: LoraSpec | None = Field(None, description="train adapters; null trains the whole model")
 
 
 class ActorsSpec(Spec):
@@ -154,11 +147,12 @@ class CheckpointSpec(Spec):
 
 
 class _Job(Spec):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=NAME)
     seed: int = Field(0, ge=0, le=2**63 - 1)
     model: ModelSpec
     data: DataSpec
     sinks: tuple[SinkSpec, ...] = Field((), description="where metrics go besides metrics.jsonl")
+    notify: tuple[WebhookSpec, ...] = Field((), description="servers that hear of the run's end, pauses and troubles")
     runtime_env: RuntimeEnvSpec | None = Field(None, description="code and settings Ray ships to the run's processes")
 
     @model_validator(mode="after")
@@ -166,6 +160,12 @@ class _Job(Spec):
         learner = getattr(self, "learner", None)  # only some kinds of job train
         if learner is not None and learner.attention == "flash_attention_2" and self.model.dtype == "float32":
             raise ValueError("learner.attention: flash_attention_2 has no float32: write model.dtype: bfloat16")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_are_about_what_is_reported(self) -> Self:
+        ks = getattr(getattr(self, "evaluation", self), "ks", None)  # of an eval job, or of the evaluations of another
+        check_webhooks(self.notify, getattr(self, "kind", ""), ks)
         return self
 
 

@@ -113,6 +113,9 @@ _METRICS: dict[str, dict[str, Metric]] = {
     "Distance": {
         "kl_k1": Metric("nats/token", "Mean `log pi - log ref`; ref is the starting policy.", REFERENCE),
         "kl_k3": Metric("nats/token", "Mean `ref/pi - 1 - log(ref/pi)`; ref is the starting policy.", REFERENCE),
+        "kl_coefficient": Metric(
+            "1", "Coefficient of the divergence penalty in the step.", "jobs with `update.kl.target`"
+        ),
         "logprob_mismatch_mean": Metric(
             "nats/token",
             "Mean distance between the generator's and the learner's log-prob, over samples drawn wholly with the "
@@ -223,13 +226,22 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 
 
+# Names of an evaluation's figures in sinks, rules and Prometheus.
+EVALUATION_FIGURES = (
+    *("pass_at_<k>", "maj_at_<k>", "best_of_<k>"),
+    *("weighted_pass_at_k", "weighted_maj_at_k", "weighted_best_of_k"),
+    *("prompts", "n", "unscored", "distinct_answers", "length_mean", "entropy"),
+)
+
+
+def matches(name: str, known: str) -> bool:
+    """Whether ``name`` is ``known`` or, if that stands for a family, belongs to it."""
+    return re.fullmatch(re.sub(r"<\w+>", lambda part: r"\d+" if part[0] == "<k>" else r"\w+", known), name) is not None
+
+
 def family(name: str) -> str | None:
     """The name in `METRICS` that defines ``name``; None if none does."""
-    for known in METRICS:
-        pattern = re.sub(r"<\w+>", r"\\w+", known)
-        if re.fullmatch(pattern, name):
-            return known
-    return None
+    return next((known for known in METRICS if matches(name, known)), None)
 
 
 def name_part(text: str) -> str:

@@ -99,7 +99,7 @@ def _title(model: type[BaseModel]) -> str:
     kind = model.model_fields.get("kind")
     if kind is not None and get_origin(kind.annotation) is Literal:
         group = "job" if model in get_args(get_args(jobs.JobSpec)[0]) else model.__name__
-        return f"kind: {get_args(kind.annotation)[0]} ({group})"
+        return f"kind: {'/'.join(get_args(kind.annotation))} ({group})"
     return model.__name__
 
 

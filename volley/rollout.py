@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from volley.base import Resources, Spec
+from volley.patterns import SERVER_URL, TARGET
 from volley.scoring import RewardValues, SandboxSpec
 
-TARGET = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # package.module:function
 PROGRAM_GRACE_S = 30.0  # for an environment worker to report after the last of a group's episodes has timed out
 
 
@@ -78,6 +78,51 @@ class VerifiersRollout(EpisodeRollout):
         return self
 
 
+class OpenEnvRollout(EpisodeRollout):
+    """A server of OpenEnv 0.10 is the environment: it answers what the model does, and gives the rewards."""
+
+    kind: Literal["openenv"] = "openenv"
+    python: str = Field(min_length=1, description="interpreter with openenv, as `volley env create` prints it")
+    app: str | None = Field(
+        None,
+        pattern=TARGET,
+        description="package.module:app, the environment's server; each environment worker starts one on its loopback "
+        "interface",
+    )
+    url: str | None = Field(None, pattern=SERVER_URL, description="a server that runs already, in place of app")
+    reset: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of every reset; those in a row's `reset` are added"
+    )
+    action: str | None = Field(
+        None,
+        min_length=1,
+        description="field of an action that takes the model's answer; null: the model calls the environment's tools, "
+        "or, where it has none, a tool `step` with the fields of an action",
+    )
+    observation: str | None = Field(
+        None, min_length=1, description="field of observations that the model sees; null: all of them, as JSON"
+    )
+    system: str | None = Field(None, description="system message before the row's prompt")
+    reward: Literal["sum", "last", "none"] = Field(
+        "sum",
+        description="of an episode: sum of its steps' rewards, the last one, or none: the scorer judges",
+    )
+
+    @property
+    def program(self) -> str:
+        """What makes the calls, for messages."""
+        return f"OpenEnv server {self.app or self.url}"
+
+    @model_validator(mode="after")
+    def _has_one_server(self) -> Self:
+        if (self.app is None) == (self.url is None):
+            raise ValueError(
+                "app and url exclude each other, and one is required: write app: package.module:app to have the server "
+                "started, or url: http://HOST:PORT of one that runs"
+            )
+        return self
+
+
 class PythonTool(Spec):
     """The tool `python`: runs the model's code in the sandbox and answers with what it printed."""
 
@@ -129,11 +174,11 @@ class ToolsRollout(EpisodeRollout):
         return self
 
 
-Rollout = Annotated[ProgramRollout | VerifiersRollout | ToolsRollout, Field(discriminator="kind")]
+Rollout = Annotated[ProgramRollout | VerifiersRollout | OpenEnvRollout | ToolsRollout, Field(discriminator="kind")]
 
 
 def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: bool, episodes: int) -> None:
-    """Reject a job whose episodes have tools but lack what these need.
+    """Reject a job whose episodes lack what tools or rewards need.
 
     Args:
         scored: the job has a scorer.
@@ -144,6 +189,8 @@ def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: boo
     Raises:
         ValueError: names the change to make.
     """
+    if isinstance(rollout, OpenEnvRollout):
+        _check_openenv(rollout, scored=scored, parser=parser)
     if not isinstance(rollout, ToolsRollout):
         return
     if not scored:
@@ -164,6 +211,16 @@ def check_tools(rollout: Rollout, *, scored: bool, parser: str | None, chat: boo
                 f"the tool python with state: episode needs a slot for each of a worker's {episodes} episodes: write "
                 f"slots: {episodes}, or environment_workers: {{episodes: {tool.slots}}}"
             )
+
+
+def _check_openenv(rollout: OpenEnvRollout, *, scored: bool, parser: str | None) -> None:
+    if rollout.reward == "none" and not scored:
+        raise ValueError("scorer: required with rollout reward: none, where it judges the last answer, but missing")
+    if rollout.action is None and parser is None:
+        raise ValueError(
+            "rollout kind: openenv without action needs a parser for the model's tool calls: write "
+            "gateway: {tool_parser: hermes}, or action: FIELD if the model's answers are the actions"
+        )
 
 
 class EnvironmentWorkersSpec(Spec):

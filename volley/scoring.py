@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from volley.base import Spec
+from volley.patterns import HTTP_URL, TARGET
 from volley.plugins import SCORERS, OpenUnion
 
 
@@ -65,7 +66,7 @@ class PythonScorer(Spec):
     """Calls your own trusted function ``(sample, row)``, or ``(samples, row)`` once per group; it may be ``async``."""
 
     kind: Literal["python"] = "python"
-    target: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:function")
+    target: str = Field(pattern=TARGET, description="package.module:function")
     takes: Literal["sample", "group"] | None = Field(
         None, description="what one call scores; null: the group if the first parameter is named samples"
     )
@@ -149,7 +150,7 @@ class HttpScorer(Spec):
     """Posts prompt, row and samples to your own server, which answers ``{"rewards": [...]}``, perhaps with ranks."""
 
     kind: Literal["http"] = "http"
-    url: str = Field(pattern=r"^https?://")
+    url: str = Field(pattern=HTTP_URL)
     timeout_s: float = Field(30.0, gt=0, description="seconds for all attempts together")
     attempts: int = Field(3, ge=1, le=10)
     token_env: str | None = Field(None, description="environment variable with a bearer token")

@@ -13,6 +13,7 @@ BF16, FP32 = 2, 4
 WIDTHS = {"bfloat16": BF16, "float32": FP32}
 MOST_TOKENS, LEAST_TOKENS = 16384, 512  # of a micro-batch, unless the job says otherwise
 CPU_ACTIVATIONS = 2 << 30  # bytes of activations that a micro-batch may keep on a CPU
+ATTENTION_COST = 1 / 3  # of attending to as many tokens as the hidden size, relative to a token's matmuls; measured
 _FLAGS = ("tie_word_embeddings", "attention_bias")
 
 
@@ -28,12 +29,14 @@ class Shape:
     vocab_size: int
     tie_word_embeddings: bool
     attention_bias: bool = False
+    head_dim: int | None = None
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> "Shape":
         """Take the shape from a decoded ``config.json``. Raises KeyError if it is not one of this family."""
-        fields = {name: config[name] for name in cls.__dataclass_fields__ if name not in _FLAGS}
-        return cls(**fields, **{name: bool(config.get(name, False)) for name in _FLAGS})
+        fields = {name: config[name] for name in cls.__dataclass_fields__ if name not in (*_FLAGS, "head_dim")}
+        flags = {name: bool(config.get(name, False)) for name in _FLAGS}
+        return cls(**fields, **flags, head_dim=config.get("head_dim"))
 
     @classmethod
     def of(cls, model: Path) -> "Shape | None":
@@ -44,20 +47,39 @@ class Shape:
             return None
 
     @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def q_size(self) -> int:
+        return self.head_size * self.num_attention_heads
+
+    @property
     def kv_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads * self.num_key_value_heads
+        return self.head_size * self.num_key_value_heads
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of all layers: attention, gated feed-forward, norms."""
+        h, q, kv, m = self.hidden_size, self.q_size, self.kv_size, self.intermediate_size
+        layer = 2 * h * q + 2 * h * kv + 3 * h * m + 2 * h + (q + 2 * kv if self.attention_bias else 0)
+        return self.num_hidden_layers * layer
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output embedding."""
+        return self.vocab_size * self.hidden_size
 
     @property
     def parameters(self) -> int:
-        """Embeddings, attention, gated feed-forward, norms."""
-        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
-        layer = 2 * h * h + 2 * h * kv + 3 * h * m + 2 * h + (h + 2 * kv if self.attention_bias else 0)
-        return (1 if self.tie_word_embeddings else 2) * self.vocab_size * h + self.num_hidden_layers * layer + h
+        """Embeddings, layers and the last norm."""
+        embeddings = (1 if self.tie_word_embeddings else 2) * self.head_parameters
+        return embeddings + self.layer_parameters + self.hidden_size
 
     def adapters(self, lora: LoraSpec) -> int:
         """Number of parameters of the low-rank adapters on every matrix that ``lora`` targets."""
-        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
-        sides = {"q_proj": 2 * h, "k_proj": h + kv, "v_proj": h + kv, "o_proj": 2 * h}
+        h, q, kv, m = self.hidden_size, self.q_size, self.kv_size, self.intermediate_size
+        sides = {"q_proj": h + q, "k_proj": h + kv, "v_proj": h + kv, "o_proj": q + h}
         sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + m)
         named = sides.values() if lora.target_modules == "all-linear" else (sides[name] for name in lora.target_modules)
         return self.num_hidden_layers * lora.rank * sum(named)
@@ -70,8 +92,8 @@ class Shape:
     def activation_bytes(self, width: int) -> int:
         """Bytes kept per token for the backward pass without checkpointing: the inputs of the matmuls, of ``width``
         bytes per number, and those of the two norms in float32. `benchmarks.learner.memory` compares with PyTorch."""
-        h, kv, m = self.hidden_size, self.kv_size, self.intermediate_size
-        return self.num_hidden_layers * ((6 * h + 2 * kv + 4 * m) * width + 2 * h * FP32)
+        h, q, kv, m = self.hidden_size, self.q_size, self.kv_size, self.intermediate_size
+        return self.num_hidden_layers * ((4 * h + 2 * q + 2 * kv + 4 * m) * width + 2 * h * FP32)
 
     def kept_bytes(self, width: int, *, checkpointed: bool) -> int:
         """`activation_bytes`; if layers are ``checkpointed``, the input of each, and one layer being recomputed."""
@@ -94,3 +116,21 @@ def micro_batch_tokens(spec: LearnerSpec, shape: Shape | None, width: int) -> in
         return MOST_TOKENS
     fit = CPU_ACTIVATIONS // shape.kept_bytes(width, checkpointed=spec.gradient_checkpointing)
     return min(MOST_TOKENS, max(LEAST_TOKENS, 1 << max(0, fit.bit_length() - 1)))
+
+
+def samples_sharing_row(prompt: int, sample: float, longest: float, n: int, *, budget: int, width: int) -> int:
+    """The cheapest number of a group's samples that share a row with one copy of their prompt.
+
+    Args:
+        prompt, sample, longest: tokens of the prompt, of a sample on average, and of the longest sample.
+        n: samples of the group.
+        budget: padded tokens of a micro-batch, which a shared row may not exceed.
+        width: the model's hidden size.
+    """
+
+    def cost(samples: int) -> float:
+        length = prompt + samples * sample
+        return n / samples * length * (1 + ATTENTION_COST * length / width)
+
+    choices = [m for m in (*(1 << bit for bit in range(1, n.bit_length())), n) if prompt + m * longest <= budget]
+    return min((1, *choices), key=cost)

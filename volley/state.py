@@ -3,13 +3,16 @@
 RunRecord   what was submitted: written once, when the run is created
 Desired     what users want: written by the command line and the API, read by the run's driver
 Observed    what is: written every few seconds by the run's driver, and by the supervisor when no driver is left
+Place       its place in the queue: written by the supervisor, until the run has ended
+Limits      what the owner of a token may use
+AuditRecord who changed what: written together with the change, and never changed
 """
 
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from volley.base import Spec
 
@@ -17,6 +20,17 @@ RunState = Literal["queued", "pending", "starting", "running", "paused", "stoppi
 ENDED: frozenset[str] = frozenset({"stopped", "done", "failed"})
 HEARTBEAT_SECONDS = 2.0  # between reports of a live driver
 LOST_SECONDS = 30.0  # a driver that is silent for this long is dead or disconnected
+MAX_PRIORITY = 10
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("write a number, not true or false")
+    return value
+
+
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), BeforeValidator(_no_truth_value)]
+PlaceState = Literal["waiting", "admitted", "stopping"]
 
 
 class RunRecord(Spec):
@@ -29,6 +43,7 @@ class RunRecord(Spec):
     created: float = Field(description="seconds since 1970")
     folder: str = Field(description="run folder, on the driver's file system")
     tags: dict[str, str] = Field(default_factory=dict)
+    owner: str = Field("", description="name of the token that submitted it; empty if none was needed")
 
 
 class Desired(Spec):
@@ -43,6 +58,7 @@ class Desired(Spec):
     objective: dict[str, Any] = Field(default_factory=dict, description="fields that override the objective's")
     learning_rate: float | None = Field(None, gt=0, description="overrides the schedule's learning rate")
     max_lag: int | None = Field(None, ge=0, le=10_000, description="applies to groups admitted from now on")
+    priority: Priority = Field(0, description="in the queue of the service; runs of higher priority start first")
 
 
 class WorkerView(Spec):
@@ -88,6 +104,47 @@ class Observed(Spec):
         """Return whether the run has not ended but its driver has been silent for too long."""
         silent = (time.time() if now is None else now) - self.updated
         return self.state not in ENDED and self.state != "queued" and silent > LOST_SECONDS
+
+
+class Place(Spec):
+    """The place of a run in the queue of the service. Times are in seconds since 1970."""
+
+    run: str
+    owner: str
+    priority: int
+    submitted: float = Field(description="when it was submitted, or resumed after it had ended")
+    state: PlaceState = Field(
+        "waiting", description="admitted: it holds its resources; stopping: it is preempted, and ends at a checkpoint"
+    )
+    since: float = Field(description="when this state began")
+    position: int | None = Field(None, description="among the runs that wait, from 1")
+    reason: str = Field("", description="why it waits")
+    preempted_by: str = Field("", description="the run that preempted it last")
+    resources: dict[str, float] = Field(description="what it reserves, by Ray's resource name")
+    most: dict[str, float] = Field(description="the same if it scales itself up to its limit; counts against quotas")
+
+
+class Limits(Spec):
+    """What the owner of a token may use. Null is unlimited."""
+
+    runs: Annotated[int | None, BeforeValidator(_no_truth_value)] = Field(
+        None, ge=0, le=1_000_000, description="runs at once"
+    )
+    cpus: Annotated[float | None, BeforeValidator(_no_truth_value)] = Field(
+        None, ge=0, le=1e9, description="CPUs that these runs reserve"
+    )
+    gpus: Annotated[float | None, BeforeValidator(_no_truth_value)] = Field(None, ge=0, le=1e9)
+    priority: Priority = Field(0, description="the highest priority that it may give a run")
+
+
+class AuditRecord(Spec):
+    """One change that somebody made."""
+
+    time: float = Field(description="seconds since 1970")
+    who: str = Field(description="name of the token; or anybody, bootstrap, supervisor, run-folder")
+    action: str = Field(description="submit, set, stop, resume, delete, preempt; create, limit, delete token")
+    run: str = Field("", description="id of the run; empty if it is about a token")
+    details: dict[str, Any] = Field(default_factory=dict, description="what was set")
 
 
 def objective_text(objective: Mapping[str, Any]) -> str:

@@ -57,7 +57,23 @@ class KLPenalty(Spec):
     coefficient: float = Field(0.0, ge=0)
     estimator: Literal["k1", "k2", "k3"] = "k3"
     where: Literal["loss", "reward"] = "loss"
+    target: float | None = Field(
+        None,
+        gt=0,
+        description="divergence to keep, in nats per token: the coefficient doubles after a step with `kl_k3` above "
+        "1.5 times this, and halves, but never below `coefficient`, after one with less than two thirds of it (after "
+        "arXiv 1707.06347, section 4)",
+    )
     logged: bool = Field(True, description="log it even with coefficient 0; false saves a copy of the model")
+
+    @model_validator(mode="after")
+    def _target_has_a_start(self) -> Self:
+        if self.target is not None and not self.coefficient:
+            raise ValueError(
+                f"target: {self.target} adapts the coefficient, and 0 stays 0: write the coefficient to begin with, "
+                "for example 0.02"
+            )
+        return self
 
     @property
     def wanted(self) -> bool:
@@ -208,6 +224,11 @@ def _check_kl(kl: KLPenalty, objective: Objective) -> None:
         raise ValueError(
             f"kl.estimator: {kl.estimator} in the reward does not follow the gradient of the divergence, and can push "
             "the policy away from the starting policy: write kl.estimator: k1, or kl.where: loss"
+        )
+    if kl.shapes_reward and objective.normalize == "std":
+        raise ValueError(
+            "normalize: std divides by the spread of the rewards with the KL penalty in them, so a group of equal "
+            "rewards gets advantages of full size from the penalty alone: write kl.where: loss, or normalize: none"
         )
     if kl.shapes_reward and objective.focal:
         raise ValueError(

@@ -1,19 +1,20 @@
 """Bodies of the API's requests and responses, besides the models of `volley.state`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from volley.base import Spec
-from volley.state import Desired, Observed, RunRecord, RunState
+from volley.patterns import ENTRY_ID, LONG_NAME, NAME
+from volley.state import AuditRecord, Desired, Limits, Observed, Place, Priority, RunRecord, RunState
 
 SeenState = Literal[RunState, "lost"]
 Tag = Annotated[str, StringConstraints(max_length=200)]
-TagName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-TokenName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+TagName = Annotated[str, StringConstraints(pattern=NAME)]
+TokenName = Annotated[str, StringConstraints(pattern=NAME)]
 Scope = Literal["read", "operate", "admin"]
-RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,9}$")]
+RunId = Annotated[str, StringConstraints(pattern=LONG_NAME)]
+EntryId = Annotated[str, StringConstraints(pattern=ENTRY_ID)]
 
 LIVE_STREAMS = ("metrics", "events", "evaluations")
 BEGINNING = "0-0"  # the entry id before the first entry of a stream
@@ -25,6 +26,7 @@ class NewRun(Spec):
 
     job: dict[str, Any] = Field(description="see /v1/schema/job; paths are absolute paths on the cluster's machines")
     tags: dict[TagName, Tag] = Field(default_factory=dict, max_length=32)
+    priority: Priority = Field(0, description="in the queue; at most what the token allows")
 
 
 class JobToCheck(Spec):
@@ -47,6 +49,7 @@ class Changes(Spec):
     )
     learning_rate: float | None = Field(None, gt=0)
     max_lag: int | None = Field(None, ge=0, le=10_000)
+    priority: Priority | None = Field(None, description="in the queue; at most what the token allows")
 
 
 class ExportRequest(Spec):
@@ -58,6 +61,21 @@ class ExportRequest(Spec):
 class NewToken(Spec):
     name: TokenName
     scope: Scope
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _limits_bind(self) -> Self:
+        if problem := useless_limits(self.scope, self.limits):
+            raise ValueError(problem)
+        return self
+
+
+def useless_limits(scope: Scope, limits: Limits) -> str:
+    """Say why a token of this scope cannot have these limits; "" if it can."""
+    given = [name for name, value in limits if value != Limits.model_fields[name].default]
+    if scope != "read" or not given:
+        return ""
+    return f"a token of scope read submits no runs to limit: give it scope operate, or no {' and no '.join(given)}"
 
 
 class View(BaseModel):
@@ -181,6 +199,30 @@ class ClusterView(View):
     holders: list[Holder]
 
 
+class OwnerView(View):
+    """What the runs of one owner hold."""
+
+    name: str = Field(description="of the token; empty for runs that needed none")
+    runs: int
+    cpus: float
+    gpus: float
+    limits: Limits
+
+
+class QueueView(View):
+    items: list[Place] = Field(description="first the runs that hold resources, then those that wait, in their order")
+    owners: list[OwnerView]
+
+
+class AuditView(AuditRecord):
+    id: str
+
+
+class AuditPage(View):
+    items: list[AuditView] = Field(description="newest first")
+    next: str | None = Field(description="the value of `before` for the next page; null on the last one")
+
+
 class Checked(View):
     ok: Literal[True] = True
 
@@ -189,6 +231,7 @@ class TokenView(View):
     name: str
     scope: Scope
     created: float
+    limits: Limits = Limits()
 
 
 class TokenList(View):

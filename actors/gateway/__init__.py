@@ -6,7 +6,8 @@ session    the record of an episode: its calls, which history continues which, a
 asked      what a request asks for, and what it may not ask, because sampling is the job's
 replies    sampled ids to text, tool calls and reasoning, by vLLM's parsers
 calls      one call: plan, sample, record
-answers    the bodies of OpenAI's API
+generate   vLLM's route for token ids, read as one for a prompt
+answers    the bodies of OpenAI's API, and of vLLM's route for token ids
 http       routes, keys, sizes and errors
 server     the listening socket, on the event loop of the engine
 served     gateway and server of one actor

@@ -1,6 +1,7 @@
 """The bodies of OpenAI's API. Beside what that has, they carry the ids of prompt and answer, as vLLM's server does."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from actors.gateway.calls import Answer
@@ -34,6 +35,21 @@ def completion_body(answer: Answer, model: str) -> dict[str, Any]:
         "prompt_token_ids": answer.prompt,
     }
     return {**_head("text_completion", answer, model), "choices": [choice], **_tail(answer)}
+
+
+def generate_body(answer: Answer, model: str) -> dict[str, Any]:
+    """The answer of /inference/v1/generate."""
+    named = zip(answer.drawn.tokens, _logprobs(answer), strict=True)
+    choice = {
+        "index": 0,
+        "finish_reason": answer.finish,
+        "stop_reason": None,
+        "token_ids": answer.drawn.tokens,
+        "logprobs": {"content": [{"token_id": token, **entry} for token, entry in named]},
+        "weight_versions": _spans(answer.drawn.versions),
+    }
+    head = {"request_id": f"call-{answer.number}", "created": int(time.time()), "model": model, "output_mode": "tokens"}
+    return {**head, "choices": [choice], **_tail(answer)}
 
 
 def chat_text(text: str, model: str) -> dict[str, Any]:
@@ -99,6 +115,13 @@ def _usage(answer: Answer) -> dict[str, int]:
 def _logprobs(answer: Answer) -> list[dict[str, Any]]:
     pairs = zip(answer.drawn.tokens, answer.drawn.logprobs, strict=True)
     return [{"token": _name(token), "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]
+
+
+def _spans(versions: Sequence[int]) -> list[dict[str, Any]]:
+    """Which tokens of an answer were sampled with which version of the weights, as vLLM writes it."""
+    starts = [at for at, version in enumerate(versions) if at == 0 or versions[at - 1] != version]
+    ends = [*starts[1:], len(versions)]
+    return [{"version": str(versions[a]), "start": a, "end": b} for a, b in zip(starts, ends, strict=False)]
 
 
 def _name(token: int) -> str:

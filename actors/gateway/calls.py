@@ -79,11 +79,15 @@ class Answer:
 
 
 class Gateway:
-    """The sessions of one actor, on its event loop."""
+    """The sessions of one actor, on its event loop.
+
+    Attributes:
+        stops: the tokens that end an answer.
+    """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, stop_ids: Sequence[int], spec: GatewaySpec) -> None:
         self.engine, self._tokenizer, self._spec = engine, tokenizer, spec
-        self._stops = frozenset(stop_ids)
+        self.stops = frozenset(stop_ids)
         self.renderer = Renderer(tokenizer, stop_ids)
         self._replies = Replies(tokenizer, tool_parser=spec.tool_parser, reasoning_parser=spec.reasoning_parser)
         self._sessions: dict[str, OpenSession] = {}
@@ -214,7 +218,7 @@ class Gateway:
     ) -> tuple[Drawn, str | None]:
         """Sample the answer. With ``on_text`` returns its text too, which is what was passed on."""
         room = plan.room if wanted.max_tokens is None else min(plan.room, wanted.max_tokens)
-        text = _Pieces(self._replies.plain, self._stops, on_text) if on_text else None
+        text = _Pieces(self._replies.plain, self.stops, on_text) if on_text else None
         seed = None if found.seed is None else (found.seed + found.session.calls * 1_000_003) % 2**63
         begun = time.perf_counter()
         drawn = await self.engine.draw(
@@ -236,11 +240,11 @@ class _Pieces:
     """Passes the text of sampled tokens on, piece by piece, and keeps it."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: frozenset[int], on_text: OnText) -> None:
-        self._stream, self._stops, self._on_text = StreamedText(decode), stops, on_text
+        self._stream, self.stops, self._on_text = StreamedText(decode), stops, on_text
         self._kept: list[str] = []
 
     def add(self, ids: list[int]) -> None:
-        self._pass_on(self._stream.add([each for each in ids if each not in self._stops]))
+        self._pass_on(self._stream.add([each for each in ids if each not in self.stops]))
 
     def end(self) -> str:
         self._pass_on(self._stream.rest())

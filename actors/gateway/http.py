@@ -1,6 +1,6 @@
 """The gateway's routes: who may call, how large a request may be, and how errors are answered.
 
-    POST /v1/chat/completions   POST /v1/completions   POST /tokenize   GET /v1/models
+    POST /v1/chat/completions   POST /v1/completions   POST /inference/v1/generate   POST /tokenize   GET /v1/models
 
 Every request carries a session's key: ``Authorization: Bearer KEY``. Errors have OpenAI's form. None has a status that
 OpenAI's clients repeat by themselves, since a repeated call would not continue the session.
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from actors.gateway import answers
 from actors.gateway.asked import BadRequest, asked, prompt_of
 from actors.gateway.calls import Answer, Gateway, OpenSession, UnknownSession
+from actors.gateway.generate import as_completion
 from actors.gateway.messages import BadMessages, checked
 from actors.gateway.rendering import Setting
 from actors.gateway.session import Rewritten
@@ -43,6 +44,7 @@ def create_app(gateway: Gateway, model: str, hosts: Collection[str] | None) -> A
         routes=[
             Route("/v1/chat/completions", _guarded(gateway, routes.chat), methods=["POST"]),
             Route("/v1/completions", _guarded(gateway, routes.completions), methods=["POST"]),
+            Route("/inference/v1/generate", _guarded(gateway, routes.generate), methods=["POST"]),
             Route("/tokenize", _guarded(gateway, routes.tokenize), methods=["POST"]),
             Route("/v1/models", _guarded(gateway, routes.models), methods=["GET"]),
         ]
@@ -86,6 +88,10 @@ class _Routes:
             return await _streamed(self._gateway.complete, found, body, _COMPLETION, self._model)
         work = self._gateway.complete(found, body)
         return await _whole(work, request, lambda a: answers.completion_body(a, self._model))
+
+    async def generate(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
+        work = self._gateway.complete(found, as_completion(body, self._gateway.stops))
+        return await _whole(work, request, lambda a: answers.generate_body(a, self._model))
 
     async def tokenize(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
         renderer = self._gateway.renderer

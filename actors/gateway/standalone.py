@@ -166,7 +166,7 @@ class StandaloneGateway(Gateway):
             raise BadRequest(f"the prompt has {len(prompt)} tokens; the model takes {self._context - 1}: shorten it")
         if on_start:
             on_start()
-        text = _Streamed(self._replies.plain, own.stop, self._stops, on_text)
+        text = _Streamed(self._replies.plain, own.stop, self.stops, on_text)
         drawn = await self._free.draw(
             prompt,
             max_tokens=min(room, max_tokens or room),
@@ -179,7 +179,7 @@ class StandaloneGateway(Gateway):
         )
         if on_text:
             text.end()
-        ended = drawn.stopped and drawn.tokens[-1] in self._stops
+        ended = drawn.stopped and drawn.tokens[-1] in self.stops
         return drawn, drawn.tokens[:-1] if ended else drawn.tokens
 
 

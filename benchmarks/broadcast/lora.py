@@ -23,8 +23,9 @@ from benchmarks.objectives.report import print_table
 from learner.config import LearnerConfig
 from learner.pool import LearnerPool
 from tests.models import tiny_llama
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
 from volley.lora import LoraSpec
+from volley.model import ModelSpec
 from volley.update import LearnerSpec, Optimizer
 
 

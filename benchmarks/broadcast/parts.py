@@ -16,7 +16,7 @@ import ray
 from actors.actor import Actor
 from actors.weight_files import WeightFile, closing_all
 from learner.rank import Rank
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 from volley.records import WeightUpdate
 
 # Llama-shaped: width, inner width, layers, heads, key-value heads, vocabulary.

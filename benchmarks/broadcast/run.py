@@ -32,8 +32,9 @@ from benchmarks.local_ray import local_ray
 from learner.config import LearnerConfig
 from learner.rank_actors import CONCURRENCY
 from tests.models import tiny_llama
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
 from volley.memory import available_memory
+from volley.model import ModelSpec
 from volley.update import LearnerSpec, Optimizer
 from volley.weight_group import WeightGroupTerms
 

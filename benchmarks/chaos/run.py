@@ -1,13 +1,15 @@
 """Run a job on the whole service while its processes are killed and stopped at random; no step or group may be lost.
 
-    python -m benchmarks.chaos.run [--minutes 30] [--steps N] [--seed 0] [--every 5 20] [--folder demo/chaos]
+    python -m benchmarks.chaos.run [--samples programs] [--minutes 30] [--steps N] [--seed 0] [--every 5 20]
+                                   [--folder demo/chaos]
 
-It starts its own service (`volley up`) and a second Ray node for the actors, and submits a job whose samples are
-programs, nearly all of which attack their sandbox. Every few seconds it picks a component (sometimes two) and sends one
+It starts its own service (`volley up`) and a second Ray node for the actors, and submits a job. Its samples are
+programs, and nearly all of them attack their sandbox. With ``--samples episodes`` they are conversations; one in ten
+hangs, crashes, floods, lies or never ends. Every few seconds it picks a component (sometimes two) and sends one
 of its processes SIGKILL or SIGSTOP, or SIGTERM if the process handles it; a node loses all its processes at once. After
 ``--minutes`` it stops the run; with ``--steps`` it then waits until all steps are done. Finally it checks that every
-step was trained once, that the ledger is exact, that no attack was paid and no process is left, and prints the faults
-survived by kind, with the time until the run trained again.
+step was trained once, that the ledger is exact, that every reward was earned and no process is left, and prints the
+faults survived by kind, with the time until the run trained again.
 """
 
 import argparse
@@ -23,12 +25,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import psutil
 
-from benchmarks.chaos.samples import LIMITS, TOKENS, escaped, verdicts, write_inputs
+from benchmarks.chaos import episodes, samples
 from services.stack.keeper import free_port
 
 VOLLEY = str(Path(sys.executable).with_name("volley"))
@@ -40,6 +43,8 @@ COMPONENTS: dict[str, tuple[str, tuple[signal.Signals, ...]]] = {
     "engine in an actor": ("VLLM::EngineCore", (KILL, STOP)),
     "reward worker": ("ray::RewardWorker", (KILL, STOP)),
     "sandbox child": ("bwrap", (KILL, STOP)),
+    "environment worker": ("ray::EnvironmentWorker", (KILL, STOP)),
+    "process of programs": ("outside/child.py", (KILL, STOP)),
     "learner rank": ("ray::Rank", (KILL, STOP)),
     "driver": ("services.runs.driver", (KILL, STOP, TERM)),
     "Redis": ("redis-server", (KILL, STOP)),
@@ -58,19 +63,20 @@ FINISH_SECONDS = 300.0
 FAILED_SECONDS = 60.0
 
 
-def job_of(folder: Path, steps: int) -> dict[str, Any]:
-    """A job with two of each role, and short deadlines so that hangs are noticed soon."""
+SAMPLES = {"programs": samples, "episodes": episodes}
+
+
+def common(folder: Path, steps: int) -> dict[str, Any]:
+    """What the jobs have in common: two of each role, and short deadlines so that hangs are noticed soon."""
     return {
         "kind": "rl",
         "name": "chaos",
         "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "prompts.jsonl")},
-        "scorer": {"kind": "code", "extract": "raw", "sandbox": {"limits": LIMITS}},
         "objective": {"kind": "max_at_k", "k": 2},
         "steps": steps,
         "prompts_per_step": PROMPTS,
         "max_lag": 2,
-        "sampling": {"n": 4, "max_tokens": TOKENS},
         "optimizer": {"lr": 1e-6},
         "actors": {
             "count": 2,
@@ -81,7 +87,6 @@ def job_of(folder: Path, steps: int) -> dict[str, Any]:
             "group_deadline_s": 240,
             "hang_deadline_s": 20,
         },
-        "reward_workers": {"count": 2, "max_replacements": 10_000, "group_deadline_s": 20},
         "learner": {"ranks": 2, "cpus_per_rank": 0.5, "step_deadline_s": 30, "max_restarts": 10_000},
         "checkpoint": {"every": 10},
         "samples_kept": 4 * PROMPTS,
@@ -96,7 +101,10 @@ class Service:
         self.folder = folder
         self.environment = {**os.environ, MARK: folder.name}
         done = subprocess.run(
-            [VOLLEY, "up", "--dir", str(folder), "--port", "0", "--object-store-mb", "400", "--cpus", "8"],
+            [
+                *(VOLLEY, "up", "--dir", str(folder), "--port", "0", "--object-store-mb", "400", "--cpus", "8"),
+                *("--import-from", str(Path.cwd()), "--allow-code", "*"),
+            ],
             **self._started_with(),
             capture_output=True,
             text=True,
@@ -206,19 +214,21 @@ def main() -> None:
     signal.signal(TERM, lambda *_: sys.exit("stopped by SIGTERM"))  # the `finally` below then stops the service
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    write_inputs(folder / "inputs")
+    kind, inputs = SAMPLES[args.samples], folder / f"inputs-{args.samples}"
+    kind.write_inputs(inputs)
     service = Service(folder / f"service-{int(time.time())}")
     try:
         service.join()
-        job, key = {"job": job_of(folder / "inputs", args.steps or 10**6)}, {"Idempotency-Key": service.folder.name}
-        run = service.ask("POST", "/v1/runs", json=job, headers=key)["record"]
+        job = kind.job_of(common(inputs, args.steps or 10**6))
+        key = {"Idempotency-Key": service.folder.name}
+        run = service.ask("POST", "/v1/runs", json={"job": job}, headers=key)["record"]
         print(f"run {run['id']}; logs of the service: {service.folder / 'logs'}", flush=True)
         faults = list(inject_faults(service, run["id"], args))
         steps = finish(service, run["id"], args.steps)
     finally:
         left = service.down()
     report(faults)
-    check(Path(run["folder"]), steps, left)
+    check(Path(run["folder"]), steps, left, kind)
 
 
 def inject_faults(service: Service, run_id: str, args: argparse.Namespace) -> Iterator[tuple[str, float]]:
@@ -305,7 +315,7 @@ def report(faults: list[tuple[str, float]]) -> None:
     print(f"{'all':32} {len(faults):>8}")
 
 
-def check(folder: Path, steps: int, left: list[str]) -> None:
+def check(folder: Path, steps: int, left: list[str], kind: ModuleType) -> None:
     """Exit with an error unless every step was done once, every group has one end and no process is left."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
@@ -320,13 +330,13 @@ def check(folder: Path, steps: int, left: list[str]) -> None:
         *([] if len(trained) == steps * PROMPTS else [f"{len(trained)} groups were trained on"]),
         *([f"groups {sorted(lost)} were lost"] if lost else []),
         *([f"processes left: {left}"] if left else []),
-        *(f"an attack passed: {text!r}" for text in escaped(folder / "samples.jsonl")),
+        *(f"a reward was not earned: {text!r}" for text in kind.unearned(folder / "samples.jsonl")),
     ]
     print("events: " + ", ".join(f"{count} {kind}" for kind, count in sorted(ends.items())))
     print(f"steps {len(metrics)}, groups trained on {len(trained)}, dropped {sum(dropped.values())} {dict(dropped)}")
-    for (kind, status), count in sorted(verdicts(folder / "samples.jsonl").items()):
-        print(f"logged samples, {kind}: {count} {status}")
-    good = "every planned step done once, the ledger exact, no process left, no attack paid"
+    for (what, status), count in sorted(kind.verdicts(folder / "samples.jsonl").items()):
+        print(f"logged samples, {what}: {count} {status}")
+    good = "every planned step done once, the ledger exact, no process left, every reward earned"
     print("; ".join(problems) or good)
     sys.exit(bool(problems))
 
@@ -341,6 +351,7 @@ def in_flight(folder: Path) -> set[int]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", choices=SAMPLES, default="programs")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--steps", type=int, help="steps of the run; default: stop it after --minutes")
     parser.add_argument("--seed", type=int, default=0)

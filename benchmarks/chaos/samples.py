@@ -6,8 +6,9 @@ of an honest one.
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.versus_trl.workloads import Workload, write_model
 from tests.integration.sandbox.attacks import ATTACKS, EXPECTED, STDIN
@@ -18,6 +19,16 @@ _SOURCES = (*(each.source for each in ATTACKS if "passed" not in each.accepted),
 HOSTILE = tuple(dict.fromkeys(f"{source.rstrip()}\n" for source in _SOURCES))
 TOKENS = 3  # programs in a sample at most
 LIMITS = {"cpu_s": 1.0, "wall_limit_s": 2.0}  # programs that never end are common here
+
+
+def job_of(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The chaos job with these programs as samples."""
+    return {
+        **common,
+        "scorer": {"kind": "code", "extract": "raw", "sandbox": {"limits": LIMITS}},
+        "sampling": {"n": 4, "max_tokens": TOKENS},
+        "reward_workers": {"count": 2, "max_replacements": 10_000, "group_deadline_s": 20},
+    }
 
 
 def write_inputs(folder: Path) -> None:
@@ -36,7 +47,7 @@ def verdicts(samples: Path) -> Counter[tuple[str, str]]:
     return Counter((kind, status) for kind, status, _ in _judged(samples))
 
 
-def escaped(samples: Path) -> list[str]:
+def unearned(samples: Path) -> list[str]:
     """The attacks that printed the right answer, which they can only if they got somewhere."""
     return [text for kind, status, text in _judged(samples) if (kind, status) == ("attacks only", "passed")]
 

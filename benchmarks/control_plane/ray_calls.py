@@ -25,7 +25,8 @@ from benchmarks.local_ray import local_ray
 from benchmarks.objectives.report import print_table
 from reward_servers import pool as reward_pool_module
 from reward_servers.pool import RewardConfig, RewardPool
-from volley.job import ActorsSpec, ModelSpec, RewardWorkersSpec
+from volley.job import ActorsSpec, RewardWorkersSpec
+from volley.model import ModelSpec
 from volley.records import Group, GroupMeta, Prompt, Scores
 from volley.scoring import ExactScorer
 

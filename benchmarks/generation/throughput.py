@@ -23,7 +23,8 @@ import ray
 from actors import environment
 from actors.config import ActorConfig, GenerateRequest
 from actors.pool import ActorPool
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 
 Generate = Callable[[GenerateRequest], Awaitable[int]]
 

@@ -78,7 +78,7 @@ def _as_file(size: int) -> NDArray[np.uint8]:
 def _published(setting: Setting) -> Iterator[Row]:
     """A version published by a rank that goes on training, as in a run."""
     config = setting.config(dtype="bfloat16")
-    nbytes = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+    nbytes = sum(file.stat().st_size for file in Path(config.model.folder).glob("*.safetensors"))
     store = open_store("127.0.0.1", 0, 1)
     buckets = max(4, 2 * nbytes // (config.learner.bucket_mb * 2**20))
     worker = RankWorker.start(config, 0, store, object_store=SharedMemory(int(buckets)))

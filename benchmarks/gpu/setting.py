@@ -15,8 +15,8 @@ from learner.engine import Engine, join_ranks, open_store
 from learner.policy import Policy, load_trained
 from learner.records import ScoredGroup
 from tests.learner_batches import random_group, scored
-from volley.job import ModelSpec
 from volley.lora import LoraSpec
+from volley.model import ModelSpec
 from volley.records import Group
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 

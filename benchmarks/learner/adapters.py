@@ -19,8 +19,8 @@ from torch import Tensor
 from benchmarks.objectives.report import print_table
 from learner.lora import published, split
 from learner.policy import load_lm, load_trained
-from volley.job import ModelSpec
 from volley.lora import UP, LoraSpec
+from volley.model import ModelSpec
 
 SIZES = (0.001, 0.003, 0.01, 0.03)
 

@@ -7,6 +7,7 @@ bytes do not depend on the device. Counted are the tensors that PyTorch saves fo
 """
 
 import argparse
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.sizing import shape_of
 from learner.layout import MicroBatch
 from learner.policy import Policy, checkpoint_layers
-from volley.shape import BF16
+from volley.shape import BF16, Shape
 
 LAYERS = 28
 ATTENTIONS = ("sdpa", "eager")
@@ -85,7 +85,7 @@ def main() -> None:
     batch = row_of(tokens)
     with tempfile.TemporaryDirectory() as folder:
         narrow_model("sdpa").config.save_pretrained(folder)
-        shape = shape_of(Path(folder))
+        shape = Shape.of_config(json.loads(Path(folder, "config.json").read_text()))
     print(f"{LAYERS} layers, hidden {shape.hidden_size}, feed-forward {shape.intermediate_size}, {tokens} tokens, bf16")
     for attention in ATTENTIONS:
         plain = measured(narrow_model(attention), batch)

@@ -33,7 +33,7 @@ from learner.policy import Policy, load_lm
 from learner.reinforce import Reinforcer
 from tests.learner_batches import random_group, scored
 from tests.plain_engine import PlainEngine
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 from volley.objectives import MaxAtK, advantages
 from volley.records import Group
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate

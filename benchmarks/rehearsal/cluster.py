@@ -68,12 +68,13 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_head(self) -> None:
-        """Start the head; returns when its job server answers."""
+        """Start the head; returns when its job server answers and its node has joined, which others look for."""
         head, port = self.address.rsplit(":", 1)
         options = [f"--node-ip-address={head}", f"--port={port}", "--num-cpus=0", "--object-store-memory=268435456"]
         options += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self.jobs.rpartition(':')[2]}"]
         self._start("head", [*RAY, "start", "--head", "--block", *self._common("head"), *options])
         until("Ray's head answers", self._answers, START_SECONDS)
+        self.wait_for_nodes(1)
 
     def add(self, name: str, role: str) -> None:
         """Start a node for ``role``, without waiting until it has joined."""

@@ -6,44 +6,25 @@ After arXiv 2503.19595, section 3.1: the signal of max@k is densest if k is near
 from its earlier visits, so both methods train on only 400 prompts here, each visited eight times in 200 steps.
 """
 
-from pathlib import Path
-from typing import Any
-
 from benchmarks.reproductions import countdown
-from benchmarks.reproductions.runs import Options, Planned
+from benchmarks.reproductions.runs import Options
 from benchmarks.reproductions.study import Study
 from services.recording.display import Display
 
 PROMPTS = 400
-
-
-def subset(wanted: Options) -> Path:
-    return countdown.task(wanted) / "data" / "few.jsonl"
-
-
-def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """Fixed and adaptive k, one run per seed."""
-    path, objective, seeds = str(subset(wanted)), countdown.OBJECTIVES["max@8"], range(1, wanted.seeds + 1)
-    fixed = [
-        countdown.trained(wanted, "fixed-k", seed, first=seed == 1, data__path=path, objective=objective)
-        for seed in seeds
-    ]
-    schedule: dict[str, Any] = {"adaptive_k": {}}
-    adaptive = [
-        countdown.trained(wanted, "adaptive-k", seed, data__path=path, objective=objective, schedule=schedule)
-        for seed in seeds
-    ]
-    return {"k = 8": fixed, "k = 1/p": adaptive}
+SUBSET = "few.jsonl"
 
 
 def inputs(wanted: Options, display: Display) -> None:
+    """Make the inputs of countdown, and a file with its first `PROMPTS` prompts."""
     countdown.inputs(wanted, display)
-    if not subset(wanted).exists():
-        lines = subset(wanted).with_name("train.jsonl").read_text().splitlines(keepends=True)
-        subset(wanted).write_text("".join(lines[:PROMPTS]))
+    subset = countdown.task(wanted) / "data" / SUBSET
+    if not subset.exists():
+        lines = subset.with_name("train.jsonl").read_text().splitlines(keepends=True)
+        subset.write_text("".join(lines[:PROMPTS]))
 
 
-STUDY = Study("adaptive", inputs, countdown.warm_up, runs)
+STUDY = Study("adaptive", inputs=inputs, prompts=SUBSET)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=200)
+    STUDY.conduct(__doc__)

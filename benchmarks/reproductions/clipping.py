@@ -7,38 +7,10 @@ nearly every step is clipped, so AdamW sees gradients of one length, whatever si
 clipping they keep their own. The table gives held-out pass@k, how many steps were clipped, and what the steps moved.
 """
 
-from itertools import product
-
 from benchmarks.objectives.report import print_table
-from benchmarks.reproductions.countdown import OBJECTIVES, inputs, trained, warm_up
 from benchmarks.reproductions.results import Rows, curve
-from benchmarks.reproductions.runs import Options, Planned, Runs
+from benchmarks.reproductions.runs import Options, Runs
 from benchmarks.reproductions.study import Study, with_curves
-from benchmarks.reproductions.tasks import RISING
-
-PROMPTS = 32
-RATES = (6e-5, 1.5e-4)
-CLIPS = {"unclipped": None, "clip 1.0": 1.0}
-
-
-def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """Each objective at each rate, clipped and not; the first run also evaluates the start."""
-    seeds = range(1, wanted.seeds + 1)
-    made: dict[str, list[Planned]] = {}
-    for rate, (clip, norm), objective in product(RATES, CLIPS.items(), ("mean", "max@8")):
-        made[f"{objective}, {clip}, {rate:g}"] = [
-            trained(
-                wanted,
-                f"clipping-{objective}-{clip.replace(' ', '-')}-{rate:g}",
-                seed,
-                first=not made and seed == 1,
-                objective=OBJECTIVES[objective],
-                prompts_per_step=PROMPTS,
-                optimizer={"lr": rate, "warmup_steps": RISING, "clip_norm": norm},
-            )
-            for seed in seeds
-        ]
-    return made
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
@@ -59,7 +31,7 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
     with_curves(name, wanted, rows, made)
 
 
-STUDY = Study("clipping", inputs, warm_up, runs, draw)
+STUDY = Study("clipping", draw=draw)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=200)
+    STUDY.conduct(__doc__)

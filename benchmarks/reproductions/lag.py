@@ -14,40 +14,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.objectives.report import panels, print_table, save
-from benchmarks.reproductions import countdown
-from benchmarks.reproductions.countdown import inputs, trained, warm_up
 from benchmarks.reproductions.results import COLOURS, Rows, curve, draw_curves
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
-from benchmarks.reproductions.tasks import RISING
 from services.store.folder import RunFolder
 
-LAGS, RATE = (1, 4, 8), 2 * countdown.RATE
-OBJECTIVES: dict[str, dict[str, Any]] = {"mean": {"kind": "mean"}, "max@8": {"kind": "max_at_k", "k": 8}}
-CORRECTIONS = {"none": "none", "token": "token", "exact": "sequence"}  # kind of a sample's own weight
-
-
-def planned(wanted: Options, objective: str, lag: int, correction: str, seed: int) -> Planned:
-    companions = {"companion_weights": "exact"} if (objective, correction) == ("max@8", "exact") else {}
-    changes: dict[str, Any] = {
-        "max_lag": lag,
-        "objective": OBJECTIVES[objective] | companions,
-        "update__behaviour_correction": {"kind": CORRECTIONS[correction]},
-        "optimizer": {"lr": RATE, "warmup_steps": RISING, "clip_norm": 1.0},
-        "first": (objective, lag, seed) == ("mean", 0, 1),
-    }
-    return trained(wanted, f"{objective}-lag-{lag}-{correction}", seed, **changes)
-
-
-def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """One run per seed for each objective, lag and correction."""
-    seeds = range(1, wanted.seeds + 1)
-    settings = [(0, "none"), *((lag, correction) for lag in LAGS for correction in CORRECTIONS)]
-    return {
-        named(objective, lag, correction): [planned(wanted, objective, lag, correction, seed) for seed in seeds]
-        for objective in OBJECTIVES
-        for lag, correction in settings
-    }
+LAGS = (1, 4, 8)
+CORRECTIONS = ("none", "token", "exact")
 
 
 def named(objective: str, lag: int, correction: str) -> str:
@@ -100,7 +73,7 @@ def draw_by_lag(axis: Any, made: Runs, objective: str, k: int) -> None:
     axis.set(title=f"trained for {objective}", xlabel="lag, versions", ylabel=label, xticks=(0, *LAGS))
 
 
-STUDY = Study("lag", inputs, warm_up, runs, draw)
+STUDY = Study("lag", draw=draw)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=120)
+    STUDY.conduct(__doc__)

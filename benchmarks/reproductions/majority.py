@@ -10,23 +10,16 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.objectives.report import panels, print_table, save
 from benchmarks.reproductions.countdown import untrained
 from benchmarks.reproductions.results import Rows, draw_curves, draw_pass_at_k, heldout
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
-from benchmarks.reproductions.tasks import make_once, training_run, warm_up_run
+from benchmarks.reproductions.tasks import make_once, warm_up_run
 from services.recording.display import Display
 
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "mean": {"kind": "mean"},
-    "maj@8": {"kind": "maj_at_k", "k": 8},
-    "max@8": {"kind": "max_at_k", "k": 8},
-}
 NUMBERS, WARM_UP = 5, 300
-PROMPTS, RATE = 48, 3e-5  # a vote's signal is small: with 16 prompts at 1.5e-4, noise undoes what is learned
 SIZES = {"heldout": 200, "sft": 38_400, "train": 9_600}
 
 
@@ -63,24 +56,6 @@ def warm_up(wanted: Options) -> Planned:
     return warm_up_run(task(wanted), WARM_UP, name="majority-warm-up")
 
 
-def trained(wanted: Options, name: str, seed: int) -> Planned:
-    """A run with the objective ``name``."""
-    settings: dict[str, Any] = {
-        "scorer": {"kind": "exact", "values": {"passed": 1, "failed": 0}},
-        "objective": OBJECTIVES[name],
-        "sampling.max_tokens": 4,
-        "evaluation.sampling": {"n": 64, "max_tokens": 4},
-        "evaluation.ks": [1, 2, 4, 8, 16, 32],
-        "evaluation.at_start": (name, seed) == ("mean", 1),
-    }
-    return training_run(task(wanted), f"majority-{name}", seed, wanted, prompts=PROMPTS, rate=RATE, settings=settings)
-
-
-def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """Each objective's runs, one per seed."""
-    return {name: [trained(wanted, name, seed) for seed in range(1, wanted.seeds + 1)] for name in OBJECTIVES}
-
-
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
     """Plot held-out maj@k and pass@k, and training pass@1."""
     voted = {
@@ -98,7 +73,7 @@ def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
     save(figure, wanted.out, name)
 
 
-STUDY = Study("majority", inputs, warm_up, runs, draw)
+STUDY = Study("majority", task, inputs, warm_up, draw)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=150)
+    STUDY.conduct(__doc__)

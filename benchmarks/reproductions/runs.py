@@ -1,7 +1,4 @@
-"""Makes the runs of a study that are missing, on one stack, each in its own folder.
-
-A run that is done is not made again, so that repeating the command continues a study, and studies can share runs.
-"""
+"""The options of every study, and the runs that sweeps start from, each made once in its own folder."""
 
 import argparse
 import shutil
@@ -43,33 +40,30 @@ class Options:
     Attributes:
         folder: where runs are kept.
         out: where the figure and its numbers are written.
+        seeds: how many, from 1; None for those of the sweep file.
+        steps: of each run; None for those of the sweep file.
         at_most: how many runs the command makes at most; None for all.
     """
 
     folder: Path
     out: Path
-    seeds: int
-    steps: int
-    at_most: int | None
+    seeds: int | None = None
+    steps: int | None = None
+    at_most: int | None = None
 
 
-def options(description: str | None, *, seeds: int, steps: int) -> Options:
-    """Parse the command line; ``seeds`` and ``steps`` are the defaults."""
+def options(description: str | None) -> Options:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("demo/reproductions"), help="where runs are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where figure and numbers are written")
-    parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("--steps", type=int, default=steps, help="steps of each run")
+    parser.add_argument("--seeds", type=int, help="seeds from 1 on, in place of those of the sweep file")
+    parser.add_argument("--steps", type=int, help="steps of each run, in place of those of the sweep file")
     parser.add_argument(
         "--at-most", type=int, help=f"make at most this many runs; exit with status {MORE_TO_DO} if any are left"
     )
     args = parser.parse_args()
     return Options(args.folder.resolve(), args.out.resolve(), args.seeds, args.steps, args.at_most)
-
-
-def seed_by_seed(runs: Runs) -> list[Planned]:
-    """The runs in order: every method with the first seed, then with the next one."""
-    return [run for of_seed in zip(*runs.values(), strict=True) for run in of_seed]
 
 
 async def make_missing(plan: Sequence[Planned], wanted: Options, display: Display) -> int:

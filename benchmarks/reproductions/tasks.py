@@ -1,4 +1,4 @@
-"""What the tasks of all studies share: a folder with data, a warmed-up model and runs."""
+"""What the tasks of all studies share: a folder with data and a warmed-up model."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproductions.runs import Options, Planned
+from benchmarks.reproductions.runs import Planned
 from examples.countdown import make_data
 from services.jobs.job_file import load_job
 from services.recording.display import Display
@@ -35,28 +35,3 @@ def warm_up_run(task: Path, steps: int, **settings: Any) -> Planned:
     data = task / "data"
     places = {"data.path": str(data / "sft.jsonl"), "model.path": str(data / "untrained"), "steps": steps}
     return Planned(task / "warm-up", load_job(EXAMPLES / "sft.yaml", places | settings))
-
-
-def training_run(
-    task: Path, name: str, seed: int, wanted: Options, *, prompts: int, rate: float, settings: dict[str, Any]
-) -> Planned:
-    """A run of ``task`` that starts from its warmed-up model.
-
-    Args:
-        prompts: prompts per step.
-        rate: learning rate after its warm-up.
-        settings: other settings of the job; they also override those above.
-    """
-    name = f"{name}-{seed}".replace("@", "-")
-    common = {
-        "name": name,
-        "seed": seed,
-        "steps": wanted.steps,
-        "prompts_per_step": prompts,
-        "optimizer": {"lr": rate, "warmup_steps": RISING, "clip_norm": 1.0},
-        "samples_kept": 0,
-        "model.path": str(task / "warm-up" / "model"),
-        "data.path": str(task / "data" / "train.jsonl"),
-        "evaluation.data.path": str(task / "data" / "heldout.jsonl"),
-    }
-    return Planned(task / name, load_job(EXAMPLES / "max8.yaml", common | settings))

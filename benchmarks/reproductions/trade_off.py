@@ -10,7 +10,6 @@ against the divergence from the start are measured on training prompts, each sam
 import numpy as np
 
 from benchmarks.objectives.report import panels, print_table, save
-from benchmarks.reproductions.countdown import OBJECTIVES, inputs, trained, warm_up
 from benchmarks.reproductions.results import (
     Rows,
     at_kl,
@@ -19,19 +18,11 @@ from benchmarks.reproductions.results import (
     draw_pass_at_k,
     heldout,
 )
-from benchmarks.reproductions.runs import Options, Planned, Runs
+from benchmarks.reproductions.runs import Options, Runs
 from benchmarks.reproductions.study import Study
 
 KL = np.array([0.1, 0.15, 0.2, 0.3])  # nats per token
 LATE = 100  # steps
-
-
-def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """Each objective's runs, one per seed; the first run also evaluates the start."""
-    seeds = range(1, wanted.seeds + 1)
-    return {
-        name: [trained(wanted, name, seed, first=(name, seed) == ("mean", 1)) for seed in seeds] for name in OBJECTIVES
-    }
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
@@ -83,7 +74,7 @@ def print_late(made: Runs) -> None:
     print_table([f"last {LATE} steps, seed by seed", *(f"training pass@{k}, %" for k in (1, 4, 16))], lines)
 
 
-STUDY = Study("trade_off", inputs, warm_up, runs, draw)
+STUDY = Study("trade_off", draw=draw)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=3, steps=250)
+    STUDY.conduct(__doc__)

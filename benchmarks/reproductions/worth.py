@@ -7,49 +7,22 @@ that each is met again and its solve rate is known. Refill makes more samples pe
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from benchmarks.objectives.report import print_table
-from benchmarks.reproductions import adaptive, countdown
+from benchmarks.reproductions import adaptive
 from benchmarks.reproductions.results import Rows
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study, with_curves
 from services.store.folder import RunFolder
 
-OBJECTIVE = {"kind": "max_at_k", "k": 16}
-METHODS: dict[str, dict[str, Any]] = {
-    "every prompt": {},
-    "refill": {"refill": 1.0},
-    "selection": {"selection": {}},
-    "both": {"refill": 1.0, "selection": {}},
-}
-
-
-def runs(wanted: Options) -> dict[str, list[Planned]]:
-    """One run per method and seed."""
-    path = str(adaptive.subset(wanted))
-    return {
-        name: [
-            countdown.trained(
-                wanted,
-                f"worth-{name.replace(' ', '-')}",
-                seed,
-                first=(name, seed) == ("every prompt", 1),
-                data__path=path,
-                objective=OBJECTIVE,
-                **{f"sampling__{key}": value for key, value in sampling.items()},
-            )
-            for seed in range(1, wanted.seeds + 1)
-        ]
-        for name, sampling in METHODS.items()
-    }
+PROMPTS_PER_STEP = 16
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
     """Print the shares of groups and samples with a gradient; plot pass@k and training curves."""
-    first_pass = adaptive.PROMPTS // countdown.PROMPTS  # steps; no solve rate is known before
+    first_pass = adaptive.PROMPTS // PROMPTS_PER_STEP  # steps; no solve rate is known before
     print_table(
         [
             "steps after the first pass",
@@ -72,7 +45,7 @@ def shares(runs: Sequence[Planned], since: int) -> list[str]:
 
 def shown(steps: Sequence[Mapping[str, float]]) -> list[str]:
     """The cells of `shares` for the rows of ``steps``."""
-    trained = np.full(len(steps), float(countdown.PROMPTS))
+    trained = np.full(len(steps), float(PROMPTS_PER_STEP))
     made = trained + [step.get("replaced_groups", 0) for step in steps]
     live = trained * [step["live_group_fraction"] for step in steps]
     samples = np.array([step["live_sample_fraction"] for step in steps])
@@ -80,7 +53,7 @@ def shown(steps: Sequence[Mapping[str, float]]) -> list[str]:
     return [f"{made.mean():.1f}", *(f"{share:.1%}" for share in (*counts, samples.mean()))]
 
 
-STUDY = Study("worth", adaptive.inputs, countdown.warm_up, runs, draw)
+STUDY = Study("worth", inputs=adaptive.inputs, draw=draw, prompts=adaptive.SUBSET)
 
 if __name__ == "__main__":
-    STUDY.conduct(__doc__, seeds=1, steps=100)
+    STUDY.conduct(__doc__)

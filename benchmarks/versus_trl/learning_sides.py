@@ -17,18 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reproductions.countdown import OBJECTIVES
 from benchmarks.reproductions.tasks import EXAMPLES, RISING
 
 PROMPTS, SAMPLES, KS = 32, 16, (1, 8)
 RATE = 6e-5
-GRPO = {"kind": "mean", "center": True, "normalize": "std"}
+OBJECTIVES = {
+    "mean": {"kind": "mean", "center": True, "normalize": "std"},
+    "max@8": {"kind": "max_at_k", "k": 8, "center": True},
+}
 Row = dict[str, float]
 
 
 def main() -> None:
     side, task, steps, out = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    rows = trl(task, steps) if side == "trl" else volley(task, steps, GRPO if side == "mean" else OBJECTIVES[side])
+    rows = trl(task, steps) if side == "trl" else volley(task, steps, OBJECTIVES[side])
     out.write_text(json.dumps(rows))
 
 

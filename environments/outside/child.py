@@ -62,12 +62,12 @@ def load(hello: Mapping[str, Any]) -> Callable[..., Any]:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(module_name)
-        program = getattr(module, name, None)
-        if hello["settings"] is not None and callable(program):
-            program = program(hello["settings"])
     except (Exception, SystemExit) as problem:  # the module's own code may raise anything
         traceback.print_exc()
         raise Unusable(f"module {module_name!r} does not import: {described(problem)}") from problem
+    program = getattr(module, name, None)
+    if hello["settings"] is not None and callable(program):
+        program = set_up(program, hello["settings"])
     if hello["rows"] is not None:
         return functools.partial(itertools.islice, program, hello["rows"])
     if not callable(program):
@@ -80,6 +80,15 @@ def load(hello: Mapping[str, Any]) -> Callable[..., Any]:
         raise Unusable(f"{problem}; write def {name}(row, base_url, api_key)") from None
     called: Callable[..., Any] = program
     return called
+
+
+def set_up(adapter: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    """What an adapter makes of the job's settings. Raises `Unusable`."""
+    try:
+        return adapter(settings)
+    except (Exception, SystemExit) as problem:  # so may the environment's
+        traceback.print_exc()
+        raise Unusable(f"the environment cannot be set up: {described(problem)}") from problem
 
 
 def described(problem: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from environments.outside import child
 from environments.programs import one_line
 from volley.errors import JobError
-from volley.rollout import ProgramRollout, Rollout, VerifiersRollout
+from volley.rollout import OpenEnvRollout, ProgramRollout, Rollout, VerifiersRollout
 
 _ADAPTERS = Path(__file__).parent / "adapters"  # run by the other interpreter, like child.py
 
@@ -28,7 +28,6 @@ class Outside:
         target: ``package.module:function``.
         file: where to find the module; None to import it.
         settings: if not None, the function is called with them and returns the program.
-        key: the job's key that names the interpreter.
     """
 
     python: str
@@ -66,6 +65,9 @@ def outside_of(rollout: Rollout) -> Outside | None:
     if isinstance(rollout, VerifiersRollout):
         settings = {"taskset": rollout.taskset, "agent": rollout.agent}
         return Outside(rollout.python, "volley_verifiers:program", _ADAPTERS / "verifiers.py", settings)
+    if isinstance(rollout, OpenEnvRollout):
+        settings = rollout.model_dump(include={"app", "url", "reset", "action", "observation", "system", "reward"})
+        return Outside(rollout.python, "volley_openenv:program", _ADAPTERS / "openenv.py", settings)
     if not isinstance(rollout, ProgramRollout) or rollout.python is None:
         return None
     return Outside(rollout.python, rollout.target)

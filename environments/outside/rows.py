@@ -22,7 +22,9 @@ def write_rows(rollout: Rollout | None, path: Path | None, most: int) -> tuple[P
     """
     outside = None if rollout is None or isinstance(rollout, ProgramRollout) else outside_of(rollout)
     if outside is None:
-        raise JobError("the job has no environment that brings tasks: write rollout: {kind: verifiers, ...}")
+        raise JobError(
+            "the job has no environment that brings tasks: write rollout: {kind: verifiers, ...} or kind: openenv"
+        )
     if path is None:
         raise JobError("the job has no data.path: name the file with --out")
     if path.exists():

@@ -79,7 +79,7 @@ def find(folder: Path) -> list[Venv]:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Delete an environment. Raises `JobError` if there is none of this name."""
+    """Delete an environment. Raises `JobError` if no environment has this name."""
     place = _place(folder, name)
     if not (place / "pyvenv.cfg").is_file():
         names = ", ".join(each.name for each in find(folder)) or "none"

@@ -13,10 +13,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from examples.countdown import make_data
@@ -28,9 +29,11 @@ from services.runs.run import prepare, run_on
 from services.signals import run_in_foreground
 from services.stack.ephemeral import Stack, local_stack
 from services.store.folder import RunFolder
+from services.sweeps.statistics import axis_of, metrics_of
 from volley.errors import VolleyError
 
 HERE = Path(__file__).parent
+SMOOTHED = 20  # steps in the moving mean of what is compared at equal divergence
 COLOURS = {"start": "#8c959f", "mean": "#d1495b", "max@8": "#1f77b4"}
 FULL: dict[str, dict[str, Any]] = {"warm-up": {}, "mean": {}, "max-at-8": {}}
 # A larger rate than the job files', so that so few steps show something.
@@ -109,6 +112,29 @@ def results_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
+def divergence_table(trained: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    """pass@k of the training prompts where the runs are as far from the start, in percent; one line per run.
+
+    No prompt comes twice, so a step's pass@k is that of prompts the model has not been trained on.
+
+    Args:
+        trained: the rows of each run's metrics.
+    """
+    metrics = {name: metrics_of(rows) for name, rows in trained.items()}
+    reached = {name: axis_of(each, "divergence", n=0) for name, each in metrics.items()}
+    shared = min(float(divergence[-1]) for divergence in reached.values())
+    table = Table(title=f"pass@k, % of training prompts, at {shared:.2f} nats per token")
+    table.add_column("trained for")
+    ks = [k for k in (1, 2, 4, 8, 16) if all(f"pass_at_{k}" in each.columns for each in metrics.values())]
+    for k in ks:
+        table.add_column(f"pass@{k}", justify="right")
+    for name, each in metrics.items():
+        at = int(np.argmax(reached[name] >= shared))
+        near = slice(max(0, at - SMOOTHED // 2), at + SMOOTHED // 2)
+        table.add_row(name, *(f"{100 * each[f'pass_at_{k}'][near].mean():.1f}" for k in ks))
+    return table
+
+
 def present(folder: Path, runs: Mapping[str, RunFolder], display: Display, seconds: float) -> None:
     """Print the table, draw the plots, and print where everything is."""
     rows = evaluations(runs)
@@ -123,6 +149,7 @@ def present(folder: Path, runs: Mapping[str, RunFolder], display: Display, secon
     )
     display.console.print()
     display.console.print(results_table(rows))
+    display.console.print(divergence_table({name: run.read("metrics") for name, run in trained.items()}))
     display.console.print()
     for what, path in (
         ("pass@k", picture),

@@ -101,7 +101,7 @@ def present(folder: Path, runs: Mapping[str, RunFolder], display: Display) -> No
     picture = plots.pass_at_k(
         rows,
         folder / "pass_at_k.png",
-        title=f"{MODEL}, dequantised from 4 bits:\nreasoning-gym's gcd, held-out tasks",
+        title=f"{MODEL}, dequantised from 4 bits:\nreasoning-gym's chain_sum, held-out tasks",
     )
     display.console.print()
     display.console.print(results_table(rows))

@@ -49,17 +49,21 @@ class SlotGroup:
         return _field(self.cpu / "cpu.stat", "usage_usec") / 1e6
 
     def memory_bytes(self) -> int:
-        """Return the memory in use, including file cache, in bytes."""
+        """Return the memory in use in bytes, without the cache of files on disk, which the kernel frees when needed."""
+        stat = self.memory / "memory.stat"
+        return self._charged_bytes() - _field(stat, "inactive_file") - _field(stat, "active_file")
+
+    def _charged_bytes(self) -> int:
         name = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
         return int((self.memory / name).read_text())
 
     def drop_caches(self) -> None:
-        """Ask the kernel to reclaim memory such as file cache, so that `memory_bytes` shows what is really in use."""
+        """Ask the kernel to reclaim what it can, such as its own caches of names and inodes."""
         with contextlib.suppress(OSError):  # unsupported, or less could be reclaimed than requested
             if self.version == 1:
                 (self.memory / "memory.force_empty").write_text("0")
             else:
-                (self.memory / "memory.reclaim").write_text(str(self.memory_bytes()))
+                (self.memory / "memory.reclaim").write_text(str(self._charged_bytes()))
 
     def process_count(self) -> int:
         """Return the number of processes and threads in the group."""

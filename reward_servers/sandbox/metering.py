@@ -19,7 +19,7 @@ class Rest:
     processes: int = 0
 
     def excess(self, group: SlotGroup) -> str:
-        """Describe what the group holds beyond this, or return "". Waits for pending frees and ignores file cache."""
+        """Describe what the group holds beyond this, or return "". Waits for pending frees; ignores file cache."""
         for pause in PAUSES_S:
             time.sleep(pause)
             if not (found := self._excess_now(group)):

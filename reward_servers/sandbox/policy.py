@@ -33,8 +33,9 @@ DENIED_SYSCALLS: tuple[str, ...] = (
     "sched_setscheduler", "sched_setparam", "sched_setattr", "ioprio_set", "setpriority",
     # kernel objects that would carry state from one test to the next
     "shmget", "shmat", "semget", "semop", "semtimedop", "msgget", "msgsnd", "mq_open",
-    # the files of /usr are shared with other slots: locks and access notifications could carry messages
-    "flock", "inotify_init", "inotify_init1", "inotify_add_watch", "cachestat", "mincore",
+    # the files of /usr are shared with other slots: locks, access notifications and what is cached of them could
+    # carry messages
+    "flock", "inotify_init", "inotify_init1", "inotify_add_watch", "cachestat", "mincore", "fadvise64",
     # the network: some families, such as AF_VSOCK, have no namespace; socketpair stays allowed for asyncio
     "socket", "connect", "bind", "listen", "accept", "accept4",
     # file descriptors in flight outlive their test if two sockets carry each other
@@ -55,7 +56,7 @@ ALLOWED_SYSCALLS: tuple[str, ...] = (
     "get_robust_list", "set_tid_address", "rseq", "arch_prctl", "getrlimit", "getrusage", "sysinfo",
     "uname", "exit", "exit_group", "poll", "ppoll", "select", "pselect6", "epoll_create1", "epoll_ctl", "epoll_wait",
     "epoll_pwait", "eventfd2", "pipe", "pipe2", "sched_yield", "sched_getaffinity", "restart_syscall", "tgkill",
-    "umask", "fadvise64", "alarm", "setitimer", "getitimer", "membarrier", "wait4", "waitid", "chdir", "recvfrom",
+    "umask", "alarm", "setitimer", "getitimer", "membarrier", "wait4", "waitid", "chdir", "recvfrom",
     "recvmsg", "shutdown",
 )  # fmt: skip
 
@@ -66,7 +67,8 @@ AF_UNIX = 1
 MAP_HUGETLB = 0x40000  # pages of a pool that belongs to the whole host
 SOCK_STREAM, SOCK_TYPE_MASK = 1, 0xF
 FORBIDDEN_IOCTLS = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX can inject input into a terminal
-FORBIDDEN_FCNTLS = (1024, 1026)  # F_SETLEASE and F_NOTIFY reveal who opens a shared file
+# F_GETLK and F_OFD_GETLK reveal who holds a lock on a shared file, F_SETLEASE and F_NOTIFY who opens it.
+FORBIDDEN_FCNTLS = (5, 36, 1024, 1026)
 FIRST_UNKNOWN_SYSCALL = 470  # newer than this policy: denied in every tier
 
 # -------------------------------------------------------------------------------- mounts and environment

@@ -58,6 +58,7 @@ def _shared_rules(number: dict[str, int]) -> list[_Instruction]:
     rules += _on_number(number["sendto"], _only_if_null(4))  # no address: only to the other end of a socketpair
     rules += _on_number(number["prlimit64"], _only_if(0, 0))  # only for the calling process
     rules += _on_number(number["mmap"], [*_if_bits(3, policy.MAP_HUGETLB, EPERM), (_RETURN, 0, 0, ALLOW)])
+    rules += _on_number(number["preadv2"], _only_if(5, 0))  # a flag would tell whether a shared file is cached
     for name, forbidden in (("ioctl", policy.FORBIDDEN_IOCTLS), ("fcntl", policy.FORBIDDEN_FCNTLS)):
         requests = [pair for request in forbidden for pair in _if_equal(1, request, EPERM)]
         rules += _on_number(number[name], [*requests, (_RETURN, 0, 0, ALLOW)])

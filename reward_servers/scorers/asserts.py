@@ -1,8 +1,8 @@
 """Splits assert-style tests into a call, made inside the sandbox, and an expectation, checked outside.
 
 In ``assert f(2) == 4``, the program could return an object whose ``==`` is always true. After the split, the sandbox
-evaluates ``f(2)`` and returns the value as JSON, and 4 never enters it. An assertion that cannot be split is evaluated
-inside as a whole and marked as weak.
+evaluates ``f(2)`` and returns the value as JSON, and 4 never enters it. An assertion that cannot be split so is
+evaluated inside as a whole and marked as weak; ``assert_values.py`` says what may be evaluated alone.
 """
 
 import ast
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from reward_servers.scorers.assert_values import Names, is_answer
 from reward_servers.scorers.values import Check, near, same
 
 MAX_DEPTH = 100  # of the syntax tree
@@ -70,7 +71,7 @@ def _split_all(body: list[ast.stmt], candidate: str | None) -> list[SplitAssert]
     for statement in _flatten(body):
         if isinstance(statement, ast.Assert):
             before = _source(setup, candidate)
-            found += [SplitAssert(before, *parts) for parts in _split(statement.test, _bound(setup))]
+            found += [SplitAssert(before, *parts) for parts in _split(statement.test, Names.of(setup))]
         elif _asserts_inside(statement):
             weak = _source([*setup, statement], candidate)
             found.append(SplitAssert(weak, "True", lambda value: value is True, weak=True))
@@ -108,32 +109,23 @@ def _source(statements: list[ast.stmt], candidate: str | None) -> str:
     return "\n".join([*lines, *(ast.unparse(statement) for statement in statements)])
 
 
-def _bound(setup: list[ast.stmt]) -> frozenset[str]:
-    """Return the names that the test code itself defines, assigns or imports."""
-    nodes = [node for statement in setup for node in ast.walk(statement)]
-    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    imported = {(alias.asname or alias.name).partition(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
-    return frozenset(defined | assigned | imported)
-
-
-def _split(test: ast.expr, bound: frozenset[str]) -> Iterator[tuple[str, Check, bool]]:
+def _split(test: ast.expr, names: Names) -> Iterator[tuple[str, Check, bool]]:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         for part in test.values:
-            yield from _split(part, bound)
+            yield from _split(part, names)
         return
-    parts = _comparison(test) or _closeness(test)
+    parts = _comparison(test, names) or _closeness(test, names)
     if parts is not None:
         yield (*parts, False)
-    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _is_plain_call(test.operand, bound):
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _is_plain_call(test.operand, names):
         yield ast.unparse(test.operand), lambda value: not value, False
-    elif _is_plain_call(test, bound):
+    elif _is_plain_call(test, names):
         yield ast.unparse(test), bool, False
     else:
         yield f"bool({ast.unparse(test)})", lambda value: value is True, True
 
 
-def _is_plain_call(test: ast.expr, bound: frozenset[str]) -> bool:
+def _is_plain_call(test: ast.expr, names: Names) -> bool:
     """Return whether the expression calls a function of the program on literals and names, as in ``f(3, x)``.
 
     The truth of such a call can be judged outside. Calls of builtins or helpers, as in ``all(f(i) == i for i in ...)``,
@@ -141,13 +133,13 @@ def _is_plain_call(test: ast.expr, bound: frozenset[str]) -> bool:
     """
     if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Name)):
         return False
-    if test.func.id in bound or hasattr(builtins, test.func.id):
+    if test.func.id in names.imported | names.answers | names.other or hasattr(builtins, test.func.id):
         return False
     given = [*test.args, *(keyword.value for keyword in test.keywords)]
     return all(_literal(each) is not None or isinstance(each, ast.Name) for each in given)
 
 
-def _comparison(test: ast.expr) -> tuple[str, Check] | None:
+def _comparison(test: ast.expr, names: Names) -> tuple[str, Check] | None:
     """Split ``f(x) == literal``, in either order, and the similar ``is``, ``in`` and ``abs(f(x) - c) < literal``."""
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1):
         return None
@@ -159,20 +151,17 @@ def _comparison(test: ast.expr) -> tuple[str, Check] | None:
         return None
     wanted = literal[0]
     if isinstance(op, ast.Eq | ast.Is):
-        difference = _difference(left)
-        if difference is not None:  # abs(f(x) - 4) == 0
-            return None
-        return ast.unparse(left), lambda value: same(value, wanted)
-    if isinstance(op, ast.Lt | ast.LtE) and (difference := _difference(left)) is not None:
+        return (ast.unparse(left), lambda value: same(value, wanted)) if is_answer(left, names) else None
+    if isinstance(op, ast.Lt | ast.LtE) and (difference := _difference(left, names)) is not None:
         call, centre = difference
         compare = _ORDER[type(op)]
         return call, lambda value: _is_number(value) and _within(compare, value, centre, wanted)
-    if isinstance(op, ast.In) and isinstance(wanted, list | tuple | set):
+    if isinstance(op, ast.In) and isinstance(wanted, list | tuple | set) and is_answer(left, names):
         return ast.unparse(left), lambda value: any(same(value, item) for item in wanted)
     return None
 
 
-def _difference(node: ast.expr) -> tuple[str, Any] | None:
+def _difference(node: ast.expr, names: Names) -> tuple[str, Any] | None:
     """Return (call, number) for ``abs(call - number)`` or ``abs(number - call)``, else None."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "abs" and node.args):
         return None
@@ -181,12 +170,12 @@ def _difference(node: ast.expr) -> tuple[str, Any] | None:
         return None
     for call, number in ((inner.left, inner.right), (inner.right, inner.left)):
         literal = _literal(number)
-        if literal is not None and _is_number(literal[0]) and _literal(call) is None:
+        if literal is not None and _is_number(literal[0]) and _literal(call) is None and is_answer(call, names):
             return ast.unparse(call), literal[0]
     return None
 
 
-def _closeness(test: ast.expr) -> tuple[str, Check] | None:
+def _closeness(test: ast.expr, names: Names) -> tuple[str, Check] | None:
     """Split ``math.isclose(call, number, rel_tol=..., abs_tol=...)``; None for anything else."""
     if not (
         isinstance(test, ast.Call) and ast.unparse(test.func) in ("math.isclose", "isclose") and len(test.args) == 2
@@ -195,7 +184,7 @@ def _closeness(test: ast.expr) -> tuple[str, Check] | None:
     call, number = test.args if _literal(test.args[1]) is not None else reversed(test.args)
     literal = _literal(number)
     options = {keyword.arg: _literal(keyword.value) for keyword in test.keywords}
-    if literal is None or _literal(call) is not None or not all(options.values()):
+    if literal is None or not is_answer(call, names) or _literal(call) is not None or not all(options.values()):
         return None
     values = [option[0] for option in options.values() if option is not None]
     tolerance = max([*values, 1e-9] if values else [1e-9])

@@ -27,7 +27,7 @@ class Place:
     """Where a scorer works.
 
     Attributes:
-        folder: kept over a resume and shared by the run's reward workers; None: there is none.
+        folder: kept over a resume and shared by the run's reward workers; None if nothing is kept.
         group_s: seconds within which a group should be scored; None: any time.
     """
 

@@ -1,5 +1,6 @@
 """``code``: runs the sample's program against the row's tests in the sandbox."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from reward_servers.scorers.cases import (
 )
 from reward_servers.scorers.extract import program_in
 from volley.records import Prompt, Verdict, VerdictStatus
-from volley.scoring import CodeScorer
+from volley.scoring import CodeScorer, SandboxLimits
 
 SHOWN = 2000  # characters of output that a verdict includes
 
@@ -66,20 +67,24 @@ class Code:
             none = passed_or(VerdictStatus.NO_ANSWER, self._spec.values, detail="no program in the sample")
             return replace(none, rank=0.0) if ranked else none
         hidden = [test for test in tests if not test.public]
-        verdict = self._verdict(*self._run(source, hidden, stop_early=self._spec.mode == "all"), weak)
+        limits, began = self._spec.sandbox.limits, time.monotonic()
+        verdict = self._verdict(*self._run(source, hidden, limits, stop_early=self._spec.mode == "all"), weak)
         if not ranked or verdict.reward is None:
             return verdict
-        result, total = self._run(source, [test for test in tests if test.public], stop_early=False)
+        left = limits.model_copy(update={"program_s": limits.program_s - (time.monotonic() - began)})
+        result, total = self._run(source, [test for test in tests if test.public], left, stop_early=False)
         if not result.status.bears_reward:
             return self._verdict(result, total, weak)
         return replace(verdict, rank=result.passed / total, failing_test=_number(verdict.failing_test, tests, source))
 
-    def _run(self, source: str, tests: Sequence[AnyTest], *, stop_early: bool) -> tuple[ProgramResult, int]:
+    def _run(
+        self, source: str, tests: Sequence[AnyTest], limits: SandboxLimits, *, stop_early: bool
+    ) -> tuple[ProgramResult, int]:
         """The result of the program on some tests, and the number of cases that they make."""
         raw = source.encode("utf-8", "surrogatepass")
         cases = make_cases(tests, source, self._spec.tolerance)
         program = raw if reads_stdin(tests) else HARNESS
-        return self._sandbox.judge(program, cases, self._spec.sandbox.limits, stop_early=stop_early), len(cases)
+        return self._sandbox.judge(program, cases, limits, stop_early=stop_early), len(cases)
 
     def _verdict(self, result: ProgramResult, total: int, weak: bool) -> Verdict:
         status, last = result.status, result.last

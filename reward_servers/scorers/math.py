@@ -13,7 +13,14 @@ from typing import NamedTuple
 from reward_servers.sandbox.health import Sandbox, SandboxReport
 from reward_servers.sandbox.judge import Case, ProgramResult
 from reward_servers.scorers.base import one_line, passed_or, row_error
-from reward_servers.scorers.math_text import final_answer, has_foreign_notation, normal, rational, too_costly
+from reward_servers.scorers.math_text import (
+    final_answer,
+    has_foreign_notation,
+    normal,
+    rational,
+    too_costly,
+    without_markup,
+)
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import MathScorer
 
@@ -128,7 +135,7 @@ class Math:
         return self._symbolic(answer, gold.raw)
 
     def _symbolic(self, answer: str, gold: str) -> _Finding:
-        request = json.dumps({"gold": gold.strip("$"), "answer": answer.strip("$")}).encode()
+        request = json.dumps({"gold": gold.strip("$"), "answer": without_markup(answer)}).encode()
         result = self._sandbox.judge(CHECK, [Case(request, _check_equal)], self._limits)
         if result.status is VerdictStatus.RUNTIME_ERROR:
             return _Finding(VerdictStatus.WRONG_ANSWER, f"the comparison failed: {result.detail}", result)

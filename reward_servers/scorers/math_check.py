@@ -8,9 +8,17 @@ import json
 import logging
 import sys
 
-from math_verify import parse, verify
+from math_verify import LatexExtractionConfig, parse, verify
 
-logging.disable(logging.CRITICAL)
-request = json.loads(sys.stdin.read())
-gold, answer = (parse(f"${request[name]}$", parsing_timeout=None) for name in ("gold", "answer"))
-print("equal" if gold and answer and verify(gold, answer, timeout_seconds=None) else "different")
+
+def equal(gold: str, answer: str) -> bool:
+    """Compare two answers. The sample's must be LaTeX as a whole: a number that merely begins it does not count."""
+    expected = parse(f"${gold}$", parsing_timeout=None)
+    given = parse(f"${answer}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    return bool(expected and given and verify(expected, given, timeout_seconds=None))
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    request = json.loads(sys.stdin.read())
+    print("equal" if equal(request["gold"], request["answer"]) else "different")

@@ -9,20 +9,20 @@ _PHRASES = ("final answer is", "final answer:", "answer is:", "answer:")
 _ZERO_WIDTH = "\0\u200b\u200c\u200d\u2060\ufeff\u00ad"
 _BIDIRECTIONAL = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 _INVISIBLE = frozenset(_ZERO_WIDTH + _BIDIRECTIONAL)
-_DROPPED = (
-    "\\displaystyle", "\\,", "\\!", "\\;", "\\:", "\\ ", "~", "$",
-    "^{\\circ}", "^\\circ", "\\%", "%",
-)  # fmt: skip
+_DROPPED = ("\\displaystyle", "\\,", "\\!", "\\;", "\\:", "\\ ", "~", "$", "\\%", "%")
+_MARKUP = re.compile(r"(?<!\\)\$|\\\$\s*$|\\Large(?![A-Za-z])|\^\{?\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}?")
+_DEGREE = re.compile(r"\^\{\s*\\(?:circ|degree)\s*\}|\^?\\(?:circ|degree)(?![A-Za-z])|\u00b0")
+_LAST_DEGREE = re.compile(r"\u00b0(?:\s*[CF]\b)?(?![^A-Za-z]*\d)")
 _RENAMED = (
-    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("{,}", ""), ("\u2212", "-"),
+    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("{,}", ""), ("\u2212", "-"), ("\u221e", "\\infty "),
     ("\\lbrace", "\\{"), ("\\rbrace", "\\}"), ("\\le ", "\\leq "), ("\\ge ", "\\geq "),
 )  # fmt: skip
 # LaTeX commands that may appear in an expression. math-verify ignores unknown commands, so they are rejected.
 _EXPRESSION = frozenset({
-    "frac", "sqrt", "pi", "times", "div", "pm", "mp", "infty", "log", "ln", "lg", "exp", "sin", "cos", "tan", "cot",
+    "frac", "sqrt", "pi", "times", "div", "pm", "mp", "log", "ln", "lg", "exp", "sin", "cos", "tan", "cot",
     "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "max", "min", "gcd", "lcm", "binom", "dbinom",
-    "tbinom", "cfrac", "sum", "prod", "int", "lim", "begin", "end", "degree", "overline", "bar", "hat", "vec", "lfloor",
-    "rfloor", "lceil", "rceil", "lvert", "rvert", "langle", "rangle", "quad", "qquad", "prime", "operatorname", "Large",
+    "tbinom", "cfrac", "sum", "prod", "int", "lim", "begin", "end", "overline", "bar", "hat", "vec", "lfloor",
+    "rfloor", "lceil", "rceil", "lvert", "rvert", "langle", "rangle", "quad", "qquad", "operatorname",
     "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
     "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta",
     "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega", ",", ";", " ", "!", ":", "$", "%", "&",
@@ -30,11 +30,14 @@ _EXPRESSION = frozenset({
 # Commands and characters of statements about sets and inequalities, allowed only if the expected answer is one.
 _STATEMENT = frozenset({
     "leq", "geq", "le", "ge", "lt", "gt", "neq", "ne", "in", "notin", "cup", "cap", "setminus", "mathbb", "mathcal",
-    "emptyset", "varnothing", "land", "wedge", "lor", "vee", "mid", "{", "}",
+    "emptyset", "varnothing", "land", "wedge", "lor", "vee", "mid", "infty", "{", "}",
 })  # fmt: skip
 _ORDER = frozenset("<>")
 _NO_BEGINNING = frozenset("*/^,;:)]}")
-_BEYOND_ASCII = frozenset("\u03c0\u221e\u221a\u00b0\u00b7\u00d7\u00f7\u2212")  # pi infinity root degree times minus
+_BEYOND_ASCII = frozenset("\u03c0\u221a\u00b7\u00d7\u00f7\u2212")  # pi root times divided minus
+# Allowed only if the expected answer has them too: marks, subscripts other than a logarithm's base, transposes.
+_MARKS = frozenset("?'\"`#@\u00b0")
+_SUBSCRIPT, _RAISED = re.compile(r"(?<!\\log)_"), re.compile(r"\^\{?([T*])")
 _SIZED, _TIMES = re.compile(r"\\(?:left|right)(?![A-Za-z])"), re.compile(r"\\(?:cdot|times)(?![A-Za-z])")
 _COMMAND = re.compile(r"\\([A-Za-z]+|[^A-Za-z0-9])")
 _WRAPPERS = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\mbox", "\\boxed")
@@ -71,7 +74,7 @@ def has_foreign_notation(answer: str, gold: str) -> bool:
         return True
     if not commands <= allowed or not characters <= _BEYOND_ASCII | set(gold):
         return True
-    if _ORDER.intersection(answer) and not statement:
+    if (_ORDER.intersection(answer) and not statement) or not _marks(answer) <= _marks(gold):
         return True
     return answer.count("|") % 2 == 1 or answer[:1] in _NO_BEGINNING or (_lists(answer) and not _lists(gold))
 
@@ -79,6 +82,11 @@ def has_foreign_notation(answer: str, gold: str) -> bool:
 def _notation(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of the LaTeX commands in ``text`` and its non-ASCII characters."""
     return frozenset(_COMMAND.findall(text)), frozenset(ch for ch in text if not ch.isascii())
+
+
+def _marks(text: str) -> set[str]:
+    """Return what ``text`` contains that the symbolic parser ignores or drops, such as a prime or a subscript."""
+    return {*_MARKS.intersection(text), *_SUBSCRIPT.findall(text), *_RAISED.findall(text)}
 
 
 def _lists(text: str) -> bool:
@@ -122,9 +130,14 @@ def _after_phrase(text: str) -> str | None:
     return line.split(". ", 1)[0].rstrip(". ").replace("**", "")
 
 
+def without_markup(answer: str) -> str:
+    """Return ``answer`` without dollar signs, ordinal endings and degrees; a degree that a number follows stays."""
+    return _LAST_DEGREE.sub("", _DEGREE.sub("\u00b0", _MARKUP.sub("", answer)))
+
+
 def normal(answer: str) -> str:
     """Return ``answer`` without spacing and markup, so that answers that differ only in those are equal."""
-    text = _TIMES.sub("*", _SIZED.sub("", answer.strip()))
+    text = _TIMES.sub("*", _SIZED.sub("", without_markup(answer).strip()))
     for old, new in _RENAMED:
         text = text.replace(old, new)
     for word in _DROPPED:

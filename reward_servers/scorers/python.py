@@ -157,7 +157,7 @@ class PythonFunction:
         return list(answer["results"])
 
     async def _ready(self) -> Child:
-        """The child, which is started if there is none."""
+        """Return the child, starting it first if none runs."""
         async with self._starting:
             if self._child is None:
                 spec = self._spec

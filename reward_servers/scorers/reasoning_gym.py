@@ -102,7 +102,7 @@ class ReasoningGym:
 
 
 def answer_in(text: str, extract: str) -> str | None:
-    """Return the answer in a sample, trimmed; None if there is none."""
+    """Return the answer in a sample, trimmed; None if the sample has no answer."""
     tagged = TAG.findall(text)
     match extract:
         case "tag":

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.staticfiles import StaticFiles
 
 from services.api import openapi, problems
@@ -17,7 +17,8 @@ from services.api.index import RunIndex
 from services.api.jobs import Checker
 from services.api.live import Live
 from services.api.prometheus import ServiceMetrics
-from services.api.routes import data, live, runs, service
+from services.api.query import check_query
+from services.api.routes import data, live, queue, runs, service
 from services.api.samples import SampleIndex
 from services.api.series import SeriesCache
 from services.api.settings import ApiSettings
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 DESCRIPTION = "Distributed reinforcement learning for language models that get k tries."
 ROUTERS = (
     *(runs.read, runs.operate, runs.admin, data.read, live.read),
+    *(queue.read, queue.admin),
     *(service.read, service.admin, service.public),
 )
 Background = Callable[[], Awaitable[None]]
@@ -63,6 +65,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(check_query)],
         generate_unique_id_function=openapi.operation_id,
     )
     app.state.context = context

@@ -10,20 +10,21 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 
 from services.api.problems import Problem
-from services.store.redis import Client
+from services.store.redis import TOKENS_KEY, Client, add_audit
 from volley.errors import HostError
-from volley.views import MadeToken, Scope, TokenView
+from volley.state import MAX_PRIORITY, AuditRecord, Limits
+from volley.views import MadeToken, Scope, TokenView, useless_limits
 
-KEY = "volley:tokens"
+NO_LIMITS = Limits()
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin")
 FRESH_SECONDS = 2.0  # a token that another server revoked may work here for this long
 LONGEST_TOKEN = 512
@@ -35,12 +36,29 @@ class Principal:
 
     name: str
     scope: Scope
+    limits: Limits = NO_LIMITS
 
     def may(self, scope: Scope) -> bool:
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
+    @property
+    def owner(self) -> str:
+        """The owner of the runs that it submits; empty if no token was needed."""
+        return "" if self == ANYBODY else self.name
+
+    @property
+    def max_priority(self) -> int:
+        """The highest priority that it may give a run."""
+        return MAX_PRIORITY if self.may("admin") else self.limits.priority
+
+    def audit(self, action: str, run: str = "", **details: object) -> AuditRecord:
+        """Return the record of something that it does now."""
+        return AuditRecord(time=time.time(), who=self.name, action=action, run=run, details=details)
+
 
 ANYBODY = Principal("anybody", "admin")
+BOOTSTRAP = Principal("bootstrap", "admin")  # holds the token that the server was started with
+RESERVED = frozenset({ANYBODY.name, BOOTSTRAP.name, "supervisor", "run-folder"})  # others that the audit names
 
 
 class Tokens:
@@ -68,7 +86,7 @@ class Tokens:
             return None
         given = digest(token)
         if self._bootstrap is not None and hmac.compare_digest(given, self._bootstrap):
-            return Principal("bootstrap", "admin")
+            return BOOTSTRAP
         await self._refresh()
         found = None
         for stored, principal in self._known.values():  # all of them, so that timing reveals nothing
@@ -77,41 +95,84 @@ class Tokens:
         return found
 
     async def all(self) -> list[TokenView]:
-        stored = await self._do(self._redis.hgetall(KEY))
+        stored = await self._do(self._redis.hgetall(TOKENS_KEY))
         views = [TokenView(name=name, **_public(json.loads(text))) for name, text in stored.items()]
         return sorted(views, key=lambda view: view.created)
 
-    async def make(self, name: str, scope: Scope) -> MadeToken:
-        """Create a token. Raises `Problem` 409 if there is one with this name."""
+    async def make(self, name: str, scope: Scope, limits: Limits, by: Principal) -> MadeToken:
+        """Create a token. Raises `Problem` 409 if there is one with this name, or the server uses the name itself."""
+        if name in RESERVED:
+            raise Problem(409, "token-exists", f"{name} stands for something else in the audit: choose another name")
         token, created = f"volley_{secrets.token_urlsafe(32)}", time.time()
-        entry = json.dumps({"sha256": digest(token), "scope": scope, "created": created})
-        if not await self._do(self._redis.hsetnx(KEY, name, entry)):
-            raise Problem(409, "token-exists", f"there is a token {name}: delete it first, or choose another name")
-        self._read_at = None
-        return MadeToken(name=name, scope=scope, created=created, token=token)
+        entry = {"sha256": digest(token), "scope": scope, "created": created, "limits": limits.model_dump()}
 
-    async def delete(self, name: str) -> None:
+        def change(before: str | None) -> str:
+            if before is not None:
+                raise Problem(409, "token-exists", f"there is a token {name}: delete it first, or choose another name")
+            return json.dumps(entry)
+
+        await self._change(name, change, by.audit("create token", token=name, scope=scope, **limits.model_dump()))
+        return MadeToken(name=name, scope=scope, created=created, token=token, limits=limits)
+
+    async def limit(self, name: str, limits: Limits, by: Principal) -> TokenView:
+        """Replace a token's limits. Raises `Problem` 404 if there is none with this name, 422 if it submits no runs."""
+
+        entry: dict[str, Any] = {}
+
+        def change(before: str | None) -> str:
+            entry.update(_existing(name, before), limits=limits.model_dump())
+            if problem := useless_limits(entry["scope"], limits):
+                raise Problem(422, "invalid-request", f"{name}: {problem}")
+            return json.dumps(entry)
+
+        await self._change(name, change, by.audit("limit token", token=name, **limits.model_dump()))
+        return TokenView(name=name, **_public(entry))
+
+    async def delete(self, name: str, by: Principal) -> None:
         """Revoke a token. Raises `Problem` 404 if there is none with this name."""
-        if not await self._do(self._redis.hdel(KEY, name)):
-            raise Problem(404, "no-such-token", f"there is no token {name}")
-        self._read_at = None
+
+        def change(before: str | None) -> None:
+            _existing(name, before)
+
+        await self._change(name, change, by.audit("delete token", token=name))
+
+    async def _change(self, name: str, change: Callable[[str | None], str | None], audit: AuditRecord) -> None:
+        """Replace a token's entry by ``change`` of it, where None is no entry, and record the change."""
+        async with self._redis.pipeline() as pipe:
+            while True:
+                try:
+                    await pipe.watch(TOKENS_KEY)
+                    entry = change(await pipe.hget(TOKENS_KEY, name))
+                    pipe.multi()
+                    if entry is None:
+                        pipe.hdel(TOKENS_KEY, name)
+                    else:
+                        pipe.hset(TOKENS_KEY, name, entry)
+                    add_audit(pipe, audit)
+                    await pipe.execute()
+                except WatchError:
+                    continue
+                except (RedisError, OSError) as error:
+                    raise HostError(f"Redis does not answer: {error}") from error
+                self._read_at = None
+                return
 
     async def any(self) -> bool:
         """Return whether there is any valid token."""
-        return self._bootstrap is not None or bool(await self._do(self._redis.hlen(KEY)))
+        return self._bootstrap is not None or bool(await self._do(self._redis.hlen(TOKENS_KEY)))
 
     async def _refresh(self) -> None:
         async with self._reading:
             if self._read_at is not None and time.monotonic() - self._read_at < FRESH_SECONDS:
                 return
             try:
-                stored = await self._do(self._redis.hgetall(KEY))
+                stored = await self._do(self._redis.hgetall(TOKENS_KEY))
             except HostError:
                 if not self._known:
                     raise
                 return  # known tokens keep working while Redis is away
             self._known = {
-                name: (entry["sha256"], Principal(name, entry["scope"]))
+                name: (entry["sha256"], Principal(name, entry["scope"], _limits(entry)))
                 for name, entry in ((name, json.loads(text)) for name, text in stored.items())
             }
             self._read_at = time.monotonic()
@@ -150,5 +211,24 @@ class RequiredScope(HTTPBearer):
 READ, OPERATE, ADMIN = (Depends(RequiredScope(scope)) for scope in SCOPES)
 
 
+def sender_of(request: Request) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
+
+
+Sender = Annotated[Principal, Depends(sender_of)]
+
+
+def _existing(name: str, entry: str | None) -> dict[str, Any]:
+    """Return a token's entry. Raises `Problem` 404 if there is none."""
+    if entry is None:
+        raise Problem(404, "no-such-token", f"there is no token {name}")
+    return dict(json.loads(entry))
+
+
+def _limits(entry: dict[str, Any]) -> Limits:
+    return Limits.model_validate(entry.get("limits", {}))
+
+
 def _public(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"scope": entry["scope"], "created": entry["created"]}
+    return {"scope": entry["scope"], "created": entry["created"], "limits": _limits(entry)}

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -34,6 +34,13 @@ class Cluster(Protocol):
             HostError: the cluster does not answer.
         """
 
+    async def resources_by_node(self) -> Sequence[Mapping[str, float]] | None:
+        """Return the resources of each live node; None if the cluster adds nodes when needed.
+
+        Raises:
+            HostError: the cluster does not answer.
+        """
+
 
 class NoCluster:
     """For a server without a cluster: it serves only what Redis holds."""
@@ -43,6 +50,9 @@ class NoCluster:
 
     async def memory_by_node(self) -> list[int]:
         return []
+
+    async def resources_by_node(self) -> None:
+        return None
 
 
 class RayCluster:
@@ -89,6 +99,10 @@ class RayCluster:
         found, status = await asyncio.gather(self._get("/nodes?view=summary"), self._get("/api/cluster_status"))
         return [] if may_grow(status) else memory_of(found["summary"])
 
+    async def resources_by_node(self) -> list[dict[str, float]] | None:
+        nodes, status = await asyncio.gather(self.nodes(), self._get("/api/cluster_status"))
+        return None if grows(status) else [node.resources for node in nodes if node.alive]
+
     async def _get(self, path: str) -> dict[str, Any]:
         try:
             answer = await self._http.get(path)
@@ -121,9 +135,18 @@ def may_grow(status: Mapping[str, Any]) -> bool:
     Args:
         status: of Ray's REST API, which removes underscores from names of node types.
     """
+    return not _node_types(status) or grows(status)
+
+
+def grows(status: Mapping[str, Any]) -> bool:
+    """Return whether the cluster has an autoscaler; False as long as that is not known."""
+    names = [name.lower().replace("_", "") for name in _node_types(status)]
+    return not all(re.fullmatch(r"(node)?[0-9a-f]{56}", name) for name in names)
+
+
+def _node_types(status: Mapping[str, Any]) -> list[str]:
     report = (status.get("clusterStatus") or {}).get("autoscalerReport") or {}
-    types = [*(report.get("activeNodes") or {}), *(report.get("idleNodes") or {})]
-    return not types or not all(re.fullmatch(r"(node)?[0-9a-f]{56}", name.lower().replace("_", "")) for name in types)
+    return [*(report.get("activeNodes") or {}), *(report.get("idleNodes") or {})]
 
 
 def memory_of(summary: Iterable[Mapping[str, Any]]) -> list[int]:

@@ -43,7 +43,7 @@ class Gate:
         self.app, self.settings, self.tokens, self.observe = app, settings, tokens, observe
         self.rate = RateLimiter(settings.rate, settings.burst)
         self._any_host = not settings.loopback and not settings.hosts
-        self._hosts = LOOPBACK_HOSTS | {host.lower() for host in settings.hosts}
+        self._hosts = LOOPBACK_HOSTS | {host.lower() for host in (settings.host, *settings.hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,7 +88,9 @@ class Gate:
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         if not self._any_host and host_name(headers.get(b"host", b"")) not in self._hosts:
-            raise Problem(421, "wrong-host", "the server does not have this host name: add it to its setting `hosts`")
+            raise Problem(
+                421, "wrong-host", "the server does not have this host name: start it with: volley up --known-as HOST"
+            )
 
     async def _check_client(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         token = bearer(headers.get(b"authorization"))

@@ -19,8 +19,11 @@ from services.api.problems import FieldProblem, Problem, invalid_job
 from services.api.settings import EVERYTHING, ApiSettings
 from services.jobs.job_file import Job
 from services.jobs.needs import check_cluster
+from services.notifications.notices import key_problem
 from volley.errors import HostError, JobError
+from volley.hosts import is_inside
 from volley.job import JOB
+from volley.webhooks import ANY_HOST
 
 # vLLM's options that take numbers or vLLM's own names. Other options import classes by path, or run a model's code.
 ENGINE_OPTIONS = frozenset(
@@ -167,6 +170,28 @@ def _tracking_uri(value: object, settings: ApiSettings, pointer: str) -> Iterato
         )
 
 
+def _notify(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
+    """The server itself calls these URLs, from inside its network."""
+    for index, webhook in enumerate(value if isinstance(value, list | tuple) else ()):
+        if not isinstance(webhook, Mapping):
+            continue
+        host, name = urlsplit(str(webhook.get("url"))).hostname or "", webhook.get("secret_env")
+        if host not in settings.webhook_hosts and (ANY_HOST not in settings.webhook_hosts or is_inside(host)):
+            private = f"; {ANY_HOST} allows public addresses only" if is_inside(host) else ""
+            yield FieldProblem(
+                pointer=f"{pointer}/{index}/url",
+                detail=f"the server's setting webhook_hosts does not name {host}: start the service with: "
+                f"volley up --webhook-host {host}{private}",
+            )
+        if _holds_secret(urlsplit(str(webhook.get("url")))):
+            yield FieldProblem(
+                pointer=f"{pointer}/{index}/url",
+                detail="contains a secret, and many users can read a run's job: sign with secret_env instead",
+            )
+        if name is not None and (problem := key_problem(os.environ.get(str(name)), str(name))):
+            yield FieldProblem(pointer=f"{pointer}/{index}/secret_env", detail=f"on the server, {problem}")
+
+
 def _holds_secret(parts: SplitResult) -> bool:
     named = (key for key, _ in parse_qsl(parts.query, keep_blank_values=True))
     return "@" in parts.netloc or any(_SECRET.search(key) for key in named)
@@ -185,6 +210,7 @@ KEY_RULES: Mapping[str, Callable[[object, ApiSettings, str], Iterator[FieldProbl
     "engine": _engine,
     "deepspeed": _deepspeed,
     "tracking_uri": _tracking_uri,
+    "notify": _notify,
 }
 FOREIGN_OPTIONS = frozenset({"engine", "deepspeed"})  # options of other libraries, which no other rule applies to
 

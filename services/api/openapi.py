@@ -22,7 +22,7 @@ WORDS = {
     413: "the body is too large",
     415: "the body is not JSON",
     421: "the server does not have this host name",
-    422: "a field is wrong; `errors` says which",
+    422: "a field is wrong, or the route has no such query parameter; `errors` says which",
     429: "too many requests; see Retry-After",
     503: "Redis or Ray does not answer; see Retry-After",
 }
@@ -68,13 +68,11 @@ def _describe(app: FastAPI) -> dict[str, Any]:
 
 def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     answers: dict[str, Any] = operation["responses"]
-    statuses = {421, 429}
+    statuses = {421, 422, 429}
     if needs_token(path):
         statuses |= {401, 403, 503}
     if method not in SAFE:
         statuses |= {400, 403, 408, 413, 415}
-    if "422" in answers or operation.get("parameters") or "requestBody" in operation:
-        statuses.add(422)
     for status in statuses:
         if MEDIA_TYPE not in _content(answers.get(str(status))):
             answers[str(status)] = problems(status)[status]

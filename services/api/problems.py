@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from services.jobs.job_file import explain
 from volley.errors import HostError
+from volley.patterns import pattern_words
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ def _pointer(loc: Sequence[Any], prefix: str) -> str:
 
 
 def _words(problem: Mapping[str, Any]) -> str:
+    if problem["type"] == "string_pattern_mismatch":
+        return pattern_words(problem)
     message = str(problem["msg"]).removeprefix("Value error, ")
     return {"extra_forbidden": "there is no such field", "missing": "required, but missing"}.get(
         str(problem["type"]), message

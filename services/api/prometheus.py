@@ -2,24 +2,28 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from services.api.index import RunCard, seen_state
+from services.recording.sinks.base import evaluation_row
 from volley.state import ENDED, Observed
+from volley.views import SeenState
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})
 
 
 class RunStatus(NamedTuple):
-    """A run as it was last seen; ``row`` is its newest row of metrics, {} before the first."""
+    """A run as it was last seen, with its newest rows of metrics and of evaluations, {} before the first."""
 
     card: RunCard
     observed: Observed
     row: Mapping[str, Any]
+    evaluation: Mapping[str, Any] = MappingProxyType({})
 
 
 class RunGauge(NamedTuple):
@@ -34,6 +38,7 @@ RUN_GAUGES = (
     RunGauge("volley_run_step", "Steps done.", lambda run: run.observed.step),
     RunGauge("volley_run_steps", "Steps of the job.", lambda run: run.observed.steps or run.card.steps),
     RunGauge("volley_run_life", "Drivers the run has had.", lambda run: run.observed.life),
+    RunGauge("volley_run_paused", "1 while the run is paused, else 0.", lambda run: run.observed.state == "paused"),
     RunGauge("volley_run_actors", "Actors that serve.", lambda run: run.observed.actors),
     RunGauge("volley_run_reward_workers", "Reward workers that serve.", lambda run: run.observed.reward_workers),
     RunGauge(
@@ -103,11 +108,13 @@ class _RunCollector:
         for gauge in RUN_GAUGES:
             yield self._family(gauge)
         yield self._newest_metrics()
+        yield self._newest_evaluation()
 
     def _states(self) -> Metric:
         family = GaugeMetricFamily("volley_runs", "Runs by state.", labels=["state"])
-        for state, count in sorted(Tally(seen_state(run.observed) for run in self._runs).items()):
-            family.add_metric([state], count)
+        found = Tally(seen_state(run.observed) for run in self._runs)
+        for state in get_args(SeenState):  # 0 too, so that an alert sees the first run in a state
+            family.add_metric([state], found[state])
         return family
 
     def _family(self, gauge: RunGauge) -> Metric:
@@ -125,6 +132,19 @@ class _RunCollector:
         for run in self._live:
             for metric, value in run.row.items():
                 if isinstance(value, int | float):
+                    family.add_metric([run.card.id, run.card.name, metric], value)
+        return family
+
+    def _newest_evaluation(self) -> Metric:
+        family = GaugeMetricFamily(
+            "volley_run_evaluation",
+            "Figures of the newest evaluation on held-out prompts; see docs/metrics.md.",
+            labels=["run", "name", "metric"],
+        )
+        for run in self._live:
+            figures = evaluation_row(run.evaluation, 0.0).values if run.evaluation else {}
+            for metric, value in figures.items():
+                if "/" not in metric:  # those by tag may be thousands
                     family.add_metric([run.card.id, run.card.name, metric], value)
         return family
 

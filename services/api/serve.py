@@ -20,6 +20,9 @@ from services.api.app import Background, create_app
 from services.api.cluster import Cluster, RayCluster
 from services.api.jobs import ProcessChecker
 from services.api.settings import ApiSettings
+from services.notifications.deliveries import Deliveries
+from services.notifications.sending import Sender
+from services.notifications.watch import Watch
 from services.store.redis import Store
 from services.supervisor.ray_jobs import Launcher, RayJobLauncher
 from services.supervisor.supervisor import Supervisor
@@ -56,7 +59,7 @@ async def serve(
 
 
 async def serve_stack(settings: ApiSettings) -> None:
-    """Run `serve` together with the supervisor, which starts the drivers through Ray's job server."""
+    """Run `serve` with the supervisor, which starts the drivers through Ray's job server, and deliver notifications."""
     if settings.ray_address is None:
         raise HostError("the server needs ray_address: http://host:port of Ray's job server")
     address, url = settings.ray_address, settings.redis_url
@@ -64,9 +67,12 @@ async def serve_stack(settings: ApiSettings) -> None:
         Store(url, retries=settings.redis_retries) as store,
         RayJobLauncher(address, url) as launcher,
         RayCluster(address) as cluster,
-        Supervisor(store, launcher, url) as supervisor,
+        Supervisor(store, launcher, url, cluster.resources_by_node, Watch(store)) as supervisor,
+        Sender(settings.webhook_hosts) as sender,
+        Deliveries(store, sender) as deliveries,
     ):
-        await serve(settings, launcher=launcher, cluster=cluster, background=[supervisor.run])
+        background = [supervisor.run, deliveries.run]
+        await serve(settings, launcher=launcher, cluster=cluster, background=background)
 
 
 class GracefulServer(uvicorn.Server):
@@ -107,7 +113,7 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
     If a request was answered before its body was read, the rest of the body is still read, for ``head_seconds`` at
     most; otherwise the client, still sending, would see a connection reset instead of the answer.
 
-    When all places are taken, the connection that has waited longest without a request is closed for a new one.
+    When all places are taken, the connection that has waited longest without a whole request is closed for a new one.
     """
 
     head_seconds = 10.0
@@ -124,9 +130,9 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
         self._alarm: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self.cut_off)
         self._arriving = False
         self._leftover: asyncio.TimerHandle | None = None
-        self.waiting.add(self)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.waiting.cut_longest()
+        self.waiting.add(self)
 
     def data_received(self, data: bytes) -> None:
         if self._alarm is not None:
@@ -142,7 +148,6 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
             self._alarm = self.loop.call_later(self.head_seconds, self.cut_off)
 
     def on_headers_complete(self) -> None:
-        self.waiting.discard(self)
         self._cancel_timers()
         self._arriving = True
         super().on_headers_complete()
@@ -157,6 +162,8 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._arriving = False
+        if not self.cycle.response_complete:
+            self.waiting.discard(self)
         if self._leftover is not None:
             self._cancel_timers()
             self._unset_keepalive_if_required()

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 from reward_servers.http_gate import is_loopback
 from volley.base import Spec
 from volley.ports import DEFAULT_PORT
+from volley.webhooks import AllowedHost
 
 EVERYTHING = "*"
 
@@ -35,6 +36,9 @@ class ApiSettings(Spec):
     )
     tracking_hosts: tuple[str, ...] = Field(
         (), description="hosts, besides the loopback ones, that a job's MLflow sink may name; * allows any"
+    )
+    webhook_hosts: tuple[AllowedHost, ...] = Field(
+        (), description="hosts that a job's notify may name; * allows all with public addresses"
     )
     check_jobs: bool = Field(True, description="check a job's data, tokenizer and scorer before accepting it")
     check_seconds: float = Field(90.0, gt=0, description="time limit of that check, in seconds")

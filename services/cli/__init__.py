@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import compare, data, env, local, model, models, runs, serve, stack, steer, token
+from services.cli import compare, data, env, local, model, models, plan, queue, runs, serve, stack, steer, sweep, token
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 failure, the last line says why; 2 invalid usage; 3 no such run, process, checkpoint or "
@@ -38,10 +38,10 @@ def _options(
 
 
 _commands: tuple[dict[str, Callable[..., None]], ...] = (
-    {"run": local.run, "check": local.check, "doctor": local.doctor, "schema": local.schema},
+    {"run": local.run, "check": local.check, "plan": plan.plan, "doctor": local.doctor, "schema": local.schema},
     {"up": stack.up, "down": stack.down},
     {"submit": runs.submit, "ls": runs.ls, "show": runs.show, "logs": runs.logs, "rm": runs.rm},
-    {"compare": compare.compare},
+    {"compare": compare.compare, "sweep": sweep.sweep, "queue": queue.queue, "audit": queue.audit},
     {"scale": steer.scale, "set": steer.set_, "pause": steer.pause, "resume": steer.resume, "stop": steer.stop},
     {"eval": models.eval_, "export": models.export, "serve": serve.serve, "reward-server": local.reward_server},
 )

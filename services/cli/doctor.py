@@ -58,7 +58,7 @@ def report(findings: list[Finding]) -> None:
             Text("missing", "red") if finding.blocks else Text("note", "yellow") if finding.fix else Text("ok", "green")
         )
         rows.append(TableRow((mark, finding.what, finding.state), finding.fix))
-    make_console().print(TerminalTable(("", "what", "found"), rows))
+    make_console().print(TerminalTable(("", "what", "found"), rows), crop=False)
 
 
 def _python() -> Finding:

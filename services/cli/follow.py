@@ -38,7 +38,7 @@ def follow_run(source: RunSource, *, as_json: bool) -> int:
             for event in source.follow():
                 screen.take(event)
                 live.refresh()
-                if screen.ended():
+                if event.kind == "ended":
                     break
     return screen.exit_code
 
@@ -119,7 +119,7 @@ def _print_lines(source: RunSource, screen: Screen) -> int:
         screen.take(event)
         newest = max(screen.rows, default=-1)
         due = event.kind == "metrics" and time.monotonic() - printed_at > LINE_SECONDS
-        if newest > printed_step and (due or screen.ended()):
+        if newest > printed_step and (due or event.kind == "ended"):
             printed_step, printed_at = newest, time.monotonic()
             typer.echo(f"  step {newest}  {'  '.join(screen.figures())}")
         state = " ".join(filter(None, (screen.view["state"], screen.view["observed"]["problem"])))
@@ -129,7 +129,7 @@ def _print_lines(source: RunSource, screen: Screen) -> int:
         elif event.kind == "events":
             for item in _items(event.data):
                 typer.echo(f"  {_event_words(item)}")
-        if screen.ended():
+        if event.kind == "ended":
             break
     return screen.exit_code
 
@@ -138,9 +138,8 @@ def _print_events(source: RunSource) -> int:
     """Print one JSON object per line."""
     for event in source.follow():
         typer.echo(json.dumps({"event": event.kind, **event.data}))
-        state = event.data.get("state") if event.kind == "observed" else None
-        if state in ENDED:
-            return 0 if state == "done" else 1
+        if event.kind == "ended":
+            return 0 if event.data["state"] == "done" else 1
     return 1
 
 

@@ -29,18 +29,18 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a job on this machine until it ends; starts Redis and Ray if needed and writes a run folder."""
-    _own_ray_is_private(ray)
+    own_ray_is_private(ray)
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
     from services.recording.display import Display
-    from services.runs.run import prepare_alone
+    from services.runs.run import prepare_here
     from services.store.folder import RunFolder
 
     job = load_job(job_file, parse_overrides(set_))
-    importable_from(job_file.parent)
     display = Display(quiet=quiet, stderr=as_json)
+    importable_from(job_file.parent)
     display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
     with quoting_header(job_file, job):
-        prepared = prepare_alone(job)  # a job that cannot run leaves no folder
+        prepared = prepare_here(job)  # a job that cannot run leaves no folder
     warn_of_scorer(prepared, display)
     folder = RunFolder.create(out, job)
     folder.keep_import_from(job_file.parent)
@@ -50,11 +50,11 @@ def run(
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool, as_json: bool) -> None:
     """Resume an interrupted run in its own folder, from its newest checkpoint or with the remaining prompts."""
-    _own_ray_is_private(ray)
+    own_ray_is_private(ray)
     from services.jobs.job_file import importable_from
     from services.recording.display import Display
     from services.runs.checkpoints import newest_checkpoint, steps_of
-    from services.runs.run import prepare_alone
+    from services.runs.run import prepare_here
     from services.store.desired import change_in_folder, read_desired
     from services.store.folder import RunFolder, RunHasEnded
     from volley.job import RLJob
@@ -62,19 +62,33 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     folder, job = RunFolder.open(run_folder)
     if folder.state == "done":
         raise RunHasEnded(f"{run_folder} is done: to go on, start a job from its model, {folder.model}")
+    display = Display(quiet=quiet, stderr=as_json)
+    if folder.is_live and read_desired(folder).paused:
+        _go_on(folder, job, display, as_json)
+        return
     importable_from(Path.cwd())
     if (where := folder.import_from()) is not None:
         importable_from(where)
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
-    display = Display(quiet=quiet, stderr=as_json)
     display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
-    prepared = prepare_alone(job)
+    prepared = prepare_here(job)
     desired = read_desired(folder)
     if desired.stopped or desired.paused:
         change_in_folder(folder, job, {"stopped": False, "paused": False})
     after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
     display.say(f"resuming {job.name}{after}: {folder.path}")
     _run_here(prepared, folder, display, as_json, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+
+
+def _go_on(folder: "RunFolder", job: "Job", display: "Display", as_json: bool) -> None:
+    """Lift the pause of a run that another process is running."""
+    from services.cli.sources import FolderRun, run_object
+    from services.store.desired import change_in_folder
+
+    change_in_folder(folder, job, {"paused": False})
+    display.say(f"{job.name} goes on: {folder.path}")
+    if as_json:
+        print_json(run_object(FolderRun(folder, job).view()))
 
 
 def warn_of_scorer(run: "Run", display: "Display") -> None:
@@ -88,7 +102,7 @@ def warn_of_scorer(run: "Run", display: "Display") -> None:
         display.say(f"warning: {error}\nwarning: samples for which it fails leave their group; too many pause the run")
 
 
-def _own_ray_is_private(address: str | None) -> None:
+def own_ray_is_private(address: str | None) -> None:
     """Keep a Ray head that this run starts on loopback. Must be called before anything imports Ray."""
     from services.stack.ray import keep_to_loopback
 
@@ -182,15 +196,15 @@ def reward_server(
     packages: Annotated[
         str, typer.Option(help="packages that programs may import besides the standard library, such as numpy,scipy")
     ] = "",
+    known_as: Annotated[
+        list[str], typer.Option(help="host name by which clients reach the server; repeat for more")
+    ] = [],  # noqa: B006
 ) -> None:
     """Serve the scorers over HTTP, for any trainer: POST /v1/score."""
     from reward_servers.http import serve
-    from volley.errors import JobError
 
-    if host not in ("127.0.0.1", "::1", "localhost") and token_file is None:
-        raise JobError(f"other machines can reach --host {host}: pass --token-file")
     named = tuple(filter(None, (name.strip() for name in packages.split(","))))
-    serve(host, port, slots, token_file, min_tier, named)
+    serve(host, port, slots, token_file, min_tier, named, tuple(known_as))
 
 
 def schema() -> None:

@@ -8,6 +8,7 @@ import typer
 from services.cli.complete import complete_process
 from services.cli.options import JobFile, Json, Overrides, RunId, RunOrFolder, Server, print_json, remote, service_run
 
+MAX_PRIORITY = 10  # `volley.state.MAX_PRIORITY`, without importing pydantic for `--help`
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="watch it until it ends; Ctrl-C ends only the view")]
 Tags = Annotated[list[str], typer.Option("--tag", help="only runs with this tag", metavar="KEY=VALUE")]
 
@@ -17,6 +18,9 @@ def submit(
     set_: Overrides = [],  # noqa: B006
     tag: Annotated[list[str], typer.Option(help="tag to find the run by", metavar="KEY=VALUE")] = [],  # noqa: B006
     key: Annotated[str | None, typer.Option(help="idempotency key: repeating it creates no second run")] = None,
+    priority: Annotated[
+        int, typer.Option(min=-MAX_PRIORITY, max=MAX_PRIORITY, help="a higher one starts first, see `volley queue`")
+    ] = 0,
     follow: Follow = False,
     server: Server = None,
     as_json: Json = False,
@@ -28,7 +32,7 @@ def submit(
 
     job = load_job(job_file, parse_overrides(set_))
     with remote(server) as client:
-        run = ServiceRun(client.submit(job, tags=_tags(tag), key=key))
+        run = ServiceRun(client.submit(job, tags=_tags(tag), key=key, priority=priority))
         if follow:
             if not as_json:
                 typer.echo(run.run_id)

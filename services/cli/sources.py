@@ -51,7 +51,7 @@ class RunSource(Protocol):
         ...
 
     def follow(self) -> Iterator[LiveEvent]:
-        """Yield what happens in the run from now on, without end."""
+        """Yield what happens in the run from now on; the last event is ``ended``, after everything the run wrote."""
         ...
 
 
@@ -156,19 +156,22 @@ class FolderRun:
         return LogPiece(piece.text, piece.next)
 
     def follow(self) -> Iterator[LiveEvent]:
-        """Yield new rows of the folder's tables, and the state whenever it changes."""
+        """Yield new rows of the folder's tables, and the state whenever it changes, until the run has ended."""
         seen = {name: len(self.folder.read(name)) for name in TABLES}
         before = ""
         while True:
+            view = self.view()  # before the tables: a run writes its last rows before its last state
             for name in TABLES:
                 rows = self.folder.read(name)
                 new, seen[name] = rows[seen[name] :], len(rows)  # a resumed run has rewound its tables: fewer rows
                 if new:
                     yield LiveEvent(name, {"rows" if name == "metrics" else "items": new})
-            view = self.view()
             if (state := json.dumps([view["observed"], view["desired"]])) != before:
                 before = state
                 yield LiveEvent("observed", {key: view[key] for key in ("desired", "observed", "state")})
+            if view["state"] in ENDED:
+                yield LiveEvent("ended", {"state": view["state"]})
+                return
             time.sleep(POLL_SECONDS)
 
     def _observed(self) -> Observed:

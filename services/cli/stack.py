@@ -9,6 +9,24 @@ from services.cli.options import Json, Redis, StackDir, print_json
 from volley.ports import DEFAULT_PORT
 
 
+def _allowed_hosts(hosts: list[str]) -> list[str]:
+    from volley.webhooks import allowed_host
+
+    try:
+        return [allowed_host(host) for host in hosts]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+TrackingHosts = Annotated[
+    list[str], typer.Option(help="host that may get the driver's MLflow credentials; repeat for more")
+]
+WebhookHosts = Annotated[
+    list[str], typer.Option(help="host that runs may notify; repeat for more", callback=_allowed_hosts)
+]
+HubToken = Annotated[bool, typer.Option("--hub-token", help="let every job download with your Hugging Face token")]
+
+
 def up(
     context: typer.Context,
     folder: StackDir = None,
@@ -27,18 +45,14 @@ def up(
     runs: Annotated[Path | None, typer.Option(help="folder for the run folders [default: DIR/runs]")] = None,
     import_from: Annotated[list[Path], typer.Option(help="folder with code that jobs may name; repeat for more")] = [],  # noqa: B006
     allow_code: Annotated[list[str], typer.Option(help="package or module that jobs may name; repeat for more")] = [],  # noqa: B006
-    tracking_host: Annotated[
-        list[str],
-        typer.Option(help="host that may get the driver's MLflow credentials; repeat for more"),
-    ] = [],  # noqa: B006
-    known_as: Annotated[
-        list[str],
-        typer.Option(help="host name of the service, besides the loopback ones; repeat for more"),
-    ] = [],  # noqa: B006
+    tracking_host: TrackingHosts = [],  # noqa: B006
+    webhook_host: WebhookHosts = [],  # noqa: B006
+    known_as: Annotated[list[str], typer.Option(help="further host name of the service; repeat for more")] = [],  # noqa: B006
     require_token: Annotated[
         bool,
         typer.Option("--require-token", help="also for requests from this machine; DIR/admin.token is the first token"),
     ] = False,
+    hub_token: HubToken = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="do not go into the background; for containers and systemd")
     ] = False,
@@ -65,8 +79,10 @@ def up(
         import_from=tuple(path.absolute() for path in import_from),
         allow_code=tuple(allow_code),
         tracking_host=tuple(tracking_host),
+        webhook_host=tuple(webhook_host),
         known_as=tuple(known_as),
         require_token=require_token,
+        hub_token=hub_token,
     )
     if foreground:
         stay_up(settings)

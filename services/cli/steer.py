@@ -112,7 +112,14 @@ def _print_view(view: dict[str, Any], as_json: bool) -> None:
 
 def _words(desired: dict[str, Any]) -> str:
     """The changes as `volley set` takes them."""
-    fields = {key: value for key, value in desired.items() if key not in ("revision", "objective")}
+    from volley.state import Desired
+
+    unchanged = Desired().model_dump()
+    fields = {
+        key: value
+        for key, value in desired.items()
+        if key not in ("revision", "objective") and value != unchanged.get(key)
+    }
     fields |= {f"objective.{key}": value for key, value in desired["objective"].items()}
     changed = [f"{key}={_value(value)}" for key, value in fields.items() if value is not None and value is not False]
     return f"{' '.join(changed) or 'as in the job'} (revision {desired['revision']})"

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.recording.terminal import ItemList, TableRow, TerminalTable, headline_k, make_console
+from services.recording.terminal import ItemList, Sentence, TableRow, TerminalTable, headline_k, make_console
 
 COLOURS = {
     "running": "green",
@@ -106,8 +106,8 @@ def overview(view: Mapping[str, Any], now: float) -> Group:
     if observed["groups"]:
         lines.append(ItemList([f"{name} {count}" for name, count in observed["groups"].items()], "groups "))
     if observed["problem"]:
-        lines.append(Text(observed["problem"], style="red"))
-    lines += [Text(words, style="yellow") for words in observed["waiting"]]
+        lines.append(Sentence(observed["problem"], "red"))
+    lines += [Sentence(words, "yellow") for words in observed["waiting"]]
     if desired["revision"] != observed["revision"] and view["state"] not in ("done", "failed", "stopped"):
         lines.append(
             Text(f"revision {desired['revision']} is desired, {observed['revision']} is in effect", style="dim")
@@ -121,9 +121,11 @@ def overview(view: Mapping[str, Any], now: float) -> Group:
 def tokens(found: Sequence[Mapping[str, Any]]) -> None:
     rows = []
     for each in found:
-        created = each.get("created")
-        rows.append(TableRow((each["name"], str(each.get("scope", "")), age(time.time() - created) if created else "")))
-    print_table(TerminalTable(("name", "scope", "created"), rows), "no tokens")
+        created, limits = each.get("created"), each["limits"]
+        most = ("any" if limits[name] is None else f"{limits[name]:g}" for name in ("runs", "cpus", "gpus", "priority"))
+        rows.append(TableRow((each["name"], each["scope"], *most, age(time.time() - created) if created else "")))
+    columns = ("name", "scope", "runs", "CPUs", "GPUs", "priority", "created")
+    print_table(TerminalTable(columns, rows, ("created",)), "no tokens")
 
 
 def environments(found: Sequence[tuple[str, str, str]]) -> None:

@@ -145,8 +145,8 @@ def load_spec(file: Path, recipe: str | None) -> list[tuple[str, DataSpec, Path 
 
     job = load_job(file)
     evaluation = getattr(job, "evaluation", None)
-    found = [("data", job.data, job.model.path)]
-    return found + ([("evaluation.data", evaluation.data, job.model.path)] if evaluation is not None else [])
+    found = [("data", job.data, job.model.folder)]
+    return found + ([("evaluation.data", evaluation.data, job.model.folder)] if evaluation is not None else [])
 
 
 def spread(lengths: Sequence[int]) -> dict[str, int]:

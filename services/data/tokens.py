@@ -53,7 +53,7 @@ def load_tokenizer(model: Path) -> "PreTrainedTokenizerBase":
         whole = model.parent if (model.parent / "config.json").is_file() else "the folder `volley export` writes"
         raise JobError(f"model {model} is only an adapter: name a full model; the merged one is in {whole}")
     if not (model / "config.json").is_file():
-        raise JobError(f"model {model}: no config.json there; name a folder in Hugging Face format")
+        raise JobError(f"model {model}: no config.json there; name a folder in Hugging Face format, or hub: OWNER/NAME")
     _check_weights(model)
     from transformers import AutoTokenizer
 

@@ -1,7 +1,7 @@
 """Checks of a job's LoRA adapters that need no model in memory."""
 
 from volley.errors import JobError
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 
 
 def check_adapters(model: ModelSpec) -> None:
@@ -14,7 +14,7 @@ def check_adapters(model: ModelSpec) -> None:
     from safetensors import safe_open
 
     matrices = set()
-    for file in model.path.glob("*.safetensors"):
+    for file in model.folder.glob("*.safetensors"):
         with safe_open(file, framework="numpy") as tensors:
             names = [name for name in tensors.keys() if name.endswith(".weight")]  # noqa: SIM118 - no mapping
             matrices |= {f".{name}" for name in names if len(tensors.get_slice(name).get_shape()) == 2}
@@ -22,6 +22,6 @@ def check_adapters(model: ModelSpec) -> None:
         if not any(name.endswith(f".{target}.weight") for name in matrices):
             ends = sorted({name.split(".")[-2] for name in matrices} - {"lm_head", "embed_tokens"})
             raise JobError(
-                f"model.lora.target_modules: {model.path} has no matrix {target!r}: choose from "
+                f"model.lora.target_modules: {model.folder} has no matrix {target!r}: choose from "
                 f"[{', '.join(ends)}], or write all-linear"
             )

@@ -15,6 +15,7 @@ from services.jobs.suggestions import MAPPINGS, OBJECTIVES, known_key
 from volley.errors import JobError
 from volley.job import JOB, EvalJob, RFTJob, RLJob, SFTJob
 from volley.job_paths import absolute_paths
+from volley.patterns import pattern_words
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -41,6 +42,30 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return node
 
 
+def read_mapping(path: Path, what: str, advice: str) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping.
+
+    Args:
+        what: what the file is, such as ``job file``, and ``advice``: what the mapping should be, for errors.
+
+    Raises:
+        JobError: the file is missing, is not YAML, or holds something else.
+    """
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except OSError as error:
+        raise JobError(f"{what} {path}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise JobError(f"{what} {path} is nested too deeply") from error
+    except _DuplicateKey as error:
+        raise JobError(f"{what} {path}, {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise JobError(f"{what} {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise JobError(f"{what} {path} must be a mapping {advice}")
+    return tree
+
+
 def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     """Read, check and resolve a job file.
 
@@ -50,18 +75,7 @@ def load_job(path: Path, overrides: Mapping[str, Any] | None = None) -> Job:
     Raises:
         JobError: the file is missing, is not YAML, or does not describe a job.
     """
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except OSError as error:
-        raise JobError(f"job file {path}: {error.strerror or error}") from error
-    except RecursionError as error:
-        raise JobError(f"job file {path} is nested too deeply") from error
-    except _DuplicateKey as error:
-        raise JobError(f"job file {path}, {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise JobError(f"job file {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise JobError(f"job file {path} must be a mapping that starts with 'kind: rl', 'sft', 'rft' or 'eval'")
+    tree = read_mapping(path, "job file", "that starts with 'kind: rl', 'sft', 'rft' or 'eval'")
     for key, value in (overrides or {}).items():
         assign(tree, key.split("."), value)
     try:
@@ -142,10 +156,14 @@ def _mistake(kind: str, where: str, problem: "ErrorDetails") -> str:
             )
         case "missing":
             return "required, but missing"
+        case "tuple_type" | "list_type":
+            return f"must be a list, not {given!r:.60}"
         case "model_type" | "model_attributes_type" if last in MAPPINGS:
             return f"must be a mapping, not {given!r:.60}: write {MAPPINGS[last]}"
         case "union_tag_invalid" if not where:
             return f"kind: {given.get('kind')!r:.60} is not a kind of job: write rl, sft, rft or eval"
+        case "string_pattern_mismatch":
+            return pattern_words(problem)
         case "value_error":
             named = given.get("kind") if isinstance(given, dict) else None
             if last == "objective" and named in OBJECTIVES:

@@ -4,20 +4,25 @@ import json
 import math
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.jobs.job_file import Job
+from volley.base import replaced
 from volley.errors import HostError, JobError
 from volley.job import ActorsSpec, EvalJob, RFTJob, RLJob, SFTJob
 from volley.memory import available_memory
+from volley.plan.memory import ACTOR_BYTES, RANK_BYTES
 from volley.shape import WIDTHS, Shape, micro_batch_tokens
+from volley.state import Desired
+
+Sampled = RLJob | RFTJob | EvalJob
+Trained = RLJob | SFTJob | RFTJob
 
 GIB = 1 << 30
-# Measured resident memory of an idle process of each role, without the model.
-ACTOR_BYTES = int(1.6 * GIB)
-RANK_BYTES = int(0.9 * GIB)
+# Measured resident memory of an idle process, without the model.
 WORKER_BYTES = int(0.15 * GIB)
 RAY_BYTES = int(0.7 * GIB)
 # Per parameter: weight, gradient, two moments, reference in float32; in bfloat16, with a float32 master copy, as many.
@@ -48,64 +53,108 @@ class Needs:
     largest_bytes: int = 0
 
 
-def needs_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> Needs:
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What each of ``count`` like processes reserves from one node, by Ray's resource name."""
+
+    role: str
+    amounts: tuple[tuple[str, float], ...]
+    count: int
+
+
+def needs_of(job: Job) -> Needs:
     """Return the most that ``job`` needs at any time; with its processes only if it has a single phase."""
     first, *others = phases_of(job)
     return _most(first, *others) if others else first
 
 
-def phases_of(job: RLJob | SFTJob | RFTJob | EvalJob) -> tuple[Needs, ...]:
+def resources_of(job: Job) -> dict[str, float]:
+    """Return the most that ``job`` reserves at any time, by Ray's resource name. Reads no files."""
+    phases = [_processes(*phase) for phase in _phases(job)]
+    names = {name for phase in phases for process in phase for name in process}
+    return {name: max(_amount(phase, name) for phase in phases) for name in sorted(names)}
+
+
+def phases_of(job: Job) -> tuple[Needs, ...]:
     """Return the needs of each phase of ``job``; an rft job samples first and then trains, never both at once."""
+    return tuple(_needs(job, *phase) for phase in _phases(job))
+
+
+def with_desired_counts(job: RLJob, desired: Desired) -> RLJob:
+    """The job with the counts of actors, reward workers and environment workers that are desired now."""
+    if desired.actors is not None:
+        # Not validated: 0 actors pause generation, which can be desired of a run but not written in a job.
+        job = replaced(job, actors=job.actors.model_copy(update={"count": desired.actors}))
+    if desired.reward_workers is not None:
+        job = replaced(job, reward_workers=replaced(job.reward_workers, count=desired.reward_workers))
+    if desired.environment_workers is not None:
+        workers = replaced(job.environment_workers, count=desired.environment_workers)
+        job = replaced(job, environment_workers=workers)
+    return job
+
+
+def _phases(job: Job) -> tuple[tuple[Sampled | None, Trained | None], ...]:
+    """Return the jobs whose actors and workers, and whose learner, each phase of ``job`` starts."""
     match job:
         case RLJob():
-            return (_needs(job, sampled=job, trained=job),)
+            return ((job, job),)
         case SFTJob():
-            return (_needs(job, trained=job),)
+            return ((None, job),)
         case RFTJob():
-            return (_needs(job, sampled=job), _needs(job, trained=job))
+            return ((job, None), (None, job))
         case EvalJob():
-            return (_needs(job, sampled=job),)
+            return ((job, None),)
 
 
-def _needs(
-    job: RLJob | SFTJob | RFTJob | EvalJob,
-    *,
-    sampled: RLJob | RFTJob | EvalJob | None = None,
-    trained: RLJob | SFTJob | RFTJob | None = None,
-) -> Needs:
-    """Add up the actors and reward workers of ``sampled`` and the learner of ``trained``."""
-    parameters = _parameters(job.model.path)
-    weights = parameters * WIDTHS[job.model.dtype]
-    cpus = gpus = 0.0
-    memory, store, largest = RAY_BYTES, 256 << 20, 0
-    processes: list[Mapping[str, float]] = []
+def bundles_of(job: Job) -> tuple[tuple[Bundle, ...], ...]:
+    """Return what the processes of each phase of ``job`` reserve. Reads no files."""
+    return tuple(_bundles(*phase) for phase in _phases(job))
+
+
+def _bundles(sampled: Sampled | None, trained: Trained | None) -> tuple[Bundle, ...]:
+    """Return what the processes of each role reserve; roles that reserve nothing are left out."""
+    found = []
     if sampled is not None:
-        actors, workers = sampled.actors, sampled.reward_workers
-        scorers = 0 if sampled.scorer is None else workers.count
-        cpus += actors.count * actors.cpus + scorers * workers.cpus
-        gpus += actors.count * actors.gpus
-        processes += [_reserved(actors.cpus, actors.gpus, actors.resources)] * actors.count
-        processes += [_reserved(workers.cpus, 0, workers.resources)] * scorers
-        cache = 0 if actors.gpus else int(actors.kv_cache_gb * GIB)
+        actors, workers, programs = sampled.actors, sampled.reward_workers, sampled.environment_workers
+        found.append(("actor", _reserved(actors.cpus, actors.gpus, actors.resources), actors.count))
+        if sampled.scorer is not None:
+            found.append(("reward worker", _reserved(workers.cpus, 0, workers.resources), workers.count))
         if sampled.rollout is not None:
-            programs = sampled.environment_workers
-            cpus += programs.count * programs.cpus
-            processes += [_reserved(programs.cpus, 0, programs.resources)] * programs.count
-            memory += programs.count * WORKER_BYTES
-        largest = ACTOR_BYTES + weights + cache
-        memory += actors.count * largest + scorers * WORKER_BYTES
+            found.append(("environment worker", _reserved(programs.cpus, 0, programs.resources), programs.count))
     if trained is not None:
         spec = trained.learner
-        cpus += spec.ranks * spec.cpus_per_rank
-        gpus += spec.ranks * spec.gpus_per_rank
-        processes += [_reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)] * spec.ranks
+        reserved = _reserved(spec.cpus_per_rank, spec.gpus_per_rank, spec.resources_per_rank)
+        found.append(("learner rank", reserved, spec.ranks))
+    return tuple(Bundle(role, tuple(amounts.items()), count) for role, amounts, count in found if amounts and count)
+
+
+def _processes(sampled: Sampled | None, trained: Trained | None) -> list[Mapping[str, float]]:
+    """Return what each process reserves; processes that reserve nothing are left out."""
+    return [dict(bundle.amounts) for bundle in _bundles(sampled, trained) for _ in range(bundle.count)]
+
+
+def _needs(job: Job, sampled: Sampled | None, trained: Trained | None) -> Needs:
+    """Add up the actors and reward workers of ``sampled`` and the learner of ``trained``."""
+    parameters = _parameters(job.model.folder)
+    weights = parameters * WIDTHS[job.model.dtype]
+    memory, store, largest = RAY_BYTES, 256 << 20, 0
+    if sampled is not None:
+        actors = sampled.actors
+        workers = 0 if sampled.scorer is None else sampled.reward_workers.count
+        workers += 0 if sampled.rollout is None else sampled.environment_workers.count
+        cache = 0 if actors.gpus else int(actors.kv_cache_gb * GIB)
+        largest = ACTOR_BYTES + weights + cache
+        memory += actors.count * largest + workers * WORKER_BYTES
+    if trained is not None:
+        spec = trained.learner
         full = trained.model.lora is None  # with LoRA the learner keeps little more than the weights
         states = 5 * weights if spec.gpus_per_rank else STATE_BYTES * parameters
         shared, own = states if full else weights, RANK_BYTES + _activations(trained)
         memory += spec.ranks * own + shared
         largest = max(largest, own + shared // spec.ranks)
         store += 2 * weights if full else 0  # the version in use and the one being sent
-    reserving = tuple(process for process in processes if process)
+    reserving = tuple(_processes(sampled, trained))
+    cpus, gpus = _amount(reserving, "CPU"), _amount(reserving, "GPU")
     actors_spec = None if sampled is None else sampled.actors
     return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving), actors_spec, largest)
 
@@ -130,9 +179,9 @@ def _header(file: Path) -> dict[str, Any]:
         raise JobError(f"{file} is not a safetensors file: {error}") from error
 
 
-def _activations(job: RLJob | SFTJob | RFTJob) -> int:
+def _activations(job: Trained) -> int:
     """Bytes that a rank on a CPU keeps for the backward pass of a micro-batch; 0 on a GPU, or for unknown shapes."""
-    spec, shape, width = job.learner, Shape.of(job.model.path), WIDTHS[job.model.dtype]
+    spec, shape, width = job.learner, Shape.of(job.model.folder), WIDTHS[job.model.dtype]
     if spec.gpus_per_rank or shape is None:
         return 0
     tokens = micro_batch_tokens(spec, shape, width)
@@ -156,9 +205,32 @@ def _most(*phases: Needs) -> Needs:
     )
 
 
+def needs_at_once(runs: Sequence[Needs], count: int) -> Needs:
+    """Return needs that suffice for any ``count`` of the runs at the same time, on one stack."""
+
+    def most(amounts: Iterable[float]) -> float:
+        return sum(sorted(amounts, reverse=True)[:count])
+
+    names = sorted({name for run in runs for name in run.custom})
+    own = most(run.memory_bytes - RAY_BYTES for run in runs)
+    return Needs(
+        cpus=most(run.cpus for run in runs),
+        gpus=most(run.gpus for run in runs),
+        memory_bytes=int(own) + RAY_BYTES,
+        object_store_bytes=int(most(run.object_store_bytes for run in runs)),
+        custom={name: most(run.custom.get(name, 0.0) for run in runs) for name in names},
+        actors=next((run.actors for run in runs if run.actors is not None), None),
+        largest_bytes=max(run.largest_bytes for run in runs),
+    )
+
+
 def _custom(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = {name for process in processes for name in process} - {"CPU", "GPU"}
-    return {name: sum(process.get(name, 0.0) for process in processes) for name in sorted(names)}
+    return {name: _amount(processes, name) for name in sorted(names)}
+
+
+def _amount(processes: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(process.get(name, 0.0) for process in processes)
 
 
 def _reserved(cpus: float, gpus: float, custom: Mapping[str, float]) -> dict[str, float]:

@@ -22,6 +22,7 @@ OTHER_WORDS = {
     "epochs": "steps",
     "beta": "update.kl.coefficient",
     "kl_coef": "update.kl.coefficient",
+    "target_kl": "update.kl.target",
     "epsilon": "update.clip_low",
     "importance_sampling_level": "update.ratio",
     "loss_type": "update.surrogate",
@@ -33,7 +34,7 @@ OTHER_WORDS = {
 }
 # Values people write where a mapping belongs, by the last part of the key.
 MAPPINGS = {
-    "model": "model: {path: models/NAME}, a folder in Hugging Face format; `hf download OWNER/NAME` makes one",
+    "model": "model: {path: models/NAME}, a folder in Hugging Face format, or model: {hub: OWNER/NAME}",
     "data": "data: {path: prompts.jsonl}",
     "chat": "chat: {}",
     "scorer": "scorer: {kind: math}",

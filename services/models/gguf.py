@@ -5,15 +5,14 @@ that loads and answers worse, so everything that it would ignore is an error her
 """
 
 import json
-import shutil
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from volley.errors import HostError, JobError
-from volley.files import empty_folder, partial_path, replace_folder
+from volley.errors import JobError
+from volley.files import check_new, new_folder
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -68,27 +67,11 @@ def import_gguf(file: Path, out: Path) -> Imported:
     reader = _open(file)
     facts = _facts(file, reader)
     about = _checked(file, reader, facts)
-    partial = partial_path(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        empty_folder(partial)
+    with new_folder(out) as partial:
         tokenizer = _tokenizer(file, facts)
         _model(file, reader).save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        if out.exists():
-            out.rmdir()
-        replace_folder(partial, out)
-    except OSError as error:
-        raise HostError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return about
-
-
-def check_new(out: Path) -> None:
-    """Raise `HostError` if ``out`` is a file or a folder that holds something."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise HostError(f"{out} exists already: choose another folder")
 
 
 def _open(file: Path) -> "GGUFReader":

@@ -7,8 +7,9 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.models.gguf import Imported, check_new, import_gguf
+from services.models.gguf import Imported, import_gguf
 from volley.errors import HostError, JobError
+from volley.files import check_new
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,10 +162,17 @@ def _name(axes: Axes, title: str, unit: str) -> None:
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], k: float) -> None:
-    """Write the names at the right end of the lines, moved apart where they would overlap."""
-    height = -np.inf
-    for value, name, colour in sorted(ends):
-        height = max(value, height + 0.05)
+    """Write the names at the right end of the lines, moved down where they would overlap."""
+    height = np.inf
+    for value, name, colour in sorted(ends, reverse=True):
+        height = min(value, height - 0.05)
         axes.annotate(
-            name, (k, height), xytext=(8, 0), textcoords="offset points", color=colour, va="center", fontweight="bold"
+            name,
+            (k, height),
+            xytext=(8, 0),
+            textcoords="offset points",
+            annotation_clip=False,
+            color=colour,
+            va="center",
+            fontweight="bold",
         )

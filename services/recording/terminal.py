@@ -1,7 +1,9 @@
 """What the terminal shows: tables and lists that fit its width. Output that is not a terminal gets whole lines."""
 
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -18,6 +20,11 @@ def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
     if not console.is_terminal:
         console = Console(highlight=False, stderr=stderr, quiet=quiet, width=WHOLE_LINES)
     return console
+
+
+def text_console(file: TextIO, width: int) -> Console:
+    """A console that writes plain text to ``file``."""
+    return Console(file=file, width=width, highlight=False, color_system=None)
 
 
 def headline_k(row: Mapping[str, object], k: int | None) -> int | None:
@@ -39,7 +46,7 @@ class TerminalTable:
     """A table that is never wider than the terminal and breaks no word.
 
     If it does not fit, optional columns are left out. If it still does not fit, the first cell of each row gets a line
-    of its own and the others follow on the next line.
+    of its own and the others follow on as many lines as they need. Only a single cell may be wider than the terminal.
 
     Args:
         optional: columns that may be left out, the least important first.
@@ -54,15 +61,14 @@ class TerminalTable:
 
     def lines(self, width: int) -> Iterator[Text]:
         """Yield the lines of the table for a terminal with ``width`` columns."""
-        kept = self._kept(width)
-        widths = {at: self._width(at) for at in kept}
-        split = _total(widths.values()) > width
+        widths = {at: self._width(at) for at in self._kept(width)}
+        lines = _packed(widths, width)
         if any(self.columns):
-            yield from _broken([Text(self.columns[at], style="bold") for at in kept], widths, split=split)
+            yield from _broken([Text(column, style="bold") for column in self.columns], widths, lines)
         for row in self.rows:
-            yield from _broken([_text(row.cells[at]) for at in kept], widths, split=split)
+            yield from _broken([_text(cell) for cell in row.cells], widths, lines)
             if row.note:
-                yield from _indented(_text(row.note), width)
+                yield from _between_words(_text(row.note), width, INDENT)
 
     @property
     def width(self) -> int:
@@ -103,26 +109,48 @@ class ItemList:
         yield Text(line)
 
 
-def _broken(cells: Sequence[Text], widths: dict[int, int], *, split: bool) -> Iterator[Text]:
-    """One line with all cells; if ``split``, one with the first cell and one with the others."""
-    padded = []
-    for cell, width in zip(cells, widths.values(), strict=True):
-        padded.append(cell.copy())
-        padded[-1].append(" " * (width - cell.cell_len))
-    lines = [padded[:1], [Text(INDENT.removesuffix(GAP)), *padded[1:]]] if split else [padded]
-    for line in lines:
-        joined = Text(GAP, no_wrap=True, overflow="ignore").join(line)
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Words that are broken between lines only at spaces, so that an id or path among them can be copied."""
+
+    words: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _between_words(Text(self.words, self.style), options.max_width)
+
+
+def _packed(widths: Mapping[int, int], width: int) -> list[list[int]]:
+    """The columns of each line: all on one if it is wide enough, else the first alone and the others as they fit."""
+    first, *others = widths
+    if _total(widths.values()) <= width:
+        return [[first, *others]]
+    lines = [[first]]
+    for at in others:
+        fits = len(INDENT) + _total(widths[each] for each in (*lines[-1], at)) <= width
+        if len(lines) > 1 and fits:
+            lines[-1].append(at)
+        else:
+            lines.append([at])
+    return lines
+
+
+def _broken(cells: Sequence[Text], widths: Mapping[int, int], lines: Sequence[Sequence[int]]) -> Iterator[Text]:
+    """The lines of one row, each with the cells of its columns; those after the first are indented."""
+    for number, columns in enumerate(lines):
+        padded = [cells[at].copy() for at in columns]
+        for at, cell in zip(columns, padded, strict=True):
+            cell.append(" " * (widths[at] - cell.cell_len))
+        joined = Text(GAP, no_wrap=True, overflow="ignore").join(padded)
         joined.rstrip()
-        yield joined
+        yield Text.assemble(INDENT if number else "", joined, no_wrap=True, overflow="ignore")
 
 
-def _indented(note: Text, width: int) -> Iterator[Text]:
-    """The note in lines that are broken at words, or as one line if it is all that the width can hold."""
-    room = max(20, width - len(INDENT))
-    console = Console(width=room)
-    for line in note.wrap(console, room):
-        line.rstrip()
-        yield Text.assemble(INDENT, line)
+def _between_words(text: Text, width: int, indent: str = "") -> Iterator[Text]:
+    """The text in lines that are broken only between words: a word wider than the terminal is a run's id or a path."""
+    room = max(20, width - len(indent))
+    for line in textwrap.wrap(text.plain, room, break_long_words=False, break_on_hyphens=False):
+        yield Text(indent + line, text.style, no_wrap=True, overflow="ignore")
 
 
 def _total(widths: Iterable[int]) -> int:

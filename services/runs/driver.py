@@ -95,7 +95,8 @@ async def _run(job: Job, folder: RunFolder, redis_url: str, stop_signal: StopSig
     address, runtime_env = os.environ.get("RAY_ADDRESS", "auto"), for_ray(job.runtime_env)
     with ray_cluster(Needs(0, 0, 0, 0), address, runtime_env=runtime_env) as ray_address:
         stack = Stack(redis_url, ray_address)
-        await run_on(stack, run, folder, Display(), checkpoint=checkpoint, stop_signal=stop_signal)
+        display = Display()
+        await run_on(stack, run, folder, display, checkpoint=checkpoint, stop_signal=stop_signal, signalled="queued")
 
 
 def _job_of(record: RunRecord) -> Job:
@@ -149,7 +150,7 @@ async def _report_signal(store: Store, run_id: str) -> None:
     observed = await store.observed(run_id)
     if observed.state not in ("done", "failed") and not (await store.desired(run_id)).stopped:
         problem = "a signal stopped its driver; the run continues with another one"
-        await store.put_observed(run_id, replaced(observed, state="stopped", problem=problem, updated=time.time()))
+        await store.put_observed(run_id, replaced(observed, state="queued", problem=problem, updated=time.time()))
 
 
 @contextlib.asynccontextmanager

@@ -90,8 +90,8 @@ def try_program(
 
 
 async def _try(job: RLJob | RFTJob | EvalJob, rollout: Rollout, prompt: Prompt, length: int, says: str) -> EpisodeTrial:
-    tokenizer = load_tokenizer(job.model.path)
-    stops = stop_token_ids(job.model.path, tokenizer)
+    tokenizer = load_tokenizer(job.model.folder)
+    stops = stop_token_ids(job.model.folder, tokenizer)
     gateway = Gateway(StubEngine(tokenizer, stops, says), tokenizer, stops, GatewaySpec(sampling=job.gateway.sampling))
     sampling = job.sampling
     top_p = sampling.top_p if isinstance(sampling, EvalSampling) else 1.0

@@ -93,7 +93,7 @@ def check_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Raise `JobError` if the job's program cannot be called, or its tools or model do not fit."""
     rollout = job.rollout
     if isinstance(rollout, ToolsRollout):
-        check_template(load_tokenizer(job.model.path))
+        check_template(load_tokenizer(job.model.folder))
     if rollout is None or not code_is_here(job.runtime_env):
         return
     if (outside := outside_of(rollout)) is not None:

@@ -38,11 +38,11 @@ class EvalRun:
     @classmethod
     def prepare(cls, job: EvalJob) -> Self:
         """Read and check data, scorer and lengths; raises `JobError` for what cannot be used."""
-        prompts = read_prompts(job.data, job.model.path)[: job.prompts]
+        prompts = read_prompts(job.data, job.model.folder)[: job.prompts]
         if job.scorer is not None:
             check_scorer(job.scorer, prompts, code_is_here=code_is_here(job.runtime_env))
         check_program(job)
-        tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
+        tokenizer, length = load_tokenizer(job.model.folder), model_length(job.model.folder)
         room = room_of(job, job.sampling.max_tokens)
         encoded = encode_prompts(tokenizer, prompts, **room, length=length)
         return cls(job, encoded, length_of(job, encoded, room["room"], length), turns_of(job.turns, tokenizer))

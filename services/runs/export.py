@@ -5,14 +5,14 @@ can load them into the model.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 from services.runs.checkpoints import complete_checkpoints, steps_of
 from services.store.folder import RunFolder
-from volley.errors import HostError, JobError
-from volley.files import empty_folder, partial_path, replace_folder
-from volley.job import EvalJob, ModelSpec
+from volley.errors import JobError
+from volley.files import new_folder
+from volley.job import EvalJob
+from volley.model import ModelSpec
 
 PREFIX = "param/lm."
 
@@ -49,19 +49,8 @@ def export_checkpoint(folder: RunFolder, step: int | None, out: Path) -> Path:
     if isinstance(job, EvalJob):
         raise JobError(f"{folder.path}: an eval job trains no model")
     checkpoint = find_checkpoint(folder, step)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise HostError(f"{out} exists already: choose another folder")
-    partial = partial_path(out)
-    try:
-        empty_folder(partial)
+    with new_folder(out) as partial:
         _write(checkpoint, job.model, partial)
-        if out.exists():
-            out.rmdir()
-        replace_folder(partial, out)
-    except OSError as error:
-        raise HostError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return checkpoint
 
 

@@ -29,7 +29,7 @@ from services.data.tokens import EncodedPrompt, encode_prompts, load_tokenizer, 
 from services.evaluation.estimates import summarise
 from services.evaluation.evaluate import Sampler, max_groups_in_flight, unscored_problem
 from services.evaluation.fetch import fetched
-from services.jobs.needs import needs_of
+from services.jobs.needs import needs_of, with_desired_counts
 from services.jobs.runtime_env import code_is_here
 from services.recording.recorder import RunRecorder
 from services.runs.checkpointed_groups import FILE as GROUPS_FILE
@@ -51,7 +51,6 @@ from services.runs.served_check import check_served
 from services.runs.weight_groups import WeightGroups
 from services.store.desired import check_desired
 from services.tasks import start_all, timed
-from volley.base import replaced
 from volley.errors import DeadlineExceeded, HostError, WeightsGone, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
@@ -80,12 +79,12 @@ class RLRun:
     @classmethod
     def prepare(cls, job: RLJob) -> Self:
         """Read and check data, scorer and lengths; raises `JobError` for what cannot be used."""
-        prompts = read_prompts(job.data, job.model.path)
-        heldout = read_prompts(job.evaluation.data, job.model.path) if job.evaluation else []
+        prompts = read_prompts(job.data, job.model.folder)
+        heldout = read_prompts(job.evaluation.data, job.model.folder) if job.evaluation else []
         if job.scorer is not None:
             check_scorer(job.scorer, [*prompts, *heldout], code_is_here=code_is_here(job.runtime_env))
         check_program(job)
-        tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
+        tokenizer, length = load_tokenizer(job.model.folder), model_length(job.model.folder)
         room = room_of(job, job.sampling.max_tokens)
         encoded = encode_prompts(tokenizer, prompts, **room, length=length)
         needed, encoded_heldout = length_of(job, encoded, room["room"], length), []
@@ -142,19 +141,6 @@ class RLRun:
                 start_environments(sized, folder),
             )
         return Pools(actors, rewards, learner, environments, episodes_of(sized, actors, environments, self.length))
-
-
-def with_desired_counts(job: RLJob, desired: Desired) -> RLJob:
-    """The job with the counts of actors, reward workers and environment workers that are desired now."""
-    if desired.actors is not None:
-        # Not validated: 0 actors pause generation, which can be desired of a run but not written in a job.
-        job = replaced(job, actors=job.actors.model_copy(update={"count": desired.actors}))
-    if desired.reward_workers is not None:
-        job = replaced(job, reward_workers=replaced(job.reward_workers, count=desired.reward_workers))
-    if desired.environment_workers is not None:
-        workers = replaced(job.environment_workers, count=desired.environment_workers)
-        job = replaced(job, environment_workers=workers)
-    return job
 
 
 @dataclass(slots=True)

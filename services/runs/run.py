@@ -9,12 +9,13 @@ from pathlib import Path
 
 from reward_servers.scorers import import_functions, names_plugin
 from services.control.heartbeat import Status
-from services.data.chat import plain_text_notice
 from services.data.tokens import import_tokenizers_alone
 from services.jobs.adapters import check_adapters
 from services.jobs.job_file import Job
 from services.jobs.needs import check_host, needs_of
+from services.jobs.processor import bfloat16_notice
 from services.jobs.runtime_env import for_ray, make_importable
+from services.notifications.local import check_keys, notifying
 from services.recording.display import Display
 from services.recording.recorder import RunRecorder
 from services.recording.sinks.sinks import Sinks, check_sinks
@@ -24,6 +25,7 @@ from services.runs.eval import EvalRun
 from services.runs.rft import RFTRun
 from services.runs.rl import RLRun
 from services.runs.sft import SFTRun
+from services.runs.trial import chat_notice
 from services.signals import StopSignal
 from services.stack.ephemeral import Stack, local_stack
 from services.store.folder import RunFolder
@@ -90,6 +92,12 @@ def prepare_alone(job: Job) -> Run:
     return prepare(job)
 
 
+def prepare_here(job: Job) -> Run:
+    """Like `prepare_alone`, for a run in this process: it sends the notifications too, so it needs their keys."""
+    check_keys(job.notify)
+    return prepare_alone(job)
+
+
 async def run_alone(
     run: Run,
     folder: RunFolder,
@@ -114,13 +122,16 @@ async def run_alone(
             check_host(needs, folder.path)
             if servers := " and ".join(name for name, url in (("Redis", redis_url), ("Ray", ray_address)) if not url):
                 display.say(f"starting {servers}")
-            async with local_stack(
-                needs,
-                folder.logs,
-                redis_url=redis_url,
-                ray_address=ray_address,
-                runtime_env=for_ray(job.runtime_env),
-            ) as stack:
+            async with (
+                local_stack(
+                    needs,
+                    folder.logs,
+                    redis_url=redis_url,
+                    ray_address=ray_address,
+                    runtime_env=for_ray(job.runtime_env),
+                ) as stack,
+                notifying(job.notify, folder, stack.redis_url, display.say),
+            ):
                 return await run_on(stack, run, folder, display, checkpoint=checkpoint, stop_signal=stop_signal)
         except VolleyError as error:
             if folder.summary()["state"] == "starting":
@@ -136,12 +147,14 @@ async def run_on(
     *,
     checkpoint: Path | None = None,
     stop_signal: StopSignal | None = None,
+    signalled: RunState = "stopped",
 ) -> Result:
     """Run on a stack that is up. Whatever happens, the run's summary and its observed state say how it ended.
 
     Args:
         checkpoint: where an rl run resumes; see `Context`.
         stop_signal: how a signal ends the run; None means that cancelling this coroutine does.
+        signalled: the state to report after a signal; a run that goes on with another driver has not ended.
 
     Raises:
         VolleyError: the run failed.
@@ -156,8 +169,9 @@ async def run_on(
         stop_signal = stop_signal or StopSignal()
         context = Context(folder, store, outbox, display, status, sinks, checkpoint, stop_signal)
         folder.write_summary(_summary(run.job, folder, "running"))
-        if notice := plain_text_notice(run.job.data, run.job.model.path):
-            display.say(f"note: {notice}")
+        for notice in (chat_notice(run.job), bfloat16_notice(run.job)):
+            if notice:
+                display.say(f"note: {notice}")
         ended_by: BaseException | None = None
         try:
             async with heartbeats(status, display), sinks:
@@ -173,7 +187,7 @@ async def run_on(
             fields = {"problem": problem, "seconds": seconds, **context.summary_fields}
             with contextlib.suppress(OSError):  # if the disk is full, Redis still has it
                 folder.write_summary(_summary(run.job, folder, state, **fields))
-            status.end(state, problem)
+            status.end(signalled if isinstance(ended_by, asyncio.CancelledError) else state, problem)
     model = folder.model if state == "done" and not isinstance(run.job, EvalJob) else None
     return Result(folder, model, seconds, state)
 

@@ -13,7 +13,8 @@ from reward_servers.http_gate import LOOPBACK_HOSTS, is_loopback
 from services.data.tokens import load_tokenizer, model_length
 from volley.base import Spec
 from volley.gateway import GatewaySpec
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 from volley.scratch import scratch_folder
 
 
@@ -27,8 +28,8 @@ class ServeSpec(Spec):
 
 def check_model(spec: ServeSpec) -> int:
     """The model's length in tokens. Raises `JobError` for a model that cannot be served."""
-    load_tokenizer(spec.model.path)
-    return model_length(spec.model.path)
+    load_tokenizer(spec.model.folder)
+    return model_length(spec.model.folder)
 
 
 async def serve(

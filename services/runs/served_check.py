@@ -12,7 +12,8 @@ from actors.config import GenerateRequest
 from services.data.tokens import EncodedPrompt
 from services.evaluation.fetch import fetched
 from volley.errors import ServedWeightsDiffer
-from volley.job import ModelSpec, RLJob
+from volley.job import RLJob
+from volley.model import ModelSpec
 from volley.records import Group
 from volley.refs import Ref
 
@@ -70,7 +71,7 @@ async def check_served(actors: Probed, learner: Scoring, job: RLJob, prompt: Enc
 
 
 def _explain(actor: str, difference: float, model: ModelSpec) -> str:
-    kind = json.loads((model.path / "config.json").read_text()).get("model_type", "unknown")
+    kind = json.loads((model.folder / "config.json").read_text()).get("model_type", "unknown")
     return (
         f"{actor} does not serve what the learner trained: after an update its log-probs differ by {difference:.3g} on "
         f"average, and {model.dtype} allows {TOLERANCE[model.dtype]:g}, so training would go wrong silently. Either "

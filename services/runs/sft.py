@@ -25,10 +25,10 @@ class SFTRun:
     @classmethod
     def prepare(cls, job: SFTJob) -> Self:
         """Read, check and encode every row; raises `JobError` for what cannot be used."""
-        located = read_located(job.data, job.model.path)
+        located = read_located(job.data, job.model.folder)
         prompts = [each.prompt for each in located]
         answers = [each.text(job.answer_field) for each in located]
-        tokenizer, length = load_tokenizer(job.model.path), model_length(job.model.path)
+        tokenizer, length = load_tokenizer(job.model.folder), model_length(job.model.folder)
         encoded = encode_prompts(tokenizer, prompts, room=1, length=length, key="an answer of at least")
         rows = []
         for place, each, answer_a in zip(located, encoded, encode_answers(tokenizer, answers), strict=True):

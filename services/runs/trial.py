@@ -6,6 +6,7 @@ from reward_servers.scorers import try_scorer
 from services.data.chat import plain_text_notice
 from services.jobs.job_file import Job
 from services.jobs.needs import GIB, needs_of
+from services.jobs.processor import bfloat16_notice
 from services.jobs.runtime_env import code_is_here
 from services.runs.context import Run
 from services.runs.episode_trial import EpisodeTrial, try_program
@@ -64,7 +65,13 @@ def run_one_episode(run: Run, says: str) -> EpisodeTrial | None:
 
 def notes_on(job: Job) -> list[str]:
     """Advice on a valid job."""
-    return list(filter(None, [plain_text_notice(job.data, job.model.path), _memory_note(needs_of(job).memory_bytes)]))
+    memory = _memory_note(needs_of(job).memory_bytes)
+    return list(filter(None, [chat_notice(job), bfloat16_notice(job), memory]))
+
+
+def chat_notice(job: Job) -> str:
+    """`plain_text_notice`, except for programs, whose messages the gateway renders."""
+    return "" if getattr(job, "rollout", None) is not None else plain_text_notice(job.data, job.model.folder)
 
 
 def _memory_note(needed: int) -> str:

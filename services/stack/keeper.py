@@ -19,7 +19,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,12 @@ from services.supervisor.ray_jobs import RayJobLauncher
 from volley.base import Spec
 from volley.errors import HostError, VolleyError
 from volley.files import replace_text
+from volley.hub import HUB_TOKENS, NO_HUB_TOKEN
 from volley.job import ActorsSpec
 from volley.local_stack import StackState
 from volley.ports import DEFAULT_PORT
 from volley.scratch import scratch_folder
+from volley.webhooks import SECRET_PREFIX, AllowedHost
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +64,10 @@ class UpSettings(Spec):
     import_from: tuple[Path, ...] = ()
     allow_code: tuple[str, ...] = ()
     tracking_host: tuple[str, ...] = ()
+    webhook_host: tuple[AllowedHost, ...] = ()
     known_as: tuple[str, ...] = ()
     require_token: bool = Field(False, description="also for requests from this machine")
+    hub_token: bool = Field(False, description="runs download with this account's Hugging Face token")
 
     def public(self) -> dict[str, Any]:
         """Return the settings as JSON without ``folder``, and without ``redis``, whose URL may contain a password."""
@@ -129,19 +133,27 @@ async def _stack(settings: UpSettings, folder: StackFolder, private: Path) -> As
         replace_text(folder.admin_token, secrets.token_urlsafe(32), mode=0o600)
     folder.write_state(state)
     async with contextlib.AsyncExitStack() as stack:
+        begin_imports: Callable[[], None] | None = None
         if settings.ray is None and not NVIDIA.exists():  # nothing that uses a GPU is forked
-            stack.enter_context(shared_server(ActorsSpec(), PRELOAD))
+            begin_imports = stack.enter_context(shared_server(ActorsSpec(), PRELOAD, delayed=True))
         environment = _environment(settings, folder)
         if settings.redis is None:
-            await stack.enter_async_context(kept_up(_redis(folder, private, environment)))
+            redis = await stack.enter_async_context(kept_up(_redis(folder, private, environment)))
+            await redis
         else:
             await check_redis(settings.redis)
+        starting = []
         if settings.ray is None:
-            await stack.enter_async_context(kept_up(_ray(settings, folder, private, state.ray, environment)))
+            ray = _ray(settings, folder, private, state.ray, environment)
+            starting.append(await stack.enter_async_context(kept_up(ray)))
             stack.push_async_callback(_end_runs, state, folder)
-        await stack.enter_async_context(kept_up(_api(settings, folder, state, port, environment)))
+        api = _api(settings, folder, state, port, environment)
+        starting.append(await stack.enter_async_context(kept_up(api)))
+        await asyncio.gather(*starting)
         state = dataclasses.replace(state, ready=True)
         folder.write_state(state)
+        if begin_imports is not None:  # not sooner: the servers need the CPUs to start
+            begin_imports()
         yield state
 
 
@@ -195,13 +207,14 @@ def _api(
         "ray_address": state.ray,
         "allow_code": settings.allow_code,
         "tracking_hosts": settings.tracking_host,
+        "webhook_hosts": settings.webhook_host,
         "hosts": settings.known_as,
         "admin_token": folder.admin_token.read_text() if settings.guarded else None,
     }
     return Server(
         "API server",
         [sys.executable, "-m", "services.api.serve"],
-        environment,
+        {**environment, **_signing_keys()},
         folder.logs / "api.log",
         answers=lambda: _answers(f"{state.server}/healthz"),
         start_seconds=90,
@@ -212,7 +225,11 @@ def _api(
 
 def _environment(settings: UpSettings, folder: StackFolder) -> dict[str, str]:
     """Return the environment of the servers, which Ray passes on to all processes of all runs."""
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    withheld = {"RAY_ADDRESS", *_signing_keys()}
+    environment = {key: value for key, value in os.environ.items() if key not in withheld}
+    if not settings.hub_token:
+        environment = {key: value for key, value in environment.items() if key not in HUB_TOKENS}
+        environment[NO_HUB_TOKEN] = "1"  # nor the token in a file of the account
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_worker_niceness"] = "0"  # with Ray's default, a run would starve next to a busy editor
     environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -225,6 +242,11 @@ def _environment(settings: UpSettings, folder: StackFolder) -> dict[str, str]:
     paths = [str(path) for path in settings.import_from] + [os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment
+
+
+def _signing_keys() -> dict[str, str]:
+    """Return the variables with the keys of webhooks, which only the API server needs: a job's code must not sign."""
+    return {key: value for key, value in os.environ.items() if key.startswith(SECRET_PREFIX)}
 
 
 # ---- the end -------------------------------------------------------------------------------------------------------

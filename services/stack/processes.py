@@ -45,16 +45,16 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def kept_up(server: Server) -> AsyncIterator[None]:
+async def kept_up(server: Server) -> AsyncIterator[asyncio.Future[None]]:
     """Keep ``server`` up while the block runs, whatever happens to its process.
 
-    Raises:
-        HostError: it does not start. Once it has started, restarts are tried forever.
+    Yields what ends when the server first answers, or raises `HostError` if it does not start. Once it has started,
+    restarts are tried forever.
     """
-    keeper = _ServerKeeper(server, await _start(server))
+    keeper = _ServerKeeper(server, asyncio.get_running_loop().create_future())
     keeping = asyncio.create_task(keeper.keep(), name=server.name)
     try:
-        yield
+        yield keeper.started
     finally:
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -66,11 +66,20 @@ async def kept_up(server: Server) -> AsyncIterator[None]:
 @dataclass(slots=True)
 class _ServerKeeper:
     server: Server
-    process: asyncio.subprocess.Process | None
+    started: asyncio.Future[None]
+    process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
-        """Restart the process whenever it ends."""
+        """Start the process, and restart it whenever it ends."""
         server, delay = self.server, 0.0
+        try:
+            self.process = await _start(server)
+        except VolleyError as error:
+            if not self.started.cancelled():  # as it is when whoever waits for it is
+                self.started.set_exception(error)
+            return
+        if not self.started.cancelled():
+            self.started.set_result(None)
         while True:
             began = time.monotonic()
             if self.process is not None:
@@ -125,7 +134,7 @@ async def _write_stdin(process: asyncio.subprocess.Process, data: bytes) -> None
 
 async def _wait_for_end(server: Server, process: asyncio.subprocess.Process) -> None:
     """Wait until the process ends; kill it if it stops answering."""
-    answered = time.monotonic()
+    answered, failed = time.monotonic(), 0
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PROBE_SECONDS):
@@ -135,9 +144,11 @@ async def _wait_for_end(server: Server, process: asyncio.subprocess.Process) -> 
             continue
         try:
             await server.answers()
-            answered = time.monotonic()
+            answered, failed = time.monotonic(), 0
         except HostError:
-            if (silent := time.monotonic() - answered) > server.hung_seconds:
+            failed += 1
+            # One failed probe may mean that this process, and not the server, was too busy.
+            if (silent := time.monotonic() - answered) > server.hung_seconds and failed > 1:
                 log.warning("%s has not answered for %.0f s; killing it", server.name, silent)
                 process.kill()
 

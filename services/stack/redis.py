@@ -30,7 +30,8 @@ async def embedded_redis(data: Path, log: Path) -> AsyncIterator[str]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder("redis") as private:
         socket = private / "redis.sock"
-        async with kept_up(redis_server(data, log, socket)):
+        async with kept_up(redis_server(data, log, socket)) as started:
+            await started
             yield f"unix://{socket}"
 
 

@@ -6,6 +6,7 @@ copies it to the other place.
 """
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -14,11 +15,11 @@ from services.jobs.job_file import Job, explain
 from services.store.folder import RunFolder
 from volley.errors import HostError, JobError
 from volley.files import replace_text
-from volley.job import RFTJob, RLJob, SFTJob, check_ranks
+from volley.job import RLJob, check_ranks
 from volley.objectives import check_objective, resolve
 from volley.objectives.spec import OVER_TRIES
 from volley.objectives.tries import with_tries
-from volley.state import Desired
+from volley.state import AuditRecord, Desired
 from volley.update import check_update
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ async def newest_desired(folder: RunFolder, store: "Store") -> Desired:
     try:
         stored = await store.desired(folder.run_id)
         if local.revision > stored.revision:
-            await store.put_desired(folder.run_id, local)
+            await store.put_desired(folder.run_id, local, _copied(folder, local, stored))
     except HostError:
         return local
     if stored.revision > local.revision:
@@ -95,10 +96,23 @@ async def newest_desired(folder: RunFolder, store: "Store") -> Desired:
 
 
 def change_in_folder(folder: RunFolder, job: Job, changes: dict[str, Any]) -> Desired:
-    """Apply `change` to the desired state in the run folder; a live run applies it within seconds."""
+    """Apply `change` to the desired state in the run folder; a live run applies it within seconds.
+
+    Raises:
+        JobError: the change is not possible, or not in a folder.
+    """
+    if "priority" in changes:
+        raise JobError("priority: only the service has a queue; name the run by its id")
     desired = change(read_desired(folder), job, changes)
     write_desired(folder, desired)
     return desired
+
+
+def _copied(folder: RunFolder, local: Desired, stored: Desired) -> AuditRecord:
+    """Record what somebody who can write to the run folder has changed."""
+    before, after = stored.model_dump(), local.model_dump(exclude={"revision"})
+    details = {name: value for name, value in after.items() if value != before[name]}
+    return AuditRecord(time=time.time(), who="run-folder", action="set", run=folder.run_id, details=details)
 
 
 def _merged(job: Job, before: dict[str, Any], added: dict[str, Any] | None) -> dict[str, Any]:
@@ -113,18 +127,18 @@ def _merged(job: Job, before: dict[str, Any], added: dict[str, Any] | None) -> d
 
 def _check_kind(job: Job, changes: dict[str, Any]) -> None:
     """Raise `JobError` for changes that do not apply to this kind of job."""
-    missing = {"objective", "learning_rate", "max_lag"} if not isinstance(job, RLJob) else set()
-    if isinstance(job, SFTJob | RFTJob):
-        missing |= {"actors", "reward_workers", "environment_workers", "paused"}
+    missing = FIELDS - {"stopped", "priority"} if not isinstance(job, RLJob) else set()
     if wrong := sorted(key for key in missing & changes.keys() if changes[key] not in (None, {}, False)):
-        raise JobError(f"{', '.join(wrong)}: does not apply to a job of kind {job.kind}")
+        raise JobError(
+            f"{', '.join(wrong)}: does not apply to a job of kind {job.kind}, which can only be stopped and resumed"
+        )
     if changes.get("environment_workers") is not None and getattr(job, "rollout", None) is None:
         raise JobError("environment_workers: does not apply to a job without rollout, whose samples no program makes")
 
 
 def _with_defaults(changes: dict[str, Any]) -> dict[str, Any]:
     """Replace null by the default for fields that are not nullable."""
-    defaults = {"paused": False, "stopped": False, "objective": {}}
+    defaults = {"paused": False, "stopped": False, "objective": {}, "priority": 0}
     return {key: defaults.get(key) if value is None else value for key, value in changes.items()}
 
 

@@ -61,7 +61,7 @@ class RunFolder:
         try:
             for part in (folder.logs, folder.plots, folder.checkpoints):
                 part.mkdir(parents=True, exist_ok=True)
-            (folder.path / "job.yaml").write_text(dump_job(job))
+            replace_text(folder.path / "job.yaml", dump_job(job))
         except OSError as error:
             raise HostError(f"run folder {path} cannot be written: {error.strerror or error}") from error
         return folder
@@ -146,6 +146,15 @@ class RunFolder:
                 raise HostError(f"{self.path} is in use by a live run: stop that run first") from None
             yield
 
+    @property
+    def is_live(self) -> bool:
+        """Whether a process is running the run in this folder."""
+        try:
+            with self.in_use():
+                return False
+        except HostError:
+            return True
+
     def summary(self) -> dict[str, Any]:
         """How the run stands, or ended."""
         return dict(json.loads((self.path / "summary.json").read_text()))
@@ -169,4 +178,4 @@ class RunFolder:
         partial.replace(self.path / OBSERVED)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        replace_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from volley.patterns import LONG_NAME
+
 DRIVER = "driver"
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+NAME = LONG_NAME
 _TEXT = frozenset({".log", ".out", ".err", ".txt", ".jsonl"})
 _CHARACTER = 4  # bytes of the longest one in UTF-8
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes within a character

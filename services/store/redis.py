@@ -5,15 +5,21 @@ volley:run:R              JSON `RunRecord`
 volley:run:R:desired      JSON `Desired`
 volley:run:R:observed     JSON `Observed`
 volley:run:R:ledger       hash of counts
+volley:run:R:watched      what the watch for notifications remembers (see `services.notifications.watch`)
 volley:run:R:flushed      number of the driver's last write that arrived (see `services.store.outbox`)
 volley:run:R:<stream>     one of `STREAMS`, entries with one field ``json``
+volley:notices            hash of notices that wait to be delivered, by id
+volley:queue              hash of JSON `Place` by run id: the queue, as the supervisor left it
+volley:tokens             hash of tokens by name (see `services.api.auth`), with their `Limits`
+volley:audit              stream of JSON `AuditRecord`, the newest 100,000
 volley:lease:NAME         owner of a lease, expires
 volley:idempotency:K      JSON {"body": digest, "run": R}, expires after a week
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,13 +31,16 @@ from redis.exceptions import RedisError, WatchError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from volley.errors import HostError, JobError
-from volley.state import Desired, Observed, RunRecord
+from volley.state import AuditRecord, Desired, Limits, Observed, Place, RunRecord
 
 RETRIES = 8  # with backoff of at most 5 s, enough for an outage of about 20 s
 # Entries kept per stream. A resumed run writes some steps again; the later row of a step replaces the earlier.
 STREAMS = {"metrics": 200_000, "events": 200_000, "samples": 20_000, "evaluations": 10_000, "timeline": 500}
 IDEMPOTENCY_SECONDS = 7 * 86400
-EVERY_KEY = ("", ":desired", ":observed", ":ledger", ":flushed", *(f":{stream}" for stream in STREAMS))
+NOTICES = "volley:notices"
+QUEUE_KEY, TOKENS_KEY, AUDIT_KEY = "volley:queue", "volley:tokens", "volley:audit"
+AUDIT_KEPT = 100_000
+EVERY_KEY = ("", ":desired", ":observed", ":ledger", ":flushed", ":watched", *(f":{stream}" for stream in STREAMS))
 
 # Compare and change atomically, because an expired lease may already belong to somebody else.
 RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
@@ -87,12 +96,19 @@ class Store:
         await self._do(self._redis.ping())
 
     async def create(
-        self, record: RunRecord, desired: Desired | None = None, *, key: str | None = None, body: str = ""
+        self,
+        record: RunRecord,
+        desired: Desired | None = None,
+        *,
+        key: str | None = None,
+        body: str = "",
+        audit: AuditRecord | None = None,
     ) -> str:
         """Create a run and return its id, or the id of the run that the same idempotency ``key`` created before.
 
         Args:
             body: digest of the request.
+            audit: what to record if the run is created; its run is filled in.
 
         Raises:
             JobError: the key was used with another body.
@@ -110,6 +126,8 @@ class Store:
         pipe.zadd("volley:runs", {record.id: record.created})
         pipe.set(run_key(record.id), record.model_dump_json())
         pipe.set(run_key(record.id, "desired"), (desired or Desired()).model_dump_json(), nx=True)
+        if audit is not None:
+            add_audit(pipe, audit.model_copy(update={"run": record.id}))
         await self._do(pipe.execute())
         return record.id
 
@@ -156,7 +174,9 @@ class Store:
             if record
         ]
 
-    async def change_desired(self, run_id: str, change: Callable[[Desired], Desired]) -> Desired:
+    async def change_desired(
+        self, run_id: str, change: Callable[[Desired], Desired], audit: AuditRecord | None = None
+    ) -> Desired:
         """Replace the desired state by ``change`` of it and increment the revision; concurrent changes are not lost."""
         key = run_key(run_id, "desired")
         async with self._redis.pipeline() as pipe:
@@ -168,6 +188,8 @@ class Store:
                     changed = change(current).model_copy(update={"revision": current.revision + 1})
                     pipe.multi()
                     pipe.set(key, changed.model_dump_json())
+                    if audit is not None:
+                        add_audit(pipe, audit)
                     await pipe.execute()
                 except WatchError:
                     continue
@@ -175,19 +197,63 @@ class Store:
                     raise self._away(error) from error
                 return changed
 
-    async def put_desired(self, run_id: str, desired: Desired) -> None:
+    async def put_desired(self, run_id: str, desired: Desired, audit: AuditRecord | None = None) -> None:
         """Replace the desired state including its revision."""
-        await self._do(self._redis.set(run_key(run_id, "desired"), desired.model_dump_json()))
+        pipe = self._redis.pipeline()
+        pipe.set(run_key(run_id, "desired"), desired.model_dump_json())
+        if audit is not None:
+            add_audit(pipe, audit)
+        await self._do(pipe.execute())
 
     async def put_observed(self, run_id: str, observed: Observed) -> None:
         await self._do(self._redis.set(run_key(run_id, "observed"), observed.model_dump_json()))
 
-    async def delete(self, run_id: str) -> None:
+    async def delete(self, run_id: str, audit: AuditRecord | None = None) -> None:
         """Delete the run from Redis; its folder stays."""
         pipe = self._redis.pipeline()
+        if audit is not None:
+            add_audit(pipe, audit)
         pipe.zrem("volley:runs", run_id)
         pipe.delete(*(f"volley:run:{run_id}{part}" for part in EVERY_KEY))
         await self._do(pipe.execute())
+
+    async def places(self) -> dict[str, Place]:
+        """Return the places of all runs in the queue, by run id."""
+        texts = await self._do(self._redis.hgetall(QUEUE_KEY))
+        return {run_id: Place.model_validate_json(text) for run_id, text in texts.items()}
+
+    async def move(self, places: Sequence[Place], gone: Collection[str], preempted: Mapping[str, str]) -> None:
+        """Write changed places, remove those of the runs ``gone``, and record preemptions: all of it, or nothing.
+
+        Args:
+            preempted: ids of runs, each with the id of the run that preempts it.
+        """
+        pipe = self._redis.pipeline()
+        for place in places:
+            pipe.hset(QUEUE_KEY, place.run, place.model_dump_json())
+        if gone:
+            pipe.hdel(QUEUE_KEY, *gone)
+        for run_id, by in preempted.items():
+            key, most = run_key(run_id, "events"), STREAMS["events"]
+            event = {"kind": "preempted", "time": time.time(), "by": by}
+            pipe.xadd(key, {"json": json.dumps(event)}, maxlen=most, approximate=True)
+            add_audit(
+                pipe,
+                AuditRecord(time=time.time(), who="supervisor", action="preempt", run=run_id, details={"by": by}),
+            )
+        await self._do(pipe.execute())
+
+    async def limits(self) -> dict[str, Limits]:
+        """Return the limits of all tokens, by name."""
+        texts = await self._do(self._redis.hgetall(TOKENS_KEY))
+        return {name: Limits.model_validate(json.loads(text).get("limits", {})) for name, text in texts.items()}
+
+    async def audit(self, count: int, before: str | None = None) -> list[tuple[str, AuditRecord]]:
+        """Return up to ``count`` audit records with their ids, the newest first, from before the id ``before``."""
+        if before is not None and not before.strip("0-"):
+            return []  # Redis rejects an interval that ends before the first possible id
+        found = await self._do(self._redis.xrevrange(AUDIT_KEY, max=f"({before}" if before else "+", count=count))
+        return [(name, AuditRecord.model_validate_json(fields["json"])) for name, fields in found]
 
     async def lease(self, name: str, owner: str, seconds: float) -> bool:
         """Take or renew the lease ``name`` for ``seconds``; return False if somebody else has it."""
@@ -230,6 +296,36 @@ class Store:
         counts = await self._do(self._redis.hgetall(run_key(run_id, "ledger")))
         return {key: int(value) for key, value in counts.items()}
 
+    async def add_event(self, run_id: str, event: Mapping[str, Any]) -> None:
+        """Append to a run's events what another process than its driver has to say."""
+        row = json.dumps({"time": time.time(), **event})
+        await self._do(
+            self._redis.xadd(run_key(run_id, "events"), {"json": row}, maxlen=STREAMS["events"], approximate=True)
+        )
+
+    async def watch_state(self, run_id: str) -> str | None:
+        """Return what `put_watch_state` stored last."""
+        text = await self._do(self._redis.get(run_key(run_id, "watched")))
+        return None if text is None else str(text)
+
+    async def put_watch_state(self, run_id: str, state: str, notices: Mapping[str, str]) -> None:
+        """Store what the watch remembers of a run together with the ``notices`` that follow from it, by id."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.set(run_key(run_id, "watched"), state)
+        if notices:
+            pipe.hset(NOTICES, mapping=notices)
+        await self._do(pipe.execute())
+
+    async def notices(self) -> dict[str, str]:
+        """Return all notices that wait to be delivered, by id."""
+        return dict(await self._do(self._redis.hgetall(NOTICES)))
+
+    async def put_notice(self, notice_id: str, notice: str) -> None:
+        await self._do(self._redis.hset(NOTICES, notice_id, notice))
+
+    async def delete_notice(self, notice_id: str) -> None:
+        await self._do(self._redis.hdel(NOTICES, notice_id))
+
     async def _do(self, call: Awaitable[Any]) -> Any:
         try:
             return await answer(call)
@@ -238,6 +334,11 @@ class Store:
 
     def _away(self, error: Exception) -> HostError:
         return HostError(f"Redis does not answer after {self._retries} retries: {error}")
+
+
+def add_audit(pipe: Client, record: AuditRecord) -> None:
+    """Append a record to the audit, in the transaction that makes the change."""
+    pipe.xadd(AUDIT_KEY, {"json": record.model_dump_json()}, maxlen=AUDIT_KEPT, approximate=True)
 
 
 def _check_body(key: str, earlier: str, body: str) -> None:

@@ -1,4 +1,6 @@
-"""Keeps submitted runs going: starts their drivers as Ray jobs and restarts them.
+"""Keeps submitted runs going: queues them, starts their drivers as Ray jobs and restarts these.
 
-supervisor   decides what to do about each run    ray_jobs   Ray's job API
+supervisor   the loop                             ray_jobs   Ray's job API
+decisions    what to do about a run               queue      which run starts next, and which one stops for it
+claims       what a run reserves                  places     where a run stands in the queue
 """

@@ -1,25 +1,16 @@
 """Keeps runs alive: starts their drivers, restarts drivers that die, and ends runs that cannot make progress.
 
-    Redis: record, desired, observed ─┐
-    Ray: is a driver alive?          ─┼─> decide ─> submit | kill | end | wait
-    Redis: history of its drivers    ─┘
+    Redis: record, desired, observed ─┐                                      ┌─> submit
+    Ray: is a driver alive?          ─┼─> decide ─> submit ─> its place in ──┼─> wait in the queue
+    Redis: history of its drivers    ─┘       └─> kill | end    the queue    └─> stop at a checkpoint
 
 A lease ensures that one supervisor acts at a time. It records each action before performing it, so that another
 supervisor can take over at any point. While Redis or Ray does not answer, nothing is decided.
 
-| state of the run                | if no driver is alive                                    | if one is alive      |
-|---------------------------------|----------------------------------------------------------|----------------------|
-| queued                          | submit                                                   | kill if mute         |
-| starting, running, paused, ...  | submit again, at growing intervals; end as failed after  | kill if mute         |
-|                                 | `BARREN_LIVES` drivers in a row without a step, not      |                      |
-|                                 | counting drivers that only waited for resources or       |                      |
-|                                 | ended because of a signal                                |                      |
-| any of these, a stop is desired | end as stopped                                           | kill if mute         |
-| stopped, no stop is desired     | as if the driver had died: no user asked it to stop      | kill if it lingers   |
-| failed                          | submit if a user changed the run since; also if the      | kill if it lingers   |
-|                                 | driver was killed right after it reported the failure,   |                      |
-|                                 | because whatever killed it also kills its workers        |                      |
-| done                            | nothing                                                  | kill if it lingers   |
+A driver is submitted only while its run is admitted (`services.supervisor.queue`). A run stays admitted until it has
+ended, whatever happens to its drivers, or until it is preempted.
+
+`services.supervisor.decisions` has the rules.
 """
 
 import asyncio
@@ -27,149 +18,46 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from services.store.redis import Store, answer, connect
-from services.supervisor.ray_jobs import JobStatus, Launcher, kill_here
-from volley.base import Spec
+from services.supervisor.claims import Claims
+from services.supervisor.decisions import BARREN_LIVES, DriverHistory, End, Kill, Look, Submit, Wait, decide
+from services.supervisor.places import place_of, preemptions
+from services.supervisor.queue import plan, rank, sentence, total
+from services.supervisor.ray_jobs import Launcher, kill_here
 from volley.errors import HostError
-from volley.state import ENDED, Desired, Observed, RunRecord
+from volley.state import Desired, Observed, Place, RunRecord
 
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 2.0  # between two passes over the runs
 LEASE_SECONDS = 30.0
 SETTLED_PASSES = 5  # a run that needs nothing is checked only once in this many passes
-BARREN_LIVES = 5  # drivers in a row that end without a step before the run fails
-LONGEST_DELAY = 60.0  # between two drivers of one run
-MUTE_SECONDS = 60.0  # a live driver that reports nothing for this long hangs
-START_SECONDS = 600.0  # the same for a driver that has never reported
-SETTLE_SECONDS = 60.0  # time for drivers to report again after Redis was away
 LIVES_KEY = "volley:lives"
+ROLES = ("actors", "reward_workers", "environment_workers")
+IDLE: Mapping[str, Any] = {  # of a run without a driver
+    **{"state": "queued", "ended": None, "workers": (), "waiting": (), "groups": {}, "learner_ranks": 0},
+    **dict.fromkeys((*ROLES, *(f"{role}_wanted" for role in ROLES)), 0),
+}
+
+ClusterNodes = Callable[[], Awaitable[Sequence[Mapping[str, float]] | None]]
 
 
-class DriverHistory(Spec):
-    """The supervisor's record of a run's drivers. Times are in seconds since 1970.
-
-    Attributes:
-        count: drivers submitted so far.
-        submitted: when the last one was submitted.
-        revision: revision of the desired state at that time.
-        step: most steps that were done whenever a driver was submitted.
-        barren: drivers in a row that were submitted although the one before had done no step.
-        killed: the supervisor killed the last one because it was mute.
-    """
-
-    count: int = 0
-    submitted: float = 0.0
-    revision: int = 0
-    step: int = 0
-    barren: int = 0
-    killed: bool = False
-
-    def after_submit(self, desired: Desired, observed: Observed, now: float) -> "DriverHistory":
-        """Return the history with one more driver. If a user resumed the run, the count of failures starts anew."""
-        fresh = self.count == 0 or observed.step > self.step or self.resumed_by_user(desired, observed)
-        barren = self.barren if self.blameless(observed) else self.barren + 1
-        return DriverHistory(
-            count=self.count + 1,
-            submitted=now,
-            revision=desired.revision,
-            step=max(self.step, observed.step),
-            barren=0 if fresh else barren,
-        )
-
-    def blameless(self, observed: Observed) -> bool:
-        """Return whether the last driver could not do a step because it waited for resources or was asked to end."""
-        reported = observed.updated > self.submitted  # the observed state is not that of an earlier driver
-        return reported and not self.killed and observed.state in ("pending", "stopped")
-
-    def resumed_by_user(self, desired: Desired, observed: Observed) -> bool:
-        """Return whether the run has ended and its desired state was changed since."""
-        return observed.state in ENDED and desired.revision > max(self.revision, observed.revision)
+async def unlimited() -> None:
+    """The nodes of a cluster that adds some when they are needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Do nothing. ``settled`` means that nothing will be needed until somebody changes the desired state."""
+class RunWatch(Protocol):
+    """Gets to see every run on every pass over it; see `services.notifications.watch`."""
 
-    settled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Start a driver."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Kill the driver; a later pass starts another."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Record that the run has ended, because no driver is left to do so."""
-
-    state: Literal["stopped", "failed"]
-    problem: str = ""
-
-
-Action = Wait | Submit | Kill | End
-
-
-def decide(
-    desired: Desired,
-    observed: Observed,
-    job: JobStatus,
-    history: DriverHistory,
-    now: float,
-    *,
-    watched: float = SETTLE_SECONDS,
-) -> Action:
-    """Decide what to do about one run.
-
-    Args:
-        job: status of the newest driver; Ray forgets drivers when its head is replaced.
-        now: seconds since 1970.
-        watched: seconds for which Redis has answered without interruption.
-    """
-    if job == "alive":
-        return _about_driver(observed, history, now, watched)
-    if observed.state == "done" or (observed.state in ENDED and desired.stopped):
-        return Wait(settled=True)
-    if desired.stopped:
-        return End("stopped")
-    if history.resumed_by_user(desired, observed):
-        return Submit()
-    if observed.state == "failed" and (job != "killed" or history.barren >= BARREN_LIVES):
-        return Wait(settled=True)
-    if job == "none" and observed.state != "queued" and not observed.lost(now) and observed.state not in ENDED:
-        return Wait()  # Ray does not know the driver, but it reported a moment ago
-    barren = observed.step <= history.step and not history.blameless(observed)
-    if barren and history.barren >= BARREN_LIVES - 1:
-        return End("failed", f"{BARREN_LIVES} drivers in a row ended without completing a step")
-    return Submit() if now >= history.submitted + delay(history) else Wait()
-
-
-def delay(history: DriverHistory) -> float:
-    """Return the seconds between the start of the last driver and the next."""
-    return min(LONGEST_DELAY, 2.0 ** (history.barren + 1)) if history.barren else 0.0
-
-
-def _about_driver(observed: Observed, history: DriverHistory, now: float, watched: float) -> Action:
-    if watched < SETTLE_SECONDS:
-        return Wait()  # it had no chance to report
-    silent = now - max(history.submitted, observed.updated)
-    bound = START_SECONDS if observed.updated < history.submitted else MUTE_SECONDS
-    return Kill(f"its driver has reported nothing for {silent:.0f} s") if silent > bound else Wait()
+    async def look(self, record: RunRecord, observed: Observed, *, final: bool) -> None:
+        """``final``: nothing more will be done about the run. Raises `HostError` if Redis does not answer."""
 
 
 class Supervisor:
@@ -177,10 +65,21 @@ class Supervisor:
 
     Args:
         redis_url: URL of the Redis that ``store`` uses.
+        cluster: returns the resources of each live node; None if the cluster adds nodes when they are needed.
+        watch: notes what the runs' webhooks are to hear of.
     """
 
-    def __init__(self, store: Store, launcher: Launcher, redis_url: str) -> None:
-        self._store, self._launcher = store, launcher
+    def __init__(
+        self,
+        store: Store,
+        launcher: Launcher,
+        redis_url: str,
+        cluster: ClusterNodes = unlimited,
+        watch: RunWatch | None = None,
+    ) -> None:
+        self._store, self._launcher, self._watch = store, launcher, watch
+        self._cluster, self._claims = cluster, Claims()
+        self._told_to_stop: set[tuple[str, int]] = set()  # runs and the number of their driver
         self._redis = connect(redis_url, retries=0)
         self._name = secrets.token_hex(8)
         self._lease_until = 0.0
@@ -230,43 +129,103 @@ class Supervisor:
             raise
         if self._answers_since is None:
             self._answers_since = time.monotonic()
-        for record, desired, observed in runs:
+        looks = [await self._look(*each, histories.get(each[0].id, DriverHistory())) for each in runs]
+        places = await self._move(looks)
+        order = sorted(places, key=lambda run_id: rank(places[run_id]))
+        for look in sorted(looks, key=lambda each: order.index(each.run_id) if each.run_id in places else -1):
             if time.monotonic() > self._lease_until:
                 return
-            await self._check_run(record, desired, observed, histories.get(record.id, DriverHistory()))
+            await self._act(look, places.get(look.run_id))
         if not self._pass % SETTLED_PASSES:
             await self._delete_histories(histories.keys() - set(run_ids))
 
-    async def _check_run(self, record: RunRecord, desired: Desired, observed: Observed, history: DriverHistory) -> None:
-        run_id, watched = record.id, time.monotonic() - (self._answers_since or time.monotonic())
-        job = await self._launcher.status(run_id)
+    async def _look(self, record: RunRecord, desired: Desired, observed: Observed, history: DriverHistory) -> Look:
+        watched = time.monotonic() - (self._answers_since or time.monotonic())
+        job = await self._launcher.status(record.id)
         action = decide(desired, observed, job, history, time.time(), watched=watched)
+        return Look(record, desired, observed, history, job, action)
+
+    async def _move(self, looks: Sequence[Look]) -> dict[str, Place]:
+        """Move the runs in the queue, and return the places of those that have not ended."""
+        before, now = await self._store.places(), time.time()
+        found = [place_of(look, before.get(look.run_id), self._claims, now) for look in looks]
+        places = [place for place in found if place is not None]
+        if any(place.state == "waiting" for place in places):
+            places = await self._planned(places, looks, now)
+        changed = [place for place in places if place != before.get(place.run)]
+        gone = before.keys() - {place.run for place in places}
+        if (changed or gone) and time.monotonic() <= self._lease_until:
+            await self._store.move(changed, gone, preemptions(before, changed))
+        self._claims.keep({place.run for place in places})
+        return {place.run: place for place in places}
+
+    async def _planned(self, places: Sequence[Place], looks: Sequence[Look], now: float) -> list[Place]:
+        nodes, limits = await self._cluster(), await self._store.limits()
+        if nodes is None:
+            return plan(places, None, limits, now)
+        waiting = {place.run for place in places if place.state == "waiting"}
+        misfits = {
+            look.run_id: self._claims.misfit(look.record, look.desired, look.observed, nodes)
+            for look in looks
+            if look.run_id in waiting
+        }
+        return plan(places, total(nodes), limits, now, misfits)
+
+    async def _act(self, look: Look, place: Place | None) -> None:
+        run_id, history = look.run_id, look.history
         self._settled.discard(run_id)
-        match action:
-            case Wait(settled=settled):
-                if settled:
-                    self._settled.add(run_id)
-            case Submit():
-                await self._submit(record, history, history.after_submit(desired, observed, time.time()))
+        if self._watch is not None:
+            settled = isinstance(look.action, Wait) and look.action.settled
+            await self._watch.look(look.record, look.observed, final=settled)
+        match look.action:
+            case Wait(settled=True):
+                self._settled.add(run_id)
+            case Submit() if place is not None and place.state == "admitted":
+                await self._submit(look)
             case Kill(why=why):
                 log.warning("run %s: %s; killing it", run_id, why)
                 await self._write_history(run_id, history.model_copy(update={"killed": True}))
-                if not kill_here(run_id, observed.driver):
+                if not kill_here(run_id, look.observed.driver):
                     await self._launcher.stop(run_id)
             case End(state=state, problem=problem):
                 if state == "failed":
                     await self._write_history(run_id, history.model_copy(update={"barren": BARREN_LIVES}))
-                await self._end(run_id, desired, observed, state, problem)
+                await self._end(run_id, look.desired, look.observed, state, problem)
+        if place is not None and place.state == "waiting":
+            await self._report_place(look, place)
+        if place is not None and place.state == "stopping":
+            await self._preempt(look, place)
 
-    async def _submit(self, record: RunRecord, before: DriverHistory, after: DriverHistory) -> None:
-        run_id, checkpoint = record.id, record.job.get("checkpoint", {})
+    async def _submit(self, look: Look) -> None:
+        run_id, checkpoint = look.run_id, look.record.job.get("checkpoint", {})
+        before, after = look.history, look.history.after_submit(look.desired, look.observed, time.time())
         await self._write_history(run_id, after)  # first, so that a driver's number is never used twice
         log.info("run %s: starting driver %d", run_id, after.count)
+        if look.observed.state == "queued" and look.observed.problem:
+            await self._store.put_observed(run_id, look.observed.model_copy(update={"problem": ""}))
         try:
             await self._launcher.submit(run_id, after.count, checkpoint.get("grace_s", 0.0))
         except HostError as error:  # a declared point: an error of Ray does not count against the run
             log.warning("run %s: %s", run_id, error)
             await self._write_history(run_id, before.model_copy(update={"count": after.count}))
+
+    async def _report_place(self, look: Look, place: Place) -> None:
+        """Show in the run's observed state that it is queued, and why."""
+        observed, problem = look.observed, sentence(place)
+        if (observed.state, observed.problem) == ("queued", problem):
+            return
+        changes = {**IDLE, "problem": problem, "updated": time.time()}
+        await self._store.put_observed(look.run_id, observed.model_copy(update=changes))
+        if look.history.resumed_by_user(look.desired, observed):
+            await self._write_history(look.run_id, look.history.without_failures(look.desired.revision))
+
+    async def _preempt(self, look: Look, place: Place) -> None:
+        """Ask the run's driver, once, to end at a checkpoint."""
+        if look.job != "alive" or (look.run_id, look.history.count) in self._told_to_stop:
+            return
+        log.info("run %s: stopping it for %s", look.run_id, place.preempted_by)
+        await self._launcher.stop(look.run_id)
+        self._told_to_stop.add((look.run_id, look.history.count))
 
     async def _end(
         self, run_id: str, desired: Desired, observed: Observed, state: Literal["stopped", "failed"], problem: str

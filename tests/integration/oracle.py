@@ -1,5 +1,6 @@
 """Log-probs of an engine's samples, recomputed with a plain ``transformers`` model."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,12 @@ class Oracle:
         chosen = scaled.log_softmax(-1).gather(-1, torch.tensor(tokens[:, None], dtype=torch.int64))[:, 0]
         result: NDArray[np.float32] = chosen.numpy()
         return result
+
+
+def version_changes(group: Group) -> set[tuple[int, int]]:
+    """The pairs of versions that met inside one of the group's samples."""
+    samples = np.split(group.versions_T, np.cumsum(group.lengths_n)[:-1])
+    return {(int(a), int(b)) for sample in samples for a, b in pairwise(sample) if a != b}
 
 
 def nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +21,13 @@ from safetensors.torch import load, save
 
 from actors.config import ActorConfig, GenerateRequest
 from actors.pool import ActorPool
-from tests.integration.oracle import Oracle, State
+from tests.integration.oracle import Oracle, State, version_changes
 from tests.integration.processes import descendants, wait_until_gone
 from tests.models import character_tokenizer, tiny_llama
 from volley.checksum import weights_checksum
 from volley.errors import HostError, JobError, WorkerDied
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 from volley.records import Group, WeightBucket, WeightUpdate
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -162,19 +162,13 @@ async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: 
     updated.set()
     groups = [group for groups in await asyncio.gather(*streams) for group in groups]
     for actor in ("actor-0", "actor-1"):
-        assert {(0, 1), (1, 2)} <= {step for group in groups if group.actor == actor for step in changes(group)}
+        assert {(0, 1), (1, 2)} <= {step for group in groups if group.actor == actor for step in version_changes(group)}
     for group in groups:
         np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
     for report in reports:
         assert [done.actor for done in report.actors] == ["actor-0", "actor-1"]
         assert all(0 < done.load_seconds < done.stall_seconds < 5 for done in report.actors)
     assert pool.version == 2
-
-
-def changes(group: Group) -> set[tuple[int, int]]:
-    """The pairs of versions that met inside one of the group's samples."""
-    samples = np.split(group.versions_T, np.cumsum(group.lengths_n)[:-1])
-    return {(int(a), int(b)) for sample in samples for a, b in pairwise(sample) if a != b}
 
 
 async def test_served_weights_equal_the_published_ones_bitwise(pool: ActorPool, oracle: Oracle) -> None:
@@ -215,9 +209,9 @@ async def test_a_model_that_does_not_load_is_a_clear_error(ray_local: None, tmp_
     (broken / "model.safetensors").write_bytes(b"not a model")
     started = (ActorPool.start(configuration(folder, tmp_path / folder.name)) for folder in (empty, broken))
     errors = await asyncio.gather(*started, return_exceptions=True)
-    for folder, error in zip((empty, broken), errors, strict=True):
+    for named, error in zip((f"{empty}", f"{broken}, a model of type llama,"), errors, strict=True):
         assert isinstance(error, JobError), error
-        assert f"actor-0: {folder} does not load: " in str(error)
+        assert f"actor-0: {named} does not load: " in str(error)
         assert "\n" not in str(error)
         assert len(str(error)) < 700
     assert "header" in str(errors[1]).lower()  # the safetensors error in the engine's process
@@ -228,7 +222,8 @@ import json, sys
 from actors.config import ActorConfig
 from actors.options import engine_args
 from volley.errors import JobError
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 for options in json.loads(sys.argv[2]):
     try:
         spec = ActorsSpec(engine=options)

@@ -20,7 +20,7 @@ from services.stack.ephemeral import Stack
 from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from services.supervisor import supervisor as module
+from services.supervisor import decisions
 from services.supervisor.ray_jobs import JobStatus
 from services.supervisor.supervisor import Supervisor
 from tests.integration.jobs import rl_job, write_inputs
@@ -107,8 +107,8 @@ async def until(store: Store, holds: Callable[[Observed], bool], seconds: float 
 async def test_a_driver_asked_to_end_writes_a_checkpoint_and_a_frozen_one_is_replaced(
     ray_local: None, redis_url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MUTE_SECONDS", MUTE_SECONDS)
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(decisions, "MUTE_SECONDS", MUTE_SECONDS)
+    monkeypatch.setattr(decisions, "SETTLE_SECONDS", 1.0)
     run = await created(store, tmp_path, checkpoint={"every": 50})
     drivers = Processes(redis_url)
     async with Supervisor(store, drivers, redis_url) as supervisor:
@@ -155,7 +155,7 @@ async def test_a_second_signal_does_not_wait_for_a_checkpoint(
     finally:
         drivers.end()
     assert list(run.checkpoints.iterdir()) == []
-    assert (await store.observed("run")).state == "stopped"
+    assert (await store.observed("run")).state == "queued", "its user did not stop it"
     log = (run.logs / "driver.log").read_text()
     assert "volley: stopping at a checkpoint, within 30 s" in log
     assert "volley: stopping\n" in log

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.hangup import hangup_counts
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants
 from volley.forking import VARIABLE
@@ -195,7 +196,8 @@ def test_a_killed_actor_is_replaced_and_after_ctrl_c_no_process_is_left(job: Pat
 
 def test_a_closed_terminal_ends_the_run_in_order_and_it_can_be_resumed(job: Path, tmp_path: Path) -> None:
     """The kernel sends SIGHUP to the whole process group, and whatever is printed afterwards fails."""
-    run = Running(job, tmp_path, in_terminal=True)
+    with hangup_counts():
+        run = Running(job, tmp_path, in_terminal=True)
     run.wait_for_steps()
     os.close(run.terminal)
     code, _ = run.end()

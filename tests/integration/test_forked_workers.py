@@ -83,6 +83,7 @@ def test_a_runtime_environment_of_the_users_own_is_kept() -> None:
 @pytest.mark.parametrize("stopped", [True, False])
 def test_worker_and_launcher_end_together(stopped: bool) -> None:
     _, killed = start(**ray_options())
+    assert is_alive(killed["launcher"])
     os.kill(killed["pid"], SIGKILL)
     assert gone(killed["launcher"])
     _, other = start(**ray_options())
@@ -95,6 +96,7 @@ def test_worker_and_launcher_end_together(stopped: bool) -> None:
 @pytest.mark.usefixtures("head")
 def test_ray_ends_a_forked_worker() -> None:
     actor, about = start(**ray_options())
+    assert is_alive(about["launcher"])
     ray.kill(actor)
     assert gone(about["pid"])
     assert gone(about["launcher"])

@@ -23,7 +23,8 @@ from tests.integration.oracle import Oracle, State
 from tests.models import tiny_llama
 from volley.errors import WorkerDied
 from volley.gateway import GatewaySpec
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 from volley.records import Group, WeightBucket, WeightUpdate
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

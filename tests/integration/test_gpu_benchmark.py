@@ -1,4 +1,4 @@
-"""The command of docs/gpu.md runs on a CPU, with a tiny model, before anybody has a GPU to lose time on."""
+"""The command of docs/first-gpu-run.md runs on a CPU, with a tiny model, before anybody has a GPU to lose time on."""
 
 import json
 import re

@@ -23,9 +23,10 @@ from services.runs.run import Result, prepare, run_on
 from services.stack.ephemeral import Stack
 from services.store.folder import RunFolder
 from tests.integration.jobs import rl_job, write_inputs
-from tests.integration.oracle import Oracle
+from tests.integration.oracle import Oracle, version_changes
 from tests.models import character_tokenizer, tiny_llama
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 from volley.records import Group, WeightBucket, WeightUpdate
 
 pytestmark = pytest.mark.integration
@@ -126,18 +127,31 @@ async def test_adapters_change_in_the_middle_of_samples(ray_local: None, tmp_pat
     spec = ModelSpec.model_validate({"path": model, "lora": {"rank": 4, "target_modules": ["v_proj", "up_proj"]}})
     actors = ActorsSpec.model_validate({"cpus": 0.1, "max_num_seqs": 128, "kv_cache_gb": 0.1})
     pool = await ActorPool.start(ActorConfig(spec, actors, 256, 0, tmp_path / "logs", verify=True))
-    oracle = Oracle(model)
+    oracle, updates = Oracle(model), []
+    for version in (1, 2):
+        oracle.weights[version], update = version_of(spec, version)
+        updates.append(update)
+    updated = asyncio.Event()
+
+    async def stream() -> list[Group]:
+        """Groups one after the other until both updates are there, so that each meets samples half drawn."""
+        groups = []
+        while not updated.is_set():
+            ref, _ = await pool.generate(request)
+            groups.append(await ref)
+        return groups
+
     try:
         prompt_p = np.array(character_tokenizer()("12+34=")["input_ids"], dtype=np.int32)
         request = GenerateRequest(1, "p", prompt_p, 64, 1.0, 1.0, 240)
-        long = [asyncio.create_task(pool.generate(request)) for _ in range(2)]
-        for version in (1, 2):
+        streams = [asyncio.create_task(stream()) for _ in range(2)]
+        for update in updates:
             await asyncio.sleep(0.15)
-            oracle.weights[version], update = version_of(spec, version)
             await pool.broadcast(update)
-        for ref, _ in await asyncio.gather(*long):
-            group: Group = await ref
-            assert set(group.versions_T) == {0, 1, 2}
+        updated.set()
+        groups = [group for groups in await asyncio.gather(*streams) for group in groups]
+        assert {(0, 1), (1, 2)} <= {step for group in groups for step in version_changes(group)}
+        for group in groups:
             np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group), atol=1e-4)
         (file,) = (await pool.served_weights()).values()
         served = load(file.tobytes())

@@ -21,7 +21,7 @@ from learner.pool import LearnerPool
 from reward_servers.scorers.countdown import Countdown
 from tests.integration.learner.conftest import tensors_of
 from tests.learner_batches import scored
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 from volley.objectives import MaxAtK, advantages, pass_at_k
 from volley.records import Group, Prompt
 from volley.scoring import CountdownScorer

@@ -278,14 +278,22 @@ def test_slow_headers_of_a_later_request_are_disconnected(server: str) -> None:
     assert httpx.get(f"{server}/healthz").status_code == 200
 
 
-def test_silent_connections_do_not_keep_others_out(server: str) -> None:
+UNFINISHED = (
+    b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Authorization: Bearer secret\r\nContent-Length: 100\r\n\r\n{"
+)
+
+
+@pytest.mark.parametrize("sent", [b"", UNFINISHED], ids=["silent", "unfinished body"])
+def test_connections_without_a_whole_request_do_not_keep_others_out(server: str, sent: bytes) -> None:
     host, port = server.removeprefix("http://").split(":")
     with contextlib.ExitStack() as silent:
         for _ in range(300):
-            silent.enter_context(socket.create_connection((host, int(port)), 5))
+            silent.enter_context(socket.create_connection((host, int(port)), 5)).sendall(sent)
         time.sleep(0.5)
         for _ in range(5):
             assert httpx.get(f"{server}/healthz").status_code == 200
+            assert ask(server, ADD, RIGHT)["items"][0]["verdicts"][0]["status"] == "passed"
 
 
 def takes(connection: socket.socket, byte: bytes) -> bool:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants, wait_until_gone
+from tests.integration.webhooks import KEY, Receiver, receiving
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -34,7 +35,7 @@ class Service:
         self.environment = {**os.environ, "VOLLEY_HOME": str(self.home), "XDG_CONFIG_HOME": str(folder)}
         for name in ("VOLLEY_SERVER", "VOLLEY_TOKEN", "RAY_ADDRESS"):
             self.environment.pop(name, None)
-        self.environment["PYTHONPATH"] = str(Path.cwd())
+        self.environment |= {"PYTHONPATH": str(Path.cwd()), "VOLLEY_WEBHOOK_KEY": KEY}
         self.seen: set[int] = set()
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -53,13 +54,13 @@ class Service:
             [VOLLEY, *arguments], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
-    def up(self) -> None:
+    def up(self, cpus: int = 8) -> None:
         told = self.json(
-            *("up", "--port", "0", "--object-store-mb", "400", "--cpus", "8"),
-            *("--import-from", str(Path.cwd()), "--allow-code", "tests"),
+            *("up", "--port", "0", "--object-store-mb", "400", "--cpus", str(cpus)),
+            *("--import-from", str(Path.cwd()), "--allow-code", "tests", "--webhook-host", "127.0.0.1"),
         )
         assert told["started"]
-        self.keeper = int(told["keeper"])
+        self.keeper, self.server = int(told["keeper"]), str(told["server"])
 
     def look(self) -> None:
         """Record the stack's current processes."""
@@ -105,17 +106,27 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Path:
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+@pytest.fixture
+def job(tmp_path: Path, receiver: Receiver) -> Path:
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     write_inputs(inputs)
     tree = rl_job(inputs, steps=STEPS, max_lag=1, optimizer={"lr": 1e-6}, checkpoint={"every": 10})
+    rule = {"kind": "above", "metric": "reward_mean", "limit": -1, "window": 1}
+    tree["notify"] = [{"url": receiver.url(), "secret_env": "VOLLEY_WEBHOOK_KEY", "states": ["done"], "rules": [rule]}]
     file = inputs / "job.yaml"
     file.write_text(yaml.safe_dump(tree))
     return file
 
 
-def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(service: Service, job: Path, tmp_path: Path) -> None:
+def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(
+    service: Service, job: Path, receiver: Receiver, tmp_path: Path
+) -> None:
     run = service.json("submit", str(job), "--key", "once")["id"]
     assert service.json("submit", str(job), "--key", "once")["id"] == run
     follower = service.start("show", run, "--follow", "--json")
@@ -137,9 +148,12 @@ def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(service: Servi
     assert follower.returncode == 0, out
     told = [json.loads(line) for line in out.splitlines()]
     assert {"observed", "metrics", "events"} <= {event["event"] for event in told}
+    assert told[-1] == {"event": "ended", "state": "done"}
+    assert [row["step"] for event in told if event["event"] == "metrics" for row in event["rows"]][-1] == STEPS - 1
     check_exact(Path(service.json("show", run)["folder"]), service.json("show", run))
     check_export(service, run, tmp_path)
     assert "Traceback" not in service.run("logs", run, "driver")
+    eventually(lambda: check_told(receiver, run))
     assert service.run("pause", run, code=4) == ""
     service.run("rm", run, "--yes")
     service.run("show", run, code=3)
@@ -207,6 +221,13 @@ def check_exact(folder: Path, view: dict[str, Any], steps: int = STEPS) -> None:
     assert (counts["trained"], counts["dropped"], counts["in_flight"]) == (len(trained), len(dropped), 0)
     assert counts["admitted"] == len(ledger)
     assert len(trained) == steps * 8
+
+
+def check_told(receiver: Receiver, run: str) -> None:
+    """Assert that the webhook got each notice, however often the processes that send them were killed."""
+    notices = {headers["webhook-id"]: body for headers, body in receiver.got}
+    assert sorted(body["type"] for body in notices.values()) == ["rule.above", "run.done"]
+    assert {body["data"]["run"]["id"] for body in notices.values()} == {run}
 
 
 def check_export(service: Service, run: str, tmp_path: Path) -> None:

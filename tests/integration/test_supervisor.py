@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -13,12 +14,15 @@ from services.runs.driver import drive
 from services.signals import StopSignal
 from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
-from services.store.redis import Store
+from services.store.redis import TOKENS_KEY, Store
+from services.supervisor import decisions
 from services.supervisor import supervisor as module
+from services.supervisor.decisions import BARREN_LIVES
 from services.supervisor.ray_jobs import JobStatus
-from services.supervisor.supervisor import BARREN_LIVES, Supervisor
+from services.supervisor.supervisor import ClusterNodes, Supervisor, unlimited
 from volley.errors import HostError, JobError
-from volley.state import Observed, RunRecord, RunState
+from volley.job import JOB
+from volley.state import Desired, Observed, RunRecord, RunState
 
 pytestmark = pytest.mark.integration
 
@@ -70,7 +74,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PASS_SECONDS", 0.02)
-    monkeypatch.setattr(module, "delay", lambda lives: 0.0)
+    monkeypatch.setattr(decisions, "delay", lambda lives: 0.0)
 
 
 def record(run_id: str, folder: str = "/nowhere") -> RunRecord:
@@ -78,10 +82,12 @@ def record(run_id: str, folder: str = "/nowhere") -> RunRecord:
 
 
 @contextlib.asynccontextmanager
-async def supervised(store: Store, ray: FakeRay, url: str, count: int = 1) -> AsyncIterator[list[Supervisor]]:
+async def supervised(
+    store: Store, ray: FakeRay, url: str, count: int = 1, cluster: ClusterNodes = unlimited
+) -> AsyncIterator[list[Supervisor]]:
     """Run ``count`` supervisors during the block."""
     async with contextlib.AsyncExitStack() as stack:
-        supervisors = [await stack.enter_async_context(Supervisor(store, ray, url)) for _ in range(count)]
+        supervisors = [await stack.enter_async_context(Supervisor(store, ray, url, cluster)) for _ in range(count)]
         tasks = [asyncio.create_task(each.run()) for each in supervisors]
         try:
             yield supervisors
@@ -207,3 +213,117 @@ async def test_a_driver_reports_job_errors_and_runs_that_are_already_done(
     with pytest.raises(JobError, match="named after it"):
         await drive("s", redis_url, StopSignal())
     assert not RunFolder(tmp_path / "other").path.exists()
+
+
+# ---- the queue -----------------------------------------------------------------------------------------------------
+
+
+def waiting_record(run_id: str, created: float, owner: str = "") -> RunRecord:
+    """A run that needs one of the cluster's two CPUs."""
+    tree = {
+        "kind": "rl",
+        "name": run_id,
+        "steps": 1,
+        "model": {"path": "/nowhere"},
+        "data": {"path": "/nowhere.jsonl"},
+        "scorer": {"kind": "exact"},
+        "objective": {"kind": "mean"},
+        "actors": {"cpus": 0.5},
+        "reward_workers": {"cpus": 0},
+        "learner": {"cpus_per_rank": 0.5},
+    }
+    job = JOB.validate_python(tree).model_dump(mode="json")
+    return RunRecord(id=run_id, name=run_id, kind="rl", job=job, created=created, folder="/nowhere", owner=owner)
+
+
+async def two_cpus() -> list[dict[str, float]]:
+    return [{"CPU": 2.0}]
+
+
+async def report(store: Store, run_id: str, state: RunState) -> None:
+    """Report what the run's driver would."""
+    await store.put_observed(run_id, Observed(state=state, step=1, updated=time.time()))
+
+
+async def test_runs_wait_in_order_across_a_killed_supervisor_and_drivers(store: Store, redis_url: str) -> None:
+    ray = FakeRay()
+    now = time.time()
+    for number in range(4):
+        await store.create(waiting_record(f"r{number}", now + number))
+    async with supervised(store, ray, redis_url, cluster=two_cpus):
+        await until(lambda: len(ray.submitted) == 2)
+        seen = await problem_of(store, "r3", "place 2")
+        assert seen.problem.startswith("place 2 in the queue: waits for 1 CPU: r0 holds 1, r1 holds 1")
+        await report(store, "r0", "running")
+        ray.states["r0"] = "killed"  # its place is kept
+        await until(lambda: len(ray.submitted) == 3)
+    async with supervised(store, ray, redis_url, cluster=two_cpus):
+        await store.create(waiting_record("urgent", now + 9), Desired(priority=1))
+        await problem_of(store, "urgent", "waits for a checkpoint of r1")
+        await until(lambda: ray.stopped == ["r1"])
+        await until(lambda: len(ray.submitted) == 4)
+        seen = await problem_of(store, "r1", "preempted by urgent; place 1 in the queue")
+        assert (seen.state, seen.ended) == ("queued", None)
+        for run_id in ("r0", "urgent"):
+            await report(store, run_id, "done")
+            ray.states[run_id] = "ended"
+        await until(lambda: len(ray.submitted) == 6)
+    assert [run for run, _ in ray.submitted] == ["r0", "r1", "r0", "urgent", "r1", "r2"]
+    ((_, event),) = await store.entries("r1", "events")
+    assert (event["kind"], event["by"]) == ("preempted", "urgent")
+    ((_, record),) = await store.audit(10)
+    assert (record.who, record.action, record.run, record.details) == ("supervisor", "preempt", "r1", {"by": "urgent"})
+
+
+async def test_a_resumed_run_queues_again_with_all_its_retries(store: Store, redis_url: str) -> None:
+    ray = FakeRay()
+    await store.create(waiting_record("big", 1.0), Desired(priority=2))
+    await store.create(waiting_record("also", 2.0), Desired(priority=2))
+    async with supervised(store, ray, redis_url, cluster=two_cpus):
+        await until(lambda: len(ray.submitted) == 2)
+        await store.create(waiting_record("r", 3.0))
+        await problem_of(store, "r", "place 1")
+        await store.change_desired("r", lambda desired: desired.model_copy(update={"stopped": True}))
+        await ended(store, "r", "stopped")
+        assert "r" not in await store.places()
+        await store.change_desired("r", lambda desired: desired.model_copy(update={"stopped": False}))
+        assert (await problem_of(store, "r", "place 1")).state == "queued"
+        assert (await store.places())["r"].submitted > 3.0, "its time of submission is that of its resumption"
+        await report(store, "big", "done")
+        ray.states["big"] = "ended"
+        await until(lambda: len(ray.submitted) == 3)
+    assert ray.submitted[-1] == ("r", 1)
+
+
+async def test_quotas_hold_back_the_runs_of_their_owner_only(store: Store, redis_url: str) -> None:
+    ray = FakeRay()
+    await store._redis.hset(TOKENS_KEY, "alice", json.dumps({"limits": {"runs": 1}}))
+    for number, owner in enumerate(("alice", "alice", "bob")):
+        await store.create(waiting_record(f"r{number}", number, owner))
+    async with supervised(store, ray, redis_url, cluster=two_cpus):
+        await problem_of(store, "r1", "place 1 in the queue: quota: alice runs 1 of 1")
+        await until(lambda: len(ray.submitted) == 2)
+    assert [run for run, _ in ray.submitted] == ["r0", "r2"]
+
+
+async def test_a_run_that_the_nodes_cannot_hold_says_so_and_delays_no_other(store: Store, redis_url: str) -> None:
+    async def four_gpus() -> list[dict[str, float]]:
+        return [{"CPU": 2.0, "GPU": 2.0}] * 2
+
+    ray, wide = FakeRay(), waiting_record("wide", 1.0)
+    job = {**wide.job, "actors": {**wide.job["actors"], "gpus": 4}}
+    await store.create(wide.model_copy(update={"job": job}))
+    await store.create(waiting_record("r", 2.0))
+    async with supervised(store, ray, redis_url, cluster=four_gpus):
+        await problem_of(store, "wide", "one actor needs 0.5 CPUs and 4 GPUs on one node, and the largest has 2 GPUs")
+        await until(lambda: len(ray.submitted) == 1)
+    assert [run for run, _ in ray.submitted] == ["r"]
+
+
+async def problem_of(store: Store, run_id: str, beginning: str) -> Observed:
+    """Wait until the run's problem contains these words; returns its observed state."""
+    for _ in range(1000):
+        if beginning in (seen := await store.observed(run_id)).problem:
+            return seen
+        await asyncio.sleep(0.02)
+    raise AssertionError(seen)

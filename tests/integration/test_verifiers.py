@@ -1,14 +1,7 @@
 """verifiers as it comes from the package index, in an environment of its own: docs/environments.md in practice."""
 
 import asyncio
-import contextlib
 import json
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +13,20 @@ from environments.outside.programs import OutsidePrograms
 from environments.records import Outcome
 from services.runs.run import Result
 from services.stack.ephemeral import Stack
-from tests.chat_models import chat_tokenizer
+from tests.integration.environment_pages import section, volley, write_small
 from tests.integration.jobs import run_job
-from tests.models import tiny_llama
-from tests.pages import ROOT, Block, blocks
+from tests.integration.openai_stub import calling, stub
 from volley.rollout import VerifiersRollout
 
 pytestmark = pytest.mark.integration
 
-VOLLEY = str(Path(sys.executable).parent / "volley")
-
 
 @pytest.fixture(scope="module")
-def page() -> list[Block]:
-    """The blocks of the section on verifiers: a taskset, a job, commands."""
-    return list(blocks(ROOT / "docs" / "environments.md"))[:3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, page: list[Block]) -> Path:
-    """The page's job with a tiny model and two steps, in the page's environment, beside the page's taskset."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's job, made small, in the page's environment, beside the page's taskset."""
     made = tmp_path_factory.mktemp("verifiers")
-    tiny_llama(made / "model", tokenizer=chat_tokenizer())
-    taskset, job, commands = page
-    (made / "letters.py").write_text(taskset.text)
-    create = next(line for line in commands.text.splitlines() if line.startswith("volley env create"))
-    volley(made, create.partition("#")[0])
-    tree: dict[str, Any] = yaml.safe_load(job.text)
-    tree["rollout"]["python"] = tree["rollout"]["python"].replace("~/.volley", str(made / "home"))
-    tree |= {"model": {"path": str(made / "model")}, "data": {"path": str(made / "letters.jsonl")}}
-    tree |= {"steps": 2, "prompts_per_step": 2, "max_lag": 0, "sampling": {"n": 4, "max_tokens": 200}}
-    tree |= {"actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1}, "samples_kept": 100}
-    tree["environment_workers"] = {"episodes": 16, "start_deadline_s": 300}
-    (made / "job.yaml").write_text(yaml.safe_dump(tree))
-    volley(made, "volley env data job.yaml")
+    write_small(made, "verifiers", 10)
     return made
-
-
-def volley(folder: Path, command: str) -> str:
-    """Run a command of the page."""
-    words = [VOLLEY, *command.replace('"', "").split()[1:]]
-    home = {"VOLLEY_HOME": str(folder / "home"), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    done = subprocess.run(words, cwd=folder, env={**os.environ, **home}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +42,8 @@ def test_the_taskset_becomes_data(folder: Path) -> None:
     assert [row["task"]["word"] for row in rows] == ["apple", "eel", "igloo", "oak"]
 
 
-async def test_check_accepts_the_job(folder: Path, page: list[Block]) -> None:
-    assert [line.split()[1] for line in page[2].text.splitlines()] == ["env", "env", "check", "run"]
+async def test_check_accepts_the_job(folder: Path) -> None:
+    assert [line.split()[1] for line in section("verifiers")[2].text.splitlines()] == ["env", "env", "check", "run"]
     assert "letters" in await asyncio.to_thread(volley, folder, "volley check job.yaml")
 
 
@@ -108,7 +71,7 @@ async def test_a_shared_tool_is_called_and_its_answer_sent_on(folder: Path, monk
     rows = await asyncio.to_thread(rows_of, outside, 10, 300.0)
     programs = OutsidePrograms(outside, 300.0, 300.0, 1)
     await programs.start()
-    with stub() as (url, asked):
+    with stub(doubling) as (url, asked):
         ended = await asyncio.gather(*(programs.run(row, url, f"key-{number}") for number, row in enumerate(rows)))
     await programs.close()
     assert [each.outcome for each in ended] == [Outcome(1.0, detail="doubled 1")] * 2
@@ -117,6 +80,13 @@ async def test_a_shared_tool_is_called_and_its_answer_sent_on(folder: Path, monk
         assert second["messages"][0] == first["messages"][0]
         assert second["messages"][-1] == {"role": "tool", "tool_call_id": "c1", "content": "4"}
         assert "temperature" not in first
+
+
+def doubling(body: dict[str, Any]) -> dict[str, Any]:
+    """Call the tool once, and say what it answered."""
+    if body["messages"][-1]["role"] == "user":
+        return calling(body["tools"][0]["function"]["name"], x=2)
+    return {"content": f"it is {body['messages'][-1]['content']}"}
 
 
 SUMS = """
@@ -146,36 +116,3 @@ __all__ = ["Sums"]
 if __name__ == "__main__":
     Calculator.run()
 """
-
-
-@contextlib.contextmanager
-def stub() -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """A server's URL, and the keys and bodies of the calls it got."""
-    asked: list[tuple[str, dict[str, Any]]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append((self.headers["authorization"], body))
-            message: dict[str, Any] = {"role": "assistant", "content": f"it is {body['messages'][-1]['content']}"}
-            if body["messages"][-1]["role"] == "user":
-                function = {"name": body["tools"][0]["function"]["name"], "arguments": '{"x": 2}'}
-                call = {"id": "c1", "type": "function", "function": function}
-                message = {"role": "assistant", "content": "", "tool_calls": [call]}
-            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            head = {"id": "x", "object": "chat.completion", "created": 0, "model": "m"}
-            answer = json.dumps({**head, "choices": [choice], "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *args: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-        server.shutdown()

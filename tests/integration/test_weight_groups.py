@@ -22,7 +22,8 @@ from learner.pool import LearnerPool
 from services.runs.weight_groups import WeightGroups
 from tests.integration.test_actors import configuration, generate, request
 from tests.models import tiny_llama
-from volley.job import ModelSpec, RLJob
+from volley.job import RLJob
+from volley.model import ModelSpec
 from volley.records import WeightUpdate
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 

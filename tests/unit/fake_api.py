@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from volley.state import ENDED, Desired, Observed, RunRecord
+from volley.state import ENDED, Desired, Limits, Observed, RunRecord
 from volley.views import LIVE_START
 
 
@@ -23,6 +23,7 @@ class FakeApi:
         seen: method, path, headers and body of every request.
         stream: server-sent events of the live route, in pieces; a piece of None cuts the connection.
         log: the log of every run's driver.
+        ends: the state in which a run with this name is when it is looked at; by default it stays queued.
         url: where it is served, if a test says so.
         token: the token that requests must send; None for no authentication.
     """
@@ -33,7 +34,11 @@ class FakeApi:
         self.stream: list[str | None] = []
         self.token: str | None = None
         self.tokens: dict[str, str] = {}
+        self.limits: dict[str, dict[str, Any]] = {}
+        self.queue: dict[str, Any] = {"items": [], "owners": []}
+        self.audit: list[dict[str, Any]] = []
         self.log = "hello there"
+        self.ends: dict[str, str] = {}
         self.url = ""
         self.app = self._routes()
 
@@ -73,22 +78,34 @@ class FakeApi:
 
         @app.post("/v1/runs")
         async def create(request: Request) -> Response:
-            job = (await request.json())["job"]
+            body = await request.json()
+            job = body["job"]
             if job["name"] == "bad":
                 errors = [{"pointer": "/job/steps", "detail": "too many"}]
                 return problem(422, "the job is invalid", errors)
-            return JSONResponse(self.add(job["name"] + "-1"), 201)
+            view = self.add(job["name"] + "-1")
+            view["record"] |= {"job": job, "tags": body["tags"]}
+            return JSONResponse(view, 201)
 
         @app.get("/v1/runs")
-        async def listing(limit: int = 50, cursor: int = 0, id_prefix: str = "") -> dict[str, Any]:
-            found = [view for name, view in reversed(self.runs.items()) if name.startswith(id_prefix)]
+        async def listing(limit: int = 50, cursor: int = 0, id_prefix: str = "", tag: str = "=") -> dict[str, Any]:
+            key, _, value = tag.partition("=")
+            found = [
+                view
+                for name, view in reversed(self.runs.items())
+                if name.startswith(id_prefix) and view["record"]["tags"].get(key, "") == value
+            ]
             items = [self._summary(view) for view in found[cursor : cursor + min(limit, 2)]]
             more = cursor + len(items)
             return {"items": items, "next": str(more) if more < len(found) else None}
 
         @app.get("/v1/runs/{run_id}")
         async def get(run_id: str) -> dict[str, Any]:
-            return self.runs[run_id]
+            view = self.runs[run_id]
+            if state := self.ends.get(view["record"]["job"].get("name", "")):
+                view["state"] = view["observed"]["state"] = state
+                view["observed"]["problem"] = "no signal" if state == "failed" else ""
+            return view
 
         @app.patch("/v1/runs/{run_id}")
         async def change(run_id: str, request: Request) -> Response:
@@ -106,6 +123,8 @@ class FakeApi:
         async def act(run_id: str, action: str) -> Response:
             view = self.runs[run_id]
             view["desired"] = {**view["desired"], "stopped": action == "stop"}
+            if action == "resume" and (name := view["record"]["job"].get("name")) in self.ends:
+                self.ends[name] = "done"
             return JSONResponse(view, 202)
 
         @app.delete("/v1/runs/{run_id}")
@@ -141,15 +160,31 @@ class FakeApi:
 
         @app.get("/v1/tokens")
         async def tokens() -> dict[str, Any]:
-            return {"items": [{"name": name, "scope": scope, "created": 1.0} for name, scope in self.tokens.items()]}
+            return {"items": [self._token(name) for name in self.tokens]}
 
         @app.post("/v1/tokens")
         async def make_token(request: Request) -> Response:
             wanted = await request.json()
             if wanted["name"] in self.tokens:
                 return problem(409, "there is a token of that name")
-            self.tokens[wanted["name"]] = wanted["scope"]
+            self.tokens[wanted["name"]], self.limits[wanted["name"]] = wanted["scope"], wanted["limits"]
             return JSONResponse({**wanted, "created": 1.0, "token": "very-secret"}, 201)
+
+        @app.patch("/v1/tokens/{name}")
+        async def limit_token(name: str, request: Request) -> Response:
+            if name not in self.tokens:
+                return problem(404, f"there is no token {name}")
+            self.limits[name] = await request.json()
+            return JSONResponse(self._token(name))
+
+        @app.get("/v1/queue")
+        async def queue() -> dict[str, Any]:
+            return self.queue
+
+        @app.get("/v1/audit")
+        async def audit(limit: int, before: int = 0) -> dict[str, Any]:
+            more = before + min(limit, 2)
+            return {"items": self.audit[before:more], "next": str(more) if more < len(self.audit) else None}
 
         @app.delete("/v1/tokens/{name}")
         async def drop_token(name: str) -> Response:
@@ -158,6 +193,10 @@ class FakeApi:
             return Response(status_code=204)
 
         return app
+
+    def _token(self, name: str) -> dict[str, Any]:
+        limits = self.limits.get(name, Limits().model_dump())
+        return {"name": name, "scope": self.tokens[name], "created": 1.0, "limits": limits}
 
     def _live(self, last_id: str | None) -> Iterator[str]:
         """Stream the pieces after ``last_id``; they are numbered from 1."""

@@ -1,5 +1,6 @@
 """The shape of the source tree: rooms that import in one direction, seams with types."""
 
+from collections import Counter
 from pathlib import Path
 
 from benchmarks.architecture import arrows, bare_any, circle, functions, rooms, words
@@ -11,7 +12,7 @@ ONE_FILE = "reward_servers/sandbox/zygote.py"  # the sandbox holds this file and
 
 def test_the_rooms_of_services_import_in_one_direction() -> None:
     assert circle(arrows()) == []
-    assert len(arrows()) <= 46
+    assert len(arrows()) <= 60
 
 
 def test_reading_order_names_every_room() -> None:
@@ -32,6 +33,13 @@ def test_files_and_functions_stay_short() -> None:
     long = [file for folder in packages for file in (root / folder).rglob("*.py") if _lines(file) > MOST_LINES]
     assert [str(file.relative_to(root)) for file in long] in ([], [ONE_FILE])
     assert functions()[0][0] <= 70
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports test files by name alone, so two of one suite can't share one."""
+    for suite in ("unit", "integration"):
+        names = Counter(file.name for file in (Path(__file__).parents[1] / suite).rglob("test_*.py"))
+        assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_circle_and_an_arrow_are_seen(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import typer
 import yaml
 
 from services.cli import app
+from services.sweeps.spec import SweepSpec
 from tests.pages import DRAWINGS, PAGES, PARSED, ROOT, RUN, blocks, page_id, to_run
 from volley import metrics, reference
 from volley.job import JOB
@@ -85,6 +86,9 @@ def fits(tree: dict[str, Any], place: str) -> None:
         JOB.validate_python(tree)
         return
     if "from" in tree:  # part of a network policy
+        return
+    if "base" in tree:
+        assert list(SweepSpec.model_validate({"name": "fragment", **tree}).all_settings())
         return
     JOB.validate_python({**BASE, **tree})
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from volley.files import empty_folder, partial_path, replace_folder, replace_text, replacing
+from volley.errors import HostError
+from volley.files import empty_folder, new_folder, partial_path, replace_folder, replace_text, replacing
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
@@ -55,3 +56,44 @@ def test_a_folder_is_replaced_completely(tmp_path: Path) -> None:
         replace_folder(partial, folder)
         assert [path.name for path in folder.rglob("*")] == ["inner", name]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_new_folder_appears_when_its_block_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "tiny"
+    with new_folder(folder) as partial:
+        (partial / "weights").write_text("w")
+        assert not folder.exists()
+    assert (folder / "weights").read_text() == "w"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), OSError(28, "No space left on device")])
+def test_nothing_is_left_of_a_new_folder_if_its_block_fails(tmp_path: Path, error: Exception) -> None:
+    folder = tmp_path / "tiny"
+
+    def fail() -> None:
+        with new_folder(folder) as partial:
+            (partial / "half").touch()
+            raise error
+
+    with pytest.raises((KeyError, HostError)) as raised:
+        fail()
+    if isinstance(error, OSError):
+        assert str(raised.value) == f"{folder} cannot be written: No space left on device"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_folder_replaces_an_empty_one_and_nothing_else(tmp_path: Path) -> None:
+    empty, full, file = (tmp_path / name for name in ("empty", "full", "file"))
+    empty.mkdir()
+    full.mkdir()
+    (full / "theirs").touch()
+    file.touch()
+    with new_folder(empty) as partial:
+        (partial / "ours").touch()
+    assert (empty / "ours").exists()
+    for taken in (full, file):
+        with pytest.raises(HostError, match="exists already: choose another folder"), new_folder(taken):
+            pytest.fail("the block must not run")
+    assert (full / "theirs").exists()
+    assert file.is_file()

@@ -5,10 +5,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.jobs.needs import GIB, RAY_BYTES, Needs, check_cluster, needs_of
+from services.jobs.needs import (
+    GIB,
+    RAY_BYTES,
+    Needs,
+    check_cluster,
+    needs_at_once,
+    needs_of,
+    resources_of,
+)
 from services.stack.ray import can_grow, memory_obstacle
+from services.supervisor.claims import Claims, largest, sized
 from volley.errors import JobError
 from volley.job import JOB, RLJob
+from volley.state import Desired, Observed, RunRecord
 
 
 def job(**changes: Any) -> RLJob:
@@ -36,6 +46,23 @@ def test_reserved_resources_are_summed_by_name() -> None:
     )
     assert needs_of(placed).custom == {"volley_actor": 3, "fast_disk": 3.5, "volley_reward": 1, "volley_learner": 2}
     assert needs_of(job()).custom == {}
+
+
+def test_what_a_run_claims_follows_its_desired_state_and_its_own_scaling() -> None:
+    scaled = job(actors={"count": 2, "max_count": 6, "gpus": 0.5}, reward_workers={"count": 2, "cpus": 0.25})
+    assert resources_of(scaled) == {"CPU": 3.5, "GPU": 1.0}
+    nothing, desired = Desired(), Desired(actors=4, reward_workers=4)
+    assert resources_of(sized(scaled, nothing, Observed())) == {"CPU": 3.5, "GPU": 1.0}
+    assert resources_of(sized(scaled, nothing, Observed(actors=3, actors_wanted=5)))["GPU"] == 2.5
+    assert resources_of(sized(scaled, nothing, Observed(actors=1)))["GPU"] == 1.0, "a part of it has not started yet"
+    assert resources_of(sized(scaled, desired, Observed(actors_wanted=5))) == {"CPU": 6.0, "GPU": 2.0}
+    assert resources_of(largest(scaled, nothing)) == {"CPU": 7.5, "GPU": 3.0}
+    assert resources_of(largest(scaled, desired)) == {"CPU": 6.0, "GPU": 2.0}, "it no longer scales itself"
+
+
+def test_a_job_of_another_release_claims_nothing_until_its_driver_rejects_it() -> None:
+    record = RunRecord(id="r", name="r", kind="rl", job={"kind": "new"}, created=1.0, folder="/nowhere")
+    assert Claims().of(record, Desired(), Observed()) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -125,3 +152,18 @@ def test_a_run_waits_for_memory_only_while_other_runs_use_it() -> None:
     assert not memory_obstacle(needs, 6 * GIB, total, {"CPU": 5.0})
     assert not memory_obstacle(needs, 4 * GIB, total, {"CPU": 6.0}), "only its own reservation is held"
     assert memory_obstacle(needs, 4 * GIB, {**total, "GPU": 1.0}, {"CPU": 6.0}), "another one holds the GPU"
+
+
+def test_runs_at_once_need_what_the_largest_of_them_do() -> None:
+    small, large, wide = (
+        needs_of(job(actors={"count": count, "kv_cache_gb": cache, "resources": {"fast_disk": 1}}))
+        for count, cache in ((1, 1), (1, 9), (4, 1))
+    )
+    one = needs_at_once([small, large, wide], 1)
+    assert (one.cpus, one.custom) == (wide.cpus, {"fast_disk": 4})
+    assert one.memory_bytes == max(small.memory_bytes, large.memory_bytes, wide.memory_bytes)
+    two = needs_at_once([small, large, wide], 2)
+    assert (two.cpus, two.custom) == (wide.cpus + small.cpus, {"fast_disk": 5})
+    assert two.memory_bytes == large.memory_bytes + wide.memory_bytes - RAY_BYTES
+    assert two.object_store_bytes == 2 * small.object_store_bytes
+    assert needs_at_once([small], 5) == needs_at_once([small], 1)

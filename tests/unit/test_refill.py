@@ -23,7 +23,7 @@ from services.coordinator.records import ReadyGroup, ResumePoint
 from services.coordinator.refill import REPLACED, is_dead, step_weight
 from services.coordinator.solve_rates import SolveRates
 from tests.refs import NOT_STORED
-from tests.unit.test_coordinator import FakeActors, FakeLearner, FakeRewards, Recorded, coordinator, job
+from tests.unit.fake_roles import FakeActors, FakeLearner, FakeRewards, Recorded, coordinator, job
 from volley.job import RLJob
 from volley.objectives import Objective, advantages, parse_objective
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus

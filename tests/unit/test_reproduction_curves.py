@@ -8,38 +8,51 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from benchmarks.reproductions import (
     adaptive,
     annealing,
+    clipping,
     code_task,
     harder,
     lag,
     majority,
+    products,
     programs,
     steady,
+    tool_use,
     trade_off,
     worth,
 )
 from benchmarks.reproductions.results import at_kl, heldout
-from benchmarks.reproductions.runs import Options, Planned, make_missing
+from benchmarks.reproductions.runs import Options, Planned
 from benchmarks.reproductions.study import Study
 from services.recording.display import Display
+from services.runs.episodes import check_template
 from services.store.folder import RunFolder
+from services.sweeps.conduct import SweepStop
+from volley.errors import JobError
 from volley.job import RLJob
 
-MODULES = (trade_off, steady, annealing, harder, adaptive, worth, lag, majority, code_task)
+MODULES = (trade_off, steady, annealing, harder, adaptive, worth, lag, majority, code_task, clipping, tool_use)
 STUDIES = [module.STUDY for module in MODULES]
 
 
-def wanted(folder: Path) -> Options:
-    return Options(folder=folder, out=folder / "out", seeds=2, steps=100, at_most=None)
+def wanted(folder: Path, steps: int = 100) -> Options:
+    return Options(folder=folder, out=folder / "out", seeds=2, steps=steps)
+
+
+def runs_of(study: Study, folder: Path) -> list[Planned]:
+    """The runs of a study in the order in which they are made."""
+    return [run for of_seed in zip(*study.runs(wanted(folder)).values(), strict=True) for run in of_seed]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_all_methods_of_a_study_have_the_same_start_which_is_evaluated_once(study: Study, tmp_path: Path) -> None:
-    warm_up, *runs = study.plan(wanted(tmp_path))
+    warm_up, runs = study.warm_up(wanted(tmp_path)), runs_of(study, tmp_path)
     jobs = [run.job for run in runs]
+    assert jobs == [member.job for member in study.sweep(wanted(tmp_path)).members]
     assert len({run.path for run in runs}) == len(runs) == 2 * len(study.runs(wanted(tmp_path)))
     assert {job.model.path for job in jobs} == {warm_up.path / "model"}
     assert all(isinstance(job, RLJob) and job.evaluation is not None for job in jobs)
@@ -51,12 +64,8 @@ def test_all_methods_of_a_study_have_the_same_start_which_is_evaluated_once(stud
 
 
 def test_studies_share_runs(tmp_path: Path) -> None:
-    made, again = (study.plan(wanted(tmp_path)) for study in (steady.STUDY, annealing.STUDY))
-    shared = [run for run in again if run in made]
-    assert [run.path.name for run in shared] == [
-        "warm-up",
-        *(f"steady-{name}" for name in ("mean-1", "max-8-1", "mean-2", "max-8-2")),
-    ]
+    made, again = (runs_of(study, tmp_path) for study in (steady.STUDY, annealing.STUDY))
+    assert [run.path.name for run in again if run in made] == ["mean-s1", "max-8-s1", "mean-s2", "max-8-s2"]
 
 
 def write_finished_run(
@@ -69,16 +78,16 @@ def write_finished_run(
     folder.write_summary({"state": "done"})
 
 
-async def test_a_done_run_is_repeated_only_if_its_job_changed(tmp_path: Path) -> None:
-    options = wanted(tmp_path)
-    plan = trade_off.STUDY.plan(options)
+async def test_a_study_that_is_done_makes_no_runs_and_one_that_changed_says_so(tmp_path: Path) -> None:
+    study, options, quiet = trade_off.STUDY, wanted(tmp_path), Display(quiet=True)
+    plan = [study.warm_up(options), *runs_of(study, tmp_path)]
     assert not any(run.done for run in plan)
     for run in plan:
         write_finished_run(run, [], [])
-    assert await make_missing(plan, options, Display(quiet=True)) == 0  # no stack was started
-    assert not (tmp_path / "stack").exists()
-    longer = Options(**{name: getattr(options, name) for name in ("folder", "out", "seeds", "at_most")}, steps=101)
-    assert [run.done for run in trade_off.STUDY.plan(longer)] == [True, *[False] * 8]
+    assert await study.make_missing(options, quiet, SweepStop()) == 0  # no stack was started
+    assert not list(tmp_path.rglob("stack"))
+    with pytest.raises(JobError, match="steps was 100, is 101"):
+        await study.make_missing(wanted(tmp_path, steps=101), quiet, SweepStop())
 
 
 def estimate(mean: float) -> list[dict[str, float]]:
@@ -86,7 +95,7 @@ def estimate(mean: float) -> list[dict[str, float]]:
 
 
 def test_results_are_means_and_ranges_over_seeds(tmp_path: Path) -> None:
-    runs = trade_off.runs(wanted(tmp_path))["mean"]
+    runs = trade_off.STUDY.runs(wanted(tmp_path))["mean"]
     for run, mean in zip(runs, (0.25, 0.5), strict=True):
         write_finished_run(run, [estimate(0.125), estimate(mean)], [])
     (last,) = heldout(runs)
@@ -95,7 +104,7 @@ def test_results_are_means_and_ranges_over_seeds(tmp_path: Path) -> None:
 
 
 def test_a_metric_at_a_divergence_is_taken_when_it_is_first_reached(tmp_path: Path) -> None:
-    (run, _) = trade_off.runs(wanted(tmp_path))["mean"]
+    (run, _) = trade_off.STUDY.runs(wanted(tmp_path))["mean"]
     steps = np.linspace(0, 1, 400)
     write_finished_run(run, [], [{"kl_k1": float(x), "pass_at_1": float(x * x)} for x in steps])
     (reached,) = at_kl([run], "pass_at_1", np.array([0.25, 0.5, 2.0]))
@@ -109,7 +118,7 @@ def test_programs_pass_their_tests_and_use_only_the_models_tokens() -> None:
         names: dict[str, Any] = {}
         exec(row["answer"] + "\n" + row["tests"][0]["asserts"], names)  # noqa: S102 - made of templates
         assert set(re.findall(programs.WORD, row["prompt"] + row["answer"])) <= set(programs.WORDS)
-        assert len(re.findall(programs.WORD, row["answer"])) < code_task.LONGEST
+        assert len(re.findall(programs.WORD, row["answer"])) < 34
     assert len({row["answer"] for row in rows}) > 100
     json.dumps(rows)
 
@@ -122,6 +131,44 @@ def test_sums_are_correct_and_no_prompt_is_in_two_files() -> None:
         terms = re.findall(r"[+-]?\d", row["prompt"])
         assert len(terms) == majority.NUMBERS
         assert sum(map(int, terms)) == int(row["answer"])
+
+
+def test_products_are_correct_in_the_models_tokens_and_in_one_file_only(tmp_path: Path) -> None:
+    products.make(tmp_path, supervised=200, train=50, heldout=50)
+    asked: dict[str, set[str]] = {}
+    for name in ("sft", "train", "heldout"):
+        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        asked[name] = {re.findall(r"\d+\*\d+=", row["prompt"])[0] for row in rows}
+        for row in rows:
+            words = set(re.findall(products.WORD, row["prompt"].replace("</s>", "") + row["answer"]))
+            assert words <= set(products.WORDS)
+    assert [len(each) for each in asked.values()] == [200, 50, 50]
+    assert len(set.union(*asked.values())) == 300
+    a, b = map(int, rows[0]["prompt"].removesuffix("=").split("*"))
+    assert rows[0]["answer"] == str(products.multiply(a, b))
+
+
+def test_the_products_of_the_warm_up_are_written_as_the_template_writes_them(tmp_path: Path) -> None:
+    products.make_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    check_template(tokenizer)
+    asked, answered = next(rows for rows in map(conversation, range(9)) if len(rows) == 2)
+    call = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 417, "b": 863}}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "417*863="}]
+
+    def rendered() -> str:
+        tools = [{"type": "function", "function": {"name": "multiply", "parameters": {}}}]
+        options = {"tokenize": False, "add_generation_prompt": True}
+        return str(tokenizer.apply_chat_template(messages, tools=tools, **options))
+
+    assert rendered() == asked["prompt"]
+    messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "359871"}]
+    assert rendered() == answered["prompt"]
+    assert len(tokenizer(asked["answer"]).input_ids) + len(answered["answer"]) + 2 == 21
+
+
+def conversation(seed: int) -> list[dict[str, str]]:
+    return products.conversation(random.Random(seed), 417, 863)
 
 
 def test_shares_of_samples_with_a_gradient_count_the_replaced_groups() -> None:

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from typer.testing import CliRunner
 
 from services.cli import app
@@ -235,3 +237,25 @@ def test_plots_need_no_backend_of_a_notebook() -> None:
     code = "import services.recording.plots, matplotlib; print(matplotlib.get_backend())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "agg"
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_every_line_of_a_plot_is_named_even_where_lines_end_together(value: float) -> None:
+    axes = Figure().subplots()
+    axes.set_ylim(0, 1.02)
+    plots._label_ends(axes, [(value, name, "red") for name in "abcd"], 8)
+    labels = [each for each in axes.texts if isinstance(each, Annotation)]
+    assert sorted(label.get_text() for label in labels) == ["a", "b", "c", "d"]
+    heights = sorted(label.xy[1] for label in labels)
+    assert min(np.diff(heights)) >= 0.049
+    assert max(heights) <= 1.0
+    assert not any(label.get_annotation_clip() for label in labels)
+
+
+def test_a_live_paused_run_goes_on_when_it_is_resumed(folder: RunFolder) -> None:
+    change_in_folder(folder, job(folder.path), {"paused": True})
+    with folder.in_use():
+        done = CliRunner().invoke(app, ["resume", str(folder.path)], catch_exceptions=False)
+        assert (done.exit_code, read_desired(folder).paused) == (0, False)
+        assert "goes on" in done.output
+    assert not folder.is_live

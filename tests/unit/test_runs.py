@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from services.runs.rl import with_desired_counts
+from services.jobs.needs import with_desired_counts
 from services.runs.run import _outcome
 from volley.errors import JobError, RunStopped
 from volley.job import RLJob

@@ -12,7 +12,7 @@ from services.coordinator.records import Batch, ReadyGroup, ResumePoint, Selecti
 from services.coordinator.selection import PromptSelection
 from services.coordinator.solve_rates import SolveRates
 from services.data.tokens import EncodedPrompt
-from tests.unit.test_coordinator import FakeActors, FakeRewards, Recorded, coordinator, job
+from tests.unit.fake_roles import FakeActors, FakeRewards, Recorded, coordinator, job
 from tests.unit.test_refill import Watching, ready, scores_of
 from volley.job import RLJob
 from volley.objectives import SolveRate

@@ -10,6 +10,7 @@ import pytest
 
 from services.signals import StopSignal, run_in_foreground
 from services.tasks import cancel_all, start_all
+from tests.hangup import hangup_counts
 from volley.errors import HostError
 
 
@@ -75,7 +76,7 @@ def test_a_signal_leaves_every_block_and_later_signals_are_ignored(number: signa
             await asyncio.sleep(0.1)
             ended.append("clean")
 
-    with pytest.raises(KeyboardInterrupt):
+    with hangup_counts(), pytest.raises(KeyboardInterrupt):
         run_in_foreground(main())
     assert ended == ["clean"]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.supervisor.ray_jobs import JobStatus, kill_here
-from services.supervisor.supervisor import (
+from services.supervisor.decisions import (
     BARREN_LIVES,
     MUTE_SECONDS,
     SETTLE_SECONDS,
@@ -25,6 +24,7 @@ from services.supervisor.supervisor import (
     decide,
     delay,
 )
+from services.supervisor.ray_jobs import JobStatus, kill_here
 from volley.state import Desired, Observed, RunState
 
 NOW = 1_000_000.0
@@ -150,7 +150,7 @@ def test_drivers_without_progress_are_restarted_at_growing_intervals_and_given_u
     )
 
 
-@pytest.mark.parametrize("state", ["pending", "stopped"])
+@pytest.mark.parametrize("state", ["pending", "stopped", "queued"])
 def test_a_driver_that_waited_for_resources_or_was_asked_to_end_does_not_count_as_without_progress(
     state: RunState,
 ) -> None:

@@ -12,12 +12,15 @@ from volley.client.live import LiveEvent, LiveView, Update, events, steps, updat
 from volley.client.operations import Awaiting, Blocking, Operation, T, Watch, operation, watch
 from volley.client.results import Evaluations, LogPiece, Metrics
 from volley.client.routes import Job
+from volley.state import Limits
 from volley.views import (
+    AuditView,
     ClusterView,
     Event,
     ExportView,
     LogFile,
     MadeToken,
+    QueueView,
     RunSummary,
     RunView,
     SampleView,
@@ -257,14 +260,34 @@ class _ClientOperations:
         return routes.cluster()
 
     @operation
+    def queue(self) -> Operation[QueueView]:
+        """Return the runs that hold resources, those that wait and why, and what each owner holds."""
+        return routes.queue()
+
+    @operation
+    def audit(self, limit: int = 200, *, run: str | None = None, who: str | None = None) -> Operation[list[AuditView]]:
+        """Return the newest ``limit`` records of who changed what, newest first.
+
+        Args:
+            run: id of a run; only its changes.
+            who: name of a token; only its changes.
+        """
+        return routes.audit(limit, {"run": run, "who": who})
+
+    @operation
     def tokens(self) -> Operation[list[TokenView]]:
-        """Return names and scopes of all tokens."""
+        """Return names, scopes and limits of all tokens."""
         return routes.tokens()
 
     @operation
-    def create_token(self, name: str, scope: Scope = "read") -> Operation[MadeToken]:
+    def create_token(self, name: str, scope: Scope = "read", limits: Limits | None = None) -> Operation[MadeToken]:
         """Create a token; only this answer contains it."""
-        return routes.create_token(name, scope)
+        return routes.create_token(name, scope, limits or Limits())
+
+    @operation
+    def limit_token(self, name: str, limits: Limits) -> Operation[TokenView]:
+        """Replace the limits of a token's runs."""
+        return routes.limit_token(name, limits)
 
     @operation
     def delete_token(self, name: str) -> Operation[None]:
@@ -303,19 +326,22 @@ class Client(_ClientOperations, BlockingHttp):
         tags: Mapping[str, str] | None = None,
         key: str | None = None,
         folder: Path | None = None,
+        priority: int = 0,
     ) -> Run:
-        """Submit a job and return its run, which starts as soon as the cluster has the resources.
+        """Submit a job and return its run, which starts when its turn in the queue has come; see `queue`.
 
         Args:
             job: a dict as in a job file, or an object of one of the classes in `volley.job`.
             key: idempotency key: submitting the same job with the same key again returns the same run.
             folder: what relative paths in the job are relative to; None for the current folder.
+            priority: -10 to 10; a run of higher priority starts first and may preempt others.
 
         Raises:
             InvalidRequest: the job is not valid, or the server does not accept it; the message says what to write.
+            NotAllowed: the token may not give a run this priority.
             Conflict: ``key`` was used for another job.
         """
-        return Run(self, self._run(routes.create(job, folder, tags, key)).record.id)
+        return Run(self, self._run(routes.create(job, folder, tags, key, priority)).record.id)
 
     def run(self, run_id: str) -> Run:
         """Return the run whose id is, or begins with, ``run_id``. Raises `NotFound` if there is none, or several."""
@@ -341,9 +367,10 @@ class AsyncClient(_ClientOperations, AwaitingHttp):
         tags: Mapping[str, str] | None = None,
         key: str | None = None,
         folder: Path | None = None,
+        priority: int = 0,
     ) -> AsyncRun:
         """See `Client.submit`."""
-        return AsyncRun(self, (await self._run(routes.create(job, folder, tags, key))).record.id)
+        return AsyncRun(self, (await self._run(routes.create(job, folder, tags, key, priority))).record.id)
 
     async def run(self, run_id: str) -> AsyncRun:
         """See `Client.run`."""

@@ -17,8 +17,10 @@ from volley.client.operations import Operation, Request, T
 from volley.client.results import Evaluations, LogPiece, Metrics, joined
 from volley.errors import ApiError, DeadlineExceeded, JobError, NotFound, RunFailed, ServerAway
 from volley.job_paths import absolute_paths
-from volley.state import ENDED
+from volley.state import ENDED, Limits
 from volley.views import (
+    AuditPage,
+    AuditView,
     ClusterView,
     Event,
     ExportView,
@@ -26,6 +28,7 @@ from volley.views import (
     LogFile,
     LogList,
     MadeToken,
+    QueueView,
     RunPage,
     RunSummary,
     RunView,
@@ -40,7 +43,7 @@ POLL_SECONDS = 2.0  # between looks at a run that is waited for
 AWAY_SECONDS = 120.0  # how long a wait goes on without an answer
 MATCHES_SHOWN = 5
 POINTS = 5000  # most rows of metrics per answer
-RUNS, EVENTS, SAMPLES = 200, 1000, 200  # most items per page
+RUNS, EVENTS, SAMPLES, AUDITS = 200, 1000, 200, 1000  # most items per page
 
 Job = Spec | Mapping[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,9 +60,11 @@ class Page(Generic[T]):
     next: str | None
 
 
-def create(job: Job, folder: Path | None, tags: Mapping[str, str] | None, key: str | None) -> Operation[RunView]:
+def create(
+    job: Job, folder: Path | None, tags: Mapping[str, str] | None, key: str | None, priority: int
+) -> Operation[RunView]:
     headers = {"Idempotency-Key": key} if key else {}
-    body = {"job": job_tree(job, folder), "tags": dict(tags or {})}
+    body = {"job": job_tree(job, folder), "tags": dict(tags or {}), "priority": priority}
     answer = yield Request("POST", "/v1/runs", json=body, headers=headers, timeout=CHECK_SECONDS)
     return _model(RunView, answer)
 
@@ -69,14 +74,26 @@ def check(job: Job, folder: Path | None) -> Operation[None]:
 
 
 def runs(limit: int, filters: Mapping[str, object]) -> Operation[list[RunSummary]]:
-    found: list[RunSummary] = []
-    cursor = None
+    return (yield from _newest(RunPage, "/v1/runs", filters, limit, RUNS, cursor="cursor"))
+
+
+def _newest(
+    kind: type[Model], path: str, filters: Mapping[str, object], limit: int, most: int, *, cursor: str
+) -> Operation[list[Any]]:
+    """Collect items from as many pages as needed.
+
+    Args:
+        most: items that the server puts on a page.
+        cursor: name of the parameter that continues after a page.
+    """
+    found: list[Any] = []
+    after = None
     while len(found) < limit:
-        params = {**filters, "limit": min(RUNS, limit - len(found)), "cursor": cursor}
-        page = _model(RunPage, (yield Request("GET", "/v1/runs", params)))
+        params = {**filters, "limit": min(most, limit - len(found)), cursor: after}
+        page: Any = _model(kind, (yield Request("GET", path, params)))
         found += page.items
-        cursor = page.next
-        if cursor is None:
+        after = page.next
+        if after is None:
             break
     return found
 
@@ -212,12 +229,29 @@ def tokens() -> Operation[list[TokenView]]:
     return _model(TokenList, (yield Request("GET", "/v1/tokens"))).items
 
 
-def create_token(name: str, scope: str) -> Operation[MadeToken]:
-    return _model(MadeToken, (yield Request("POST", "/v1/tokens", json={"name": name, "scope": scope})))
+def create_token(name: str, scope: str, limits: Limits) -> Operation[MadeToken]:
+    body = {"name": name, "scope": scope, "limits": limits.model_dump()}
+    return _model(MadeToken, (yield Request("POST", "/v1/tokens", json=body)))
+
+
+def limit_token(name: str, limits: Limits) -> Operation[TokenView]:
+    return _model(TokenView, (yield Request("PATCH", _token_path(name), json=limits.model_dump())))
 
 
 def delete_token(name: str) -> Operation[None]:
-    yield Request("DELETE", f"/v1/tokens/{quote(name, safe='')}")
+    yield Request("DELETE", _token_path(name))
+
+
+def _token_path(name: str) -> str:
+    return f"/v1/tokens/{quote(name, safe='')}"
+
+
+def queue() -> Operation[QueueView]:
+    return _model(QueueView, (yield Request("GET", "/v1/queue")))
+
+
+def audit(limit: int, filters: Mapping[str, object]) -> Operation[list[AuditView]]:
+    return (yield from _newest(AuditPage, "/v1/audit", filters, limit, AUDITS, cursor="before"))
 
 
 def cluster() -> Operation[ClusterView]:

@@ -13,18 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from volley.objectives import (
-    BestOfK,
-    MajAtK,
-    MaxAtK,
-    MaxRL,
-    Objective,
-    PassAtKAnalytic,
-    RiskSensitive,
-    advantages,
-    check_objective,
-    parse_objective,
-)
+from volley.objectives import BestOfK, MajAtK, MaxAtK, Objective, advantages, check_objective, parse_objective
+from volley.objectives.spec import PER_SAMPLE
 from volley.records import NO_ANSWER
 
 
@@ -62,7 +52,7 @@ def read_reward_objective(objective: Objective | Mapping[str, Any], n: int) -> O
 
 def mean_scale(objective: Objective, n: int) -> int:
     """What an objective's advantages are multiplied by for a loss that is a mean over samples."""
-    return 1 if isinstance(objective, PassAtKAnalytic | MaxRL | RiskSensitive) else n
+    return 1 if isinstance(objective, PER_SAMPLE) else n
 
 
 def answer_ids(answers: Iterable[Hashable | None]) -> NDArray[np.int64]:

@@ -153,7 +153,11 @@ def _overflow(objective: Objective, weighted: bool) -> str:
             "some importance weights are so small that their reciprocals overflow float64: the samples are too far "
             "from the policy; lower max_lag, or mask such groups with valid="
         )
-    return "products of importance weights overflow float64: write companion_weights: self_normalised, or a weight_cap"
+    capped = isinstance(objective, ObjectiveOverSets) and objective.weight_cap is not None
+    return (
+        "products of importance weights overflow float64: write companion_weights: self_normalised, or "
+        f"{'a smaller weight_cap' if capped else 'a weight_cap'}"
+    )
 
 
 def _index(row: int, lead: tuple[int, ...]) -> tuple[int, ...]:
@@ -208,8 +212,7 @@ def _bucket_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArr
             a_BN[_spread(bucket) == 0] = 0.0  # what rounding leaves of equal advantages is no signal
     if objective.normalize == "std":
         differ_B = _spread(bucket) > SMALLEST_SPREAD * np.abs(bucket.g_BN).max(axis=-1)
-        sd_B1 = bucket.g_BN.std(axis=-1, keepdims=True)
-        a_BN = np.divide(a_BN, sd_B1, out=np.zeros_like(a_BN), where=differ_B[:, None])
+        a_BN = np.divide(a_BN, _deviation(bucket.g_BN), out=np.zeros_like(a_BN), where=differ_B[:, None])
     return a_BN
 
 
@@ -217,6 +220,13 @@ def _spread(bucket: Groups) -> FloatArray:
     """The largest reward of each group less the smallest, [B]."""
     spread_B: FloatArray = np.ptp(bucket.g_BN, axis=-1)
     return spread_B
+
+
+def _deviation(g_BN: FloatArray) -> FloatArray:
+    """The population standard deviation of each group, [B, 1], of rewards whose squares may not be float64 numbers."""
+    _, exponent_B1 = np.frexp(np.abs(g_BN).max(axis=-1, keepdims=True))
+    deviation_B1: FloatArray = np.ldexp(np.ldexp(g_BN, -exponent_B1).std(axis=-1, keepdims=True), exponent_B1)
+    return deviation_B1
 
 
 def _raw_advantages(objective: Objective, bucket: Groups, k: int) -> FloatArray:

@@ -45,7 +45,7 @@ def exact_advantages(
     a_BN = _of_sets(g_BN, log_w_BN, of_sets, companion_weights)
     if baseline != "loo_minus_one":
         a_BN += _difference_of_baselines(g_BN, log_w_BN, of_sets, baseline, companion_weights)
-    for k, weight in terms[:1]:
+    for k, weight in terms:
         if k == 1:
             a_BN += weight * leave_one_out_mean(g_BN)
     return a_BN
@@ -65,7 +65,7 @@ def first_order_advantages(g_BN: FloatArray, log_w_BN: FloatArray, terms: Terms)
             mean_weight_BM = np.maximum(1 + (k - 1) * mean_excess_BM, 0.0)
             share_BM += weight * binomial_ratios(1, n, k - 1, n, k) * mean_weight_BM
     a_BN = _sum_of_gaps(g_BN, share_BM)
-    for k, weight in terms[:1]:
+    for k, weight in terms:
         if k == 1:
             a_BN += weight * leave_one_out_mean(g_BN)
     return a_BN

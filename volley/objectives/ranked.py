@@ -73,7 +73,7 @@ def best_of_k_advantages(r_BN: FloatArray, rank_BN: FloatArray, terms: Terms) ->
     np.cumsum((mean_BN * best_N)[:, :-1], axis=-1, out=paid_BN[:, 1:])
     a_BN = r_BN * below_M[levels.first_BN] - np.take_along_axis(paid_BN, levels.first_BN, axis=-1)
     a_BN += (r_BN - mean_BN) * _tied_shares(levels, terms)
-    for k, weight in terms[:1]:
+    for k, weight in terms:
         if k == 1:
             a_BN += weight * leave_one_out_mean(r_BN)
     return a_BN

@@ -195,6 +195,8 @@ Objective: TypeAlias = Annotated[
 ObjectiveWithK: TypeAlias = MaxAtK | MajAtK | BestOfK | PassAtKAnalytic
 ObjectiveOverSets: TypeAlias = MaxAtK | MajAtK | BestOfK
 
+# Their advantages are those of a mean over the samples, as published; all others have the mean's factor 1/n in them.
+PER_SAMPLE = (PassAtKAnalytic, MaxRL, RiskSensitive)
 BUILT_IN = kinds_of(Mean, MaxAtK, MajAtK, BestOfK, Softmax, PassAtKAnalytic, MaxRL, RiskSensitive)
 OVER_TRIES = kinds_of(MaxAtK, MajAtK, BestOfK)
 
@@ -255,7 +257,7 @@ def check_objective(objective: Objective | Mapping[str, Any], n: int) -> None:
         raise ValueError(
             f"{objective.kind} {_tries_text(objective)} needs n >= {k} samples, got n={n}; {_lower(objective)}"
         )
-    if k <= n - spare_samples(objective) or k == 1:
+    if k <= n - spare_samples(objective):
         return
     if isinstance(objective, PassAtKAnalytic):
         raise ValueError(

@@ -20,12 +20,12 @@ Terms: TypeAlias = tuple[tuple[int, float], ...]  # (k, weight), by rising k; we
 ADVICE = "write a mapping from k to its weight, such as weights: {1: 0.5, 8: 0.5}; an objective also takes harmonic"
 
 
-def _read(value: Any) -> Any:
+def _read(value: object) -> object:
     """Check weights as they were written. Raises ValueError with advice."""
     return value if value is None or value == "harmonic" else _read_mapping(value)
 
 
-def _read_mapping(value: Any) -> Any:
+def _read_mapping(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r} is not a mapping of weights: {ADVICE}")
     if not value:

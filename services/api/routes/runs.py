@@ -16,16 +16,18 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import StringConstraints
 
 from services.api import jobs
-from services.api.auth import ADMIN, OPERATE, READ
+from services.api.auth import ADMIN, OPERATE, READ, Principal, Sender
 from services.api.context import Context, Ctx, RunPath
 from services.api.index import Filter, seen_state
 from services.api.openapi import problems
 from services.api.problems import FieldProblem, Problem
+from services.api.quotas import check_priority, check_quota, check_scale
 from services.api.routes.answers import as_json
 from services.jobs.job_file import Job
 from services.store import desired as desired_states
 from volley.errors import JobError
-from volley.state import ENDED, Desired, Observed, RunRecord
+from volley.patterns import KEY, REVISION, TAG
+from volley.state import ENDED, AuditRecord, Desired, Observed, RunRecord
 from volley.views import (
     Changes,
     Checked,
@@ -42,28 +44,31 @@ read = APIRouter(prefix="/v1", tags=["runs"], dependencies=[READ])
 operate = APIRouter(prefix="/v1", tags=["runs"], dependencies=[OPERATE])
 admin = APIRouter(prefix="/v1", tags=["runs"], dependencies=[ADMIN])
 
-_Key = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
-_Revision = Annotated[str, StringConstraints(pattern=r'^(\*|"?[0-9]{1,15}"?)$')]
+_Key = Annotated[str, StringConstraints(pattern=KEY)]
+_Revision = Annotated[str, StringConstraints(pattern=REVISION)]
 IdempotencyKey = Annotated[_Key | None, Header(alias="Idempotency-Key")]
 IfMatch = Annotated[_Revision | None, Header(alias="If-Match")]
-TAG = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}=[^\x00]{0,200}$"
 
 
 @operate.post("/runs", status_code=201, response_model=RunView, responses={200: {"model": RunView}, **problems(409)})
-async def create_run(body: NewRun, context: Ctx, idempotency_key: IdempotencyKey = None) -> Response:
-    """Create a run. It starts as soon as the cluster has the resources.
+async def create_run(body: NewRun, context: Ctx, sender: Sender, idempotency_key: IdempotencyKey = None) -> Response:
+    """Create a run. It starts when its turn in the queue has come; see `/v1/queue`.
 
     With an `Idempotency-Key`, the same request can be repeated safely: it returns the run created first, with 200.
     """
-    digest = _digest(body)
+    check_priority(body.priority, sender)
+    digest, desired = _digest(body), Desired(priority=body.priority)
     async with _one_at_a_time(context, idempotency_key):
         try:
             # Look before the check of the job, which may take longer than a client waits before it retries.
             run_id = await context.store.run_of_key(idempotency_key, digest) if idempotency_key else None
             if run_id is not None:
                 return await _location_answer(run_id, 200, context)
-            record = _record(await _checked(body.job, context), body.tags, context)
-            run_id = await context.store.create(record, key=idempotency_key, body=digest)
+            job = await _checked(body.job, context)
+            check_quota(job, sender)
+            record = _record(job, body.tags, sender, context)
+            audit = sender.audit("submit", name=record.name, kind=record.kind, priority=body.priority)
+            run_id = await context.store.create(record, desired, key=idempotency_key, body=digest, audit=audit)
         except JobError as error:
             raise Problem(409, "idempotency-key-used", str(error)) from error
     context.index.changed()
@@ -100,13 +105,15 @@ async def get_run(run_id: RunPath, context: Ctx) -> Response:
 
 
 @operate.patch("/runs/{run_id}", response_model=RunView, responses=problems(404, 409, 412))
-async def change_run(run_id: RunPath, body: Changes, context: Ctx, if_match: IfMatch = None) -> Response:
+async def change_run(
+    run_id: RunPath, body: Changes, context: Ctx, sender: Sender, if_match: IfMatch = None
+) -> Response:
     """Change a live run. Its driver applies the change within seconds; `observed.revision` shows when it has.
 
     With `If-Match`, set to the `ETag` of an earlier response, the change is rejected if somebody else changed the run
     since.
     """
-    record, _, observed = await context.find_run(run_id)
+    record, desired, observed = await context.find_run(run_id)
     check_changeable(observed)
     changes = body.model_dump(include=body.model_fields_set)
     if not changes:
@@ -125,7 +132,11 @@ async def change_run(run_id: RunPath, body: Changes, context: Ctx, if_match: IfM
             errors = [FieldProblem(pointer=f"/{name}", detail=str(error)) for name in changes if len(changes) == 1]
             raise Problem(422, "change-not-possible", str(error), errors=errors) from error
 
-    return await _desire(run_id, context, change)
+    changed = change(desired)
+    if changed.priority > desired.priority:
+        check_priority(changed.priority, sender)
+    await check_scale(record, job, changed, context)
+    return await _desire(run_id, context, change, sender.audit("set", run_id, **changes))
 
 
 def check_changeable(observed: Observed) -> None:
@@ -136,22 +147,29 @@ def check_changeable(observed: Observed) -> None:
 
 
 @operate.post("/runs/{run_id}/stop", status_code=202, response_model=RunView, responses=problems(404))
-async def stop_run(run_id: RunPath, context: Ctx) -> Response:
+async def stop_run(run_id: RunPath, context: Ctx, sender: Sender) -> Response:
     """Make the run write a checkpoint and end. A run that has already ended is not changed."""
     record, desired, observed = await context.find_run(run_id)
     if desired.stopped or observed.state in ENDED:
         return _answer(record, desired, observed, status=202)
-    return await _desire(run_id, context, lambda current: current.model_copy(update={"stopped": True}), status=202)
+
+    def stopped(current: Desired) -> Desired:
+        return current.model_copy(update={"stopped": True})
+
+    return await _desire(run_id, context, stopped, sender.audit("stop", run_id), status=202)
 
 
 @operate.post("/runs/{run_id}/resume", status_code=202, response_model=RunView, responses=problems(404, 409))
-async def resume_run(run_id: RunPath, context: Ctx) -> Response:
+async def resume_run(run_id: RunPath, context: Ctx, sender: Sender) -> Response:
     """Resume a run that is paused, stopped or failed, from its newest checkpoint."""
     _, _, observed = await context.find_run(run_id)
     if observed.state == "done":
         raise Problem(409, "run-has-ended", "the run is done: nothing is left to resume")
-    resumed = {"stopped": False, "paused": False}
-    return await _desire(run_id, context, lambda current: current.model_copy(update=resumed), status=202)
+
+    def resumed(current: Desired) -> Desired:
+        return current.model_copy(update={"stopped": False, "paused": False})
+
+    return await _desire(run_id, context, resumed, sender.audit("resume", run_id), status=202)
 
 
 @operate.post("/runs/{run_id}/export", status_code=202, response_model=ExportView, responses=problems(404, 409))
@@ -169,12 +187,12 @@ async def export_run(run_id: RunPath, context: Ctx, body: ExportRequest | None =
 
 
 @admin.delete("/runs/{run_id}", status_code=204, responses=problems(404, 409))
-async def delete_run(run_id: RunPath, context: Ctx) -> Response:
+async def delete_run(run_id: RunPath, context: Ctx, sender: Sender) -> Response:
     """Delete a run that has ended from the service. Its run folder stays."""
     _, _, observed = await context.find_run(run_id)
     if observed.state not in ENDED:
         raise Problem(409, "run-is-live", f"the run is {seen_state(observed)}: stop it first")
-    await context.store.delete(run_id)
+    await context.store.delete(run_id, sender.audit("delete", run_id))
     context.forget(run_id)
     return Response(status_code=204)
 
@@ -211,7 +229,7 @@ async def _one_at_a_time(context: Context, key: str | None) -> AsyncIterator[Non
             context.creating.pop(key, None)
 
 
-def _record(job: Job, tags: dict[str, str], context: Context) -> RunRecord:
+def _record(job: Job, tags: dict[str, str], sender: Principal, context: Context) -> RunRecord:
     now = time.time()
     run_id = f"{job.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(2)}"
     return RunRecord(
@@ -222,6 +240,7 @@ def _record(job: Job, tags: dict[str, str], context: Context) -> RunRecord:
         created=now,
         folder=os.fspath(context.settings.runs.absolute() / run_id),
         tags=tags,
+        owner=sender.owner,
     )
 
 
@@ -235,9 +254,9 @@ def _check_revision(if_match: str | None, revision: int) -> None:
 
 
 async def _desire(
-    run_id: str, context: Context, change: Callable[[Desired], Desired], *, status: int = 200
+    run_id: str, context: Context, change: Callable[[Desired], Desired], audit: AuditRecord, *, status: int = 200
 ) -> Response:
-    await context.store.change_desired(run_id, change)
+    await context.store.change_desired(run_id, change, audit)
     context.index.changed()
     return _answer(*await context.find_run(run_id), status=status)
 

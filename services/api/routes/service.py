@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from services.api.auth import ADMIN, READ
+from services.api.auth import ADMIN, READ, Sender
 from services.api.cluster import holders
 from services.api.context import Context, Ctx
 from services.api.openapi import problems
@@ -17,8 +17,8 @@ from services.api.prometheus import RunStatus
 from services.api.routes.answers import as_json
 from volley.errors import HostError
 from volley.job import JOB
-from volley.state import ENDED
-from volley.views import ClusterView, Health, MadeToken, NewToken, Readiness, TokenList, TokenName
+from volley.state import ENDED, Limits
+from volley.views import ClusterView, Health, MadeToken, NewToken, Readiness, TokenList, TokenName, TokenView
 
 public = APIRouter(tags=["service"])
 read = APIRouter(tags=["service"], dependencies=[READ])
@@ -60,8 +60,11 @@ async def get_prometheus_metrics(context: Ctx) -> Response:
     runs = []
     for start in range(0, len(cards), RUNS_AT_ONCE):
         for card, _, observed in await context.index.read_states(cards[start : start + RUNS_AT_ONCE]):
-            rows = [] if observed.state in ENDED else await context.store.newest(card.id, "metrics", 1)
-            runs.append(RunStatus(card, observed, rows[0][1] if rows else {}))
+            if observed.state in ENDED:
+                runs.append(RunStatus(card, observed, {}))
+                continue
+            row, evaluation = [await _newest(context, card.id, stream) for stream in ("metrics", "evaluations")]
+            runs.append(RunStatus(card, observed, row, evaluation))
     text = context.metrics.text(context.live.clients, runs)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -84,21 +87,33 @@ async def get_job_schema() -> Response:
 
 @admin.get("", response_model=TokenList)
 async def list_tokens(context: Ctx) -> Response:
-    """Names and scopes of all tokens; the tokens themselves are not stored."""
+    """Names, scopes and limits of all tokens; the tokens themselves are not stored."""
     return as_json(TokenList(items=await context.tokens.all()))
 
 
 @admin.post("", status_code=201, response_model=MadeToken, responses=problems(409))
-async def create_token(body: NewToken, context: Ctx) -> Response:
+async def create_token(body: NewToken, context: Ctx, sender: Sender) -> Response:
     """Create a token. Only this response contains it."""
-    return as_json(await context.tokens.make(body.name, body.scope), 201)
+    return as_json(await context.tokens.make(body.name, body.scope, body.limits, sender), 201)
+
+
+@admin.patch("/{name}", response_model=TokenView, responses=problems(404))
+async def limit_token(name: TokenName, body: Limits, context: Ctx, sender: Sender) -> Response:
+    """Replace the limits of a token's runs. Runs that hold more keep it until they end."""
+    return as_json(await context.tokens.limit(name, body, sender))
 
 
 @admin.delete("/{name}", status_code=204, responses=problems(404))
-async def delete_token(name: TokenName, context: Ctx) -> Response:
+async def delete_token(name: TokenName, context: Ctx, sender: Sender) -> Response:
     """Revoke a token: this server rejects it at once, others within two seconds."""
-    await context.tokens.delete(name)
+    await context.tokens.delete(name, sender)
     return Response(status_code=204)
+
+
+async def _newest(context: Context, run_id: str, stream: str) -> dict[str, Any]:
+    """Return the newest row of a stream, {} before the first."""
+    rows = await context.store.newest(run_id, stream, 1)
+    return rows[0][1] if rows else {}
 
 
 async def _ping(context: Context) -> None:

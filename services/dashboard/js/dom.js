@@ -28,6 +28,11 @@ function append(element, children) {
   }
 }
 
+/** A box for a table that may be wider than the page; the keyboard reaches it, so that its arrows scroll it. */
+export function scrolling(label, props, ...children) {
+  return h("div", { role: "region", "aria-label": label, tabindex: "0", ...props }, ...children);
+}
+
 /** Replace the content by `children`. */
 export function fill(element, ...children) {
   element.replaceChildren();

@@ -3,13 +3,16 @@
 import { fill, h, setText } from "./dom.js";
 import { ClusterPage } from "./pages/cluster.js";
 import { ComparePage } from "./pages/compare.js";
+import { GroupsPage } from "./pages/groups.js";
 import { RunPage } from "./pages/run.js";
 import { RunsPage } from "./pages/runs.js";
 import { empty } from "./states.js";
 import { startTheme } from "./theme.js";
 
 // A page is {element, title, close()}. With update(parts, query), it follows changes of its address without restarting.
-const PAGES = { runs: RunsPage, run: RunPage, compare: ComparePage, cluster: ClusterPage };
+const PAGES = { runs: RunsPage, run: RunPage, compare: ComparePage, groups: GroupsPage, cluster: ClusterPage };
+
+const ABOVE = { run: "runs", groups: "compare" }; // the entry of the menu, where it is another page's
 
 let current = null;
 let currentKey = null;
@@ -41,7 +44,7 @@ function navigate(moved) {
   const { name, parts, query } = route(location.hash);
   const key = name === "run" ? `run ${parts[1]}` : name;
   for (const link of document.querySelectorAll(".nav a")) {
-    if (link.dataset.page === name || (name === "run" && link.dataset.page === "runs")) link.setAttribute("aria-current", "page");
+    if (link.dataset.page === (ABOVE[name] ?? name)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   if (key === currentKey && current?.update) {
@@ -55,7 +58,7 @@ function navigate(moved) {
   const Page = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
   current = Page ? new Page(parts, query, showLink) : null;
   document.title = current ? `${current.title} · Volley` : "Volley";
-  fill(main, current ? current.element : empty("Page not found", h("a", { href: "#/runs" }, "All runs")));
+  fill(main, current ? current.element : [h("h1", { class: "unseen" }, "Volley"), empty("Page not found", h("a", { href: "#/runs" }, "All runs"))]);
   scrollTo(0, 0);
   if (moved) main.focus({ preventScroll: true }); // so that a screen reader follows
 }

@@ -35,7 +35,7 @@ class SinkRun:
 
     Attributes:
         folder: the run folder.
-        job: the resolved job as JSON, without ``runtime_env`` and ``sinks``.
+        job: the resolved job as JSON, without ``runtime_env``, ``sinks`` and ``notify``.
         step: the first step that is still to be written; what the sink has of it and of later steps is outdated.
     """
 

@@ -82,4 +82,4 @@ class Sinks:
 
 def _public(job: Job) -> dict[str, Any]:
     """The job as JSON, without the parts that may hold secrets of the user's own code or accounts."""
-    return job.model_dump(mode="json", exclude={"runtime_env", "sinks"})
+    return job.model_dump(mode="json", exclude={"runtime_env", "sinks", "notify"})

@@ -8,9 +8,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from services.api.app import create_app
-from services.api.auth import KEY, SCOPES, RequiredScope
+from services.api.auth import SCOPES, RequiredScope
 from services.api.settings import ApiSettings
-from services.store.redis import Store
+from services.store.redis import TOKENS_KEY, Store
 from tests.integration.api.servers import ADMIN, Api, a_job, serving
 from volley.errors import HostError
 
@@ -41,7 +41,7 @@ def test_every_route_has_the_right_scope() -> None:
     for method, path, scope in ROUTES:
         if path in PUBLIC:
             assert scope is None
-        elif path.startswith("/v1/tokens") or method == "DELETE":
+        elif path.startswith(("/v1/tokens", "/v1/audit")) or method == "DELETE":
             assert scope == "admin"
         else:
             assert scope == ("read" if method == "GET" else "operate"), path
@@ -82,7 +82,7 @@ async def test_a_token_is_shown_once_and_stored_as_a_digest(redis_url: str) -> N
         assert [token["scope"] for token in listed if token["name"] == "ci"] == ["operate"]
         assert all("token" not in token for token in listed)
         async with Store(redis_url) as store:
-            stored = await store._redis.hgetall(KEY)
+            stored = await store._redis.hgetall(TOKENS_KEY)
         assert made["token"] not in str(stored)
         assert ADMIN not in str(stored)
         assert (await api.http.post("/v1/tokens", json={"name": "ci", "scope": "read"})).status_code == 409
@@ -127,7 +127,7 @@ async def test_invalid_tokens_are_rejected(redis_url: str, header: str) -> None:
 
 async def test_a_server_that_others_can_reach_does_not_start_without_tokens(redis_url: str) -> None:
     async with Store(redis_url) as store:
-        await store._redis.delete(KEY)
+        await store._redis.delete(TOKENS_KEY)
     for admin_token, starts in ((None, False), (ADMIN, True)):
         app = create_app(
             ApiSettings.model_validate({"redis_url": redis_url, "host": "0.0.0.0", "admin_token": admin_token})

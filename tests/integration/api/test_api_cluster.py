@@ -78,6 +78,7 @@ async def test_the_view_shows_nodes_and_the_runs_on_them(redis_url: str, head: t
         holders = [each for each in answer.json()["holders"] if each["run"] == run_id]
         assert holders == [{"run": run_id, "role": "actor", "count": 3, "cpus": 1.5, "gpus": 0.0}]
         assert (await api.http.get("/readyz")).status_code == 200
+        assert [node["CPU"] for node in await cluster.resources_by_node() or ()] == [6.0], "for the queue"
 
 
 async def test_the_memory_of_its_only_node_is_that_of_this_machine(head: tuple[str, str]) -> None:

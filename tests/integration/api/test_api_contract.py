@@ -78,7 +78,7 @@ async def fill(redis_url: str, folder: Path) -> None:
         outbox.step({"step": 0, "reward_mean": 0.5, "lag_histogram": {"0": 1}}, {"admitted": 1})
         outbox.add("events", {"kind": "tick", "time": 1.0})
         outbox.add("samples", {"step": 0, "group": 0, "status": "passed", "reward": 1.0, "prompt_id": "p"})
-        outbox.add("evaluations", {"version": 0})
+        outbox.add("evaluations", {"version": 0, "estimates": []})
         outbox.add("timeline", {"step": 0, "time": 1.0, "spans": []})
         await flushed(outbox)
 

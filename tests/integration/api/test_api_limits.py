@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from services.api.auth import KEY
 from services.api.cluster import NoCluster
 from services.api.jobs import ProcessChecker
 from services.stack.redis import embedded_redis
-from services.store.redis import Store
+from services.store.redis import TOKENS_KEY, Store
 from tests.integration.api.servers import ADMIN, Api, a_job, make_run, serving
 from tests.models import tiny_llama
 from volley.errors import HostError
@@ -210,7 +209,7 @@ async def test_the_server_process_starts_reports_errors_and_ends_on_sigterm(redi
         return subprocess.run(command, input=settings.encode(), capture_output=True, timeout=60, check=False)
 
     async with Store(redis_url) as store:
-        await store._redis.delete(KEY)
+        await store._redis.delete(TOKENS_KEY)
     bad = await asyncio.to_thread(run, '{"redis_url": "x", "admin_token": "hunter2"}')
     assert bad.returncode == 2
     assert b"hunter2" not in bad.stdout + bad.stderr
@@ -265,14 +264,18 @@ async def test_a_job_that_needs_more_memory_than_the_cluster_has_is_rejected(red
         assert answer.status_code == 200, "it waits in the queue"
 
 
-async def test_silent_connections_do_not_keep_others_out(redis_url: str) -> None:
+@pytest.mark.parametrize("sent", [b"", HEAD + b"Content-Length: 100\r\n\r\n{"], ids=["silent", "unfinished body"])
+async def test_connections_without_a_whole_request_do_not_keep_others_out(redis_url: str, sent: bytes) -> None:
     async with serving(redis_url, live_clients=1) as api:
-        silent = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(520)]
+        silent = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(560)]
+        for _, writer in silent[10:]:
+            writer.write(sent)
         for _, writer in silent[:10]:  # one that was answered, and says nothing since, is no better
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.sleep(0.5)
         for _ in range(5):
             answer = await send(api, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert status(answer) == 200, answer
+        assert (await api.http.post("/v1/jobs/check", json={"job": {}})).status_code == 422
         for _, writer in silent:
             writer.close()

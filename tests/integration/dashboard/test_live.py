@@ -45,7 +45,7 @@ STORE = """async () => {
 
 POINT = """async () => {
     const cards = [...document.querySelectorAll(".chart")];
-    const card = cards.find((each) => each.querySelector("h3").textContent === "Reward");
+    const card = cards.find((each) => each.querySelector("h2").textContent === "Reward");
     const over = card.querySelector(".u-over"), at = card.querySelector(".at");
     const box = over.getBoundingClientRect(), found = [];
     for (let x = 0.5; x < box.width; x += 0.5) {

@@ -6,10 +6,13 @@ import re
 import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
+from services.sweeps.statistics import Interval, student_t
+from tests import dashboard_data
 from tests.dashboard_server import Stage
 from tests.integration.dashboard.conftest import NARROW, Open
 
 RUNNING = "#/runs/countdown-max8-0001"
+GROUPS = "#/groups?tag=sweep%3Dk&by=team"
 DONE = "#/runs/countdown-mean-0002"
 PAUSED = "#/runs/countdown-max4-0003"
 BOTH = "#/compare?runs=countdown-max8-0001,countdown-mean-0002"
@@ -126,6 +129,33 @@ async def test_the_workers_table_has_a_row_per_process(visit: Open) -> None:
     await expect(rows.nth(0)).to_contain_text("serving")
 
 
+async def test_environments_have_lanes_between_actors_and_reward_workers(visit: Open) -> None:
+    page = await visit("#/runs/apps-code-max12-0004")
+    canvas = page.locator(".timeline canvas")
+    lanes = r"actor-1 \d+%, environment-0 \d+%, environment-1 \d+%, reward-0 \d+%"
+    await expect(canvas).to_have_attribute("aria-label", re.compile(lanes))
+    await paints(canvas, 6)
+
+
+async def test_held_out_results_are_shown_over_the_distance_from_the_initial_model(visit: Open) -> None:
+    page = await visit(DONE)
+    chart = page.locator(".chart").filter(has=page.get_by_role("heading", name="pass@k against KL", exact=True))
+    for k in (1, 16, 32):  # 16 is the largest k of training prompts, 32 of held-out ones
+        await expect(chart.get_by_role("button", name=re.compile(rf"@{k} 0\.\d+"))).to_be_visible()
+    await page.goto(page.url.replace(DONE, f"{BOTH}&metric=evaluation/pass_at_32&axis=kl"))
+    await expect(page.get_by_label("Horizontal axis")).to_have_value("kl")
+    curves = page.locator(".chart").filter(has=page.get_by_role("heading", name="Curves"))
+    await paints(curves.locator("canvas"), 3)
+    await curves.locator(".u-over").hover()
+    await expect(curves.locator(".at")).to_have_text(re.compile(r"^KL 0\.\d+$"))
+    newest = page.get_by_role("row", name="held-out pass@32 (newest)")
+    await expect(newest).to_contain_text("0.99")
+    await page.get_by_label("Horizontal axis").select_option("step")
+    await page.mouse.move(0, 0)
+    await curves.locator(".u-over").hover()
+    await expect(curves.locator(".at")).to_have_text(re.compile(r"^step \d+$"))
+
+
 async def test_a_legend_hides_and_shows_a_series(visit: Open) -> None:
     page = await visit(DONE)
     key = page.locator(".chart").first.locator(".key").first
@@ -190,8 +220,12 @@ async def test_two_runs_chosen_in_the_list_are_compared(visit: Open) -> None:
     await page.get_by_label("Show identical fields").check()
     await expect(diff.get_by_role("cell", name="seed", exact=True)).to_be_visible()
     await page.get_by_label("Metric").select_option("entropy")
-    await page.wait_for_url("**metric=entropy")
+    await page.wait_for_url("**metric=entropy&identical=yes")
     await paints(page.locator(".chart canvas").first, 3)
+
+
+def card_of(page: Page, title: str) -> Locator:
+    return page.locator(".card", has=page.get_by_role("heading", name=title, exact=True))
 
 
 async def test_the_cluster_page_shows_nodes_and_runs(visit: Open) -> None:
@@ -199,7 +233,21 @@ async def test_the_cluster_page_shows_nodes_and_runs(visit: Open) -> None:
     await expect(page.locator(".nodes .card")).to_have_count(3)
     await expect(page.locator(".nodes .card").nth(2)).to_contain_text("dead")
     await expect(page.locator(".nodes .card").first).to_contain_text("11.5 of 16")
-    await expect(page.locator("tbody tr", has_text="countdown-max8").first).to_contain_text("Actors")
+    await expect(card_of(page, "Who holds what").locator("tbody tr", has_text="countdown-max8").first).to_contain_text(
+        "Actors"
+    )
+
+
+async def test_the_cluster_page_shows_the_queue_the_quotas_and_the_audit(visit: Open) -> None:
+    page = await visit("#/cluster")
+    rows = card_of(page, "Queue").locator("tbody tr")
+    await expect(rows).to_have_count(2)
+    await expect(rows.nth(0)).to_contain_text("holds")
+    await expect(rows.nth(1)).to_contain_text("waits for 1 GPU: alice's countdown-max8-0001 holds 1")
+    await expect(card_of(page, "Quotas").locator("tbody tr", has_text="alice")).to_contain_text("1 of 2")
+    change = card_of(page, "Who changed what").locator("tbody tr").first
+    await expect(change).to_contain_text("alice")
+    await expect(change).to_contain_text('learning_rate=0.000001  objective={"kind":"<img src=x')
 
 
 async def test_the_complete_job_is_shown(visit: Open) -> None:
@@ -217,7 +265,8 @@ async def test_unknown_runs_and_pages_are_reported(visit: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["#/runs", RUNNING, f"{DONE}/samples", f"{RUNNING}/job", f"{RUNNING}/logs", BOTH, "#/cluster"]
+    "address",
+    ["#/runs", RUNNING, f"{DONE}/samples", f"{RUNNING}/job", f"{RUNNING}/logs", BOTH, "#/cluster", GROUPS],
 )
 async def test_nothing_scrolls_sideways_on_a_phone(visit: Open, address: str) -> None:
     page = await visit(address, viewport=NARROW)
@@ -297,3 +346,42 @@ async def test_the_keyboard_reaches_the_content(visit: Open, stage: Stage) -> No
     await page.keyboard.press("Tab")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="heldout")).to_be_visible()
+
+
+@pytest.fixture(scope="module")
+async def rates(stage: Stage) -> str:
+    """A sweep of two settings with three seeds each: its tag."""
+    for run in dashboard_data.sweep():
+        await stage.add(run)
+    return "sweep=rates"
+
+
+async def test_groups_of_a_sweep_are_compared_with_bands(visit: Open, rates: str) -> None:
+    page = await visit("#/runs?tag=sweep%3Drates")
+    await page.get_by_role("link", name=rates).first.click()
+    await expect(page.get_by_role("row", name="lr=0.0003 3 of 3")).to_be_visible()
+    await expect(page.get_by_role("row", name="lr=0.0001 2 of 3")).to_contain_text("±")
+    await paints(page.locator(".chart canvas").first, 4)
+    await paints(page.locator(".chart canvas").nth(1), 4)
+    await page.get_by_label("Metric").select_option("entropy")
+    await page.wait_for_url("**metric=entropy**")
+    await page.get_by_label("Against").select_option("divergence")
+    await page.wait_for_url("**x=divergence")
+    await page.get_by_label("Group by").select_option("name")
+    await expect(page.locator("tbody tr")).to_have_count(6)
+    await page.get_by_role("link", name="rates-mean-s0").click()
+    await page.wait_for_url("**#/compare?runs=rates-mean-s0-*")
+
+
+async def test_intervals_of_groups_are_those_of_the_command_line(visit: Open) -> None:
+    page = await visit("#/groups")
+    await expect(page.get_by_text("No runs chosen")).to_be_visible()
+    groups = "const {studentT, interval, axisOf, pointsOf, bandOver} = await import('/js/groups.js');"
+    found = await page.evaluate(f"async () => {{ {groups} return [1, 2, 3, 4, 9, 30].map(studentT); }}")
+    assert found == pytest.approx([student_t(freedom) for freedom in (1, 2, 3, 4, 9, 30)], rel=1e-9)
+    found = await page.evaluate(f"async () => {{ {groups} return interval([0.2, null, 0.5, 0.3]); }}")
+    expected = Interval.of([0.2, 0.5, 0.3])
+    assert (found["mean"], found["low"], found["high"]) == pytest.approx((expected.mean, expected.low, expected.high))
+    curves = "[[[0, 0], [2, 2]], [[1, 5], [4, 8]]]"
+    found = await page.evaluate(f"async () => {{ {groups} return bandOver({curves}, [0, 1, 1.5, 3]); }}")
+    assert [point and point["mean"] for point in found] == [None, 3.0, 3.5, None]

@@ -19,7 +19,7 @@ from learner.records import ScoredGroup
 from tests.integration.processes import wait_until_gone
 from tests.learner_batches import random_group, scored
 from tests.models import tiny_llama
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 from volley.objectives import MaxAtK
 from volley.records import Group, WeightUpdate
 from volley.update import LearnerSpec, Optimizer, PolicyUpdate

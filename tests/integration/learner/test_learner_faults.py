@@ -11,7 +11,7 @@ from ray.util import list_named_actors
 from learner.pool import LearnerPool
 from tests.integration.learner.conftest import config, rank_stopped
 from volley.errors import DeadlineExceeded, HostError, JobError
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from learner.value import Critic, PromptValue
 from tests.integration.learner.conftest import OPTIMIZER, VOCABULARY, assert_near, batch, config, same, tensors_of
 from tests.models import tiny_llama
 from tests.plain_engine import PlainEngine, process_group_of_one
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 from volley.objectives import Mean
 from volley.update import PolicyUpdate, ValueModel
 

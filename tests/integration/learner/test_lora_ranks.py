@@ -15,8 +15,8 @@ from learner.records import SFTRow
 from learner.reinforce import Reinforcer
 from tests.integration.learner.conftest import OBJECTIVE, OPTIMIZER, assert_near, batch, config, same, tensors_of
 from tests.plain_engine import PlainEngine, process_group_of_one
-from volley.job import ModelSpec
 from volley.lora import LoraSpec
+from volley.model import ModelSpec
 from volley.update import KLPenalty, PolicyUpdate
 
 pytestmark = pytest.mark.integration
@@ -48,7 +48,7 @@ async def test_two_ranks_make_the_update_of_plain_pytorch(learner: LearnerPool) 
         assert report.metrics["kl_k3"] > 0
     sent = await learner.publish(3)
     assert_near(tensors_of(sent), {name: each.detach().numpy() for name, each in published(lm)})
-    assert sent.nbytes < sum(file.stat().st_size for file in learner.config.model.path.glob("*.safetensors")) / 50
+    assert sent.nbytes < sum(file.stat().st_size for file in learner.config.model.folder.glob("*.safetensors")) / 50
 
 
 async def test_a_checkpoint_holds_only_adapters_and_resumes_on_another_number_of_ranks(

@@ -89,6 +89,8 @@ EVASIONS: tuple[Evasion, ...] = (
     _try("out_through_a_folder", "os.open('../../etc/shadow', 0, dir_fd=os.open('/usr', os.O_PATH)) || os.open('/proc/self/root/etc/passwd', 0) || os.open('/proc/self/cwd/../etc/passwd', 0) || os.open('/usr/../etc/passwd', 0) || os.open('/proc/self/task/../../../etc/passwd', 0)"),
     # ---- what other slots can see
     _try("locks_on_shared_files", "fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_SH) is None || fcntl.fcntl(os.open(os.__file__, 0), 1024, 0) >= 0 || fcntl.lockf(os.open(os.__file__, 0), fcntl.LOCK_EX | fcntl.LOCK_NB) is None"),
+    _try("locks_of_others", "fcntl.fcntl(os.open(os.__file__, 0), 5, struct.pack('hhqqi4x', 1, 0, 42, 1, 0)) || fcntl.fcntl(os.open(os.__file__, 0), 36, struct.pack('hhqqi4x', 1, 0, 43, 1, 0))"),
+    _try("what_is_cached", "raw(327, 0, None, 0, 0, 0, 8) >= 0 || os.preadv(os.open(os.__file__, 0), [bytearray(1)], 0, os.RWF_NOWAIT) >= 0 || os.posix_fadvise(os.open(os.__file__, 0), 0, 0, os.POSIX_FADV_DONTNEED) is None || raw(27, 0, 1, bytes(1)) == 0"),
     _try("watches_on_shared_folders", "raw(294, 0) >= 0 || raw(253) >= 0 || fcntl.fcntl(os.open('/usr/lib', 0), 1026, 1) >= 0 || raw(300, 0, 0) >= 0"),
     _try("shared_memory_of_the_kernel", "raw(29, 0x7777, 4096, 0o1600) >= 0 || raw(64, 0x7777, 1, 0o1600) >= 0 || raw(68, 0x7777, 0o1600) >= 0 || raw(240, b'q', 0o102, 0o600, None) >= 0 || raw(319, b'm', 0) >= 0 || raw(447, 0) >= 0"),
     _try("huge_pages_of_the_host", "mmap.mmap(-1, 2 << 20, flags=0x40022) || mmap.mmap(-1, 1 << 30, flags=0x40022 | 30 << 26) || raw(9, 0, 2 << 20, 3, 0x40022, -1, 0) > 0 and ctypes.get_errno() == 0"),

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - one program per line
 """The code scorer with real sandboxes: three kinds of tests, rewards, and hacks that fool in-process graders."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,16 @@ def test_public_tests_rank_a_sample_and_the_others_pay_it(sandbox: Sandbox) -> N
     assert (verdict.reward, verdict.rank) == (1.0, 0.0)
     with pytest.raises(JobError, match="all tests are public"):
         check_scorer(CodeScorer(sandbox=SPEC), [Prompt("p", "", {"tests": [{**SUMS[0], "public": True}]})])
+
+
+def test_hidden_and_public_tests_share_one_time_limit(sandbox: Sandbox) -> None:
+    tests = [{"stdin": "", "expected": "x", "public": public} for public in (False, True)]
+    spec = SPEC.model_copy(update={"limits": SandboxLimits(cpu_s=4.0, program_s=2.0)})
+    began = time.monotonic()
+    scorer = Code(CodeScorer(sandbox=spec, extract="raw"), sandbox)
+    (verdict,) = scorer.score(Prompt("p", "", {"tests": tests}), ["import time\ntime.sleep(60)"])
+    assert time.monotonic() - began < 3.5
+    assert (verdict.status.value, verdict.rank) == ("timeout", 0.0)
 
 
 def test_reward_values_and_tolerance(sandbox: Sandbox) -> None:

@@ -136,6 +136,57 @@ async def test_completions_in_text_and_in_ids(served: Served) -> None:
     assert (half.status_code, "surrogate" in half.text) == (400, True)
 
 
+async def test_token_ids_in_and_out(served: Served) -> None:
+    """As renderers 0.1.12 asks for it."""
+    client = served.client("fgh", "k")
+    params = {"stop_token_ids": [EOS], "logprobs": 1, "skip_special_tokens": False, "temperature": 1.0, "max_tokens": 9}
+    body = {"model": "any", "token_ids": [5, 6, 7], "sampling_params": params, "cache_salt": "3"}
+    answer = (await post(served, "/inference/v1/generate", client.api_key, body)).json()
+    (choice,) = answer["choices"]
+    ids = [*split(TOKENIZER, "fgh"), EOS]
+    assert (choice["token_ids"], choice["finish_reason"], answer["prompt_token_ids"]) == (ids, "stop", [5, 6, 7])
+    assert [(each["token_id"], each["token"], each["logprob"]) for each in choice["logprobs"]["content"]] == [
+        (token, f"token_id:{token}", -0.25) for token in ids
+    ]
+    assert choice["weight_versions"] == [{"version": "7", "start": 0, "end": len(ids)}]
+    body["token_ids"] = [5, 6, 7, *ids, 9]
+    await post(served, "/inference/v1/generate", client.api_key, body)
+    (branch,) = served.session(client).branches
+    assert [call.context for call in branch.calls] == [[5, 6, 7], [9]]
+    rewritten = await post(served, "/inference/v1/generate", client.api_key, {"token_ids": [5]})
+    assert (rewritten.status_code, rewritten.json()["error"]["code"]) == (400, "history_rewritten")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"sampling_params": {"temperature": 0.5}}, "temperature"),
+        ({"sampling_params": {"stop_token_ids": [3]}}, "stop_token_ids"),
+        ({"sampling_params": {"stop_token_ids": 3}}, "stop_token_ids"),
+        ({"sampling_params": {"ignore_eos": True}}, "ignore_eos"),
+        ({"sampling_params": {"logprobs": 5}}, "logprobs"),
+        ({"sampling_params": {"stream": True}}, "stream"),
+        ({"sampling_params": {"prompt": [6]}}, "prompt"),
+        ({"sampling_params": {"something_new": 1}}, "something_new"),
+        ({"sampling_params": []}, "sampling_params"),
+        ({"stream": True}, "stream"),
+        ({"output_mode": "text"}, "output_mode"),
+        ({"features": {}}, "features"),
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [True]}, "token_ids"),
+        ({"token_ids": [10**9]}, "token ids"),
+        ({"token_ids": "abc"}, "token_ids"),
+    ],
+)
+async def test_token_requests_that_the_gateway_cannot_follow_say_so(
+    served: Served, fields: dict[str, Any], name: str
+) -> None:
+    client = served.client()
+    answer = await post(served, "/inference/v1/generate", client.api_key, {"token_ids": [5], **fields})
+    assert (answer.status_code, name in answer.json()["error"]["message"]) == (400, True)
+    assert served.session(client).calls == 0
+
+
 async def test_models_and_tokenize(served: Served) -> None:
     client = served.client()
     (model,) = (await client.models.list()).data

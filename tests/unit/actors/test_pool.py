@@ -12,7 +12,8 @@ from actors import pool as pool_module
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
 from actors.pool import ActorPool
 from volley.errors import DeadlineExceeded, HostError, JobError, WeightsGone, WorkerDied
-from volley.job import ActorsSpec, ModelSpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
 from volley.records import GroupMeta, WeightUpdate
 
 

@@ -168,6 +168,18 @@ def test_the_server_ends_with_its_block_and_leaves_no_file(machine: Machine) -> 
     assert gone(server)
 
 
+def test_a_delayed_server_imports_when_it_is_told_to(machine: Machine) -> None:
+    with shared_server(ActorsSpec(), ["this"], delayed=True) as begin:
+        log = Path(os.environ[VARIABLE]).parent / "log"
+        with machine.actor() as actor:
+            time.sleep(0.5)
+            assert log.read_text() == "", "`import this` prints"
+            begin()
+            machine.about_engine()
+            assert actor.wait(60) == 0
+        assert "The Zen of Python" in log.read_text()
+
+
 def test_there_is_none_for_gpus(machine: Machine) -> None:
     with shared_server(ActorsSpec(gpus=1), PRELOAD):
         assert VARIABLE not in os.environ

@@ -1,14 +1,17 @@
 """Small parts of the API: settings, cursors, positions of live views, nodes and the processes on them."""
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from services.api.auth import Tokens
+from services.api.cluster import grows as adds_nodes
 from services.api.cluster import holders, may_grow, memory_of, node_view
+from services.api.gate import Gate
 from services.api.index import Filter, RunCard, cursor_of, place_of
 from services.api.live import BACKLOG, Message, Subscription, entries_event, only_new, position_text, positions_of
 from services.api.problems import Problem
@@ -148,11 +151,14 @@ def test_memory_is_known_once_every_live_node_has_reported_it() -> None:
     ],
 )
 def test_a_cluster_that_may_add_nodes_is_recognised(types: dict[str, int], grows: bool) -> None:
-    assert may_grow({"clusterStatus": {"autoscalerReport": {"activeNodes": types}}}) is grows
+    status = {"clusterStatus": {"autoscalerReport": {"activeNodes": types}}}
+    assert may_grow(status) is grows
+    assert adds_nodes(status) is (grows and bool(types)), "the queue does not let everything in meanwhile"
 
 
 def test_a_cluster_without_a_report_may_add_nodes() -> None:
     assert may_grow({"clusterStatus": None})
+    assert not adds_nodes({"clusterStatus": None})
 
 
 def test_resources_are_assigned_to_runs() -> None:
@@ -171,3 +177,15 @@ def test_resources_are_assigned_to_runs() -> None:
         ("learner_rank", 2, 8.0, 2.0),
     ]
     assert holders([(record, live.model_copy(update={"state": "done"}))]) == []
+
+
+async def ignored(*_: object) -> None:
+    """Stands in for the application, which a check of the host does not reach."""
+
+
+@pytest.mark.parametrize(("host", "known"), [("10.0.0.7", True), ("volley.example:80", True), ("evil.example", False)])
+def test_a_server_that_was_told_its_names_is_also_known_by_its_address(host: str, known: bool) -> None:
+    settings = ApiSettings(redis_url="redis://x", host="10.0.0.7", hosts=("Volley.example",))
+    gate = Gate(ignored, settings, cast("Tokens", None), lambda *_: None)
+    with contextlib.nullcontext() if known else pytest.raises(Problem, match="--known-as HOST"):
+        gate._check_host({b"host": host.encode()})

@@ -41,6 +41,28 @@ def test_deepspeed_options_that_name_code_or_files_need_all_code_allowed(options
     assert errors_for(options, allow_code=["*"]) == {}
 
 
+@pytest.mark.parametrize(
+    ("rollout", "where", "allowed"),
+    [
+        ({"kind": "program", "target": "agents.maze:play"}, "target", "agents"),
+        ({"kind": "tools", "tools": [{"kind": "function", "target": "agents.tools:look"}]}, "tools/0/target", "agents"),
+        ({"kind": "verifiers", "python": "/srv/env/bin/python"}, "python", "*"),
+        ({"kind": "openenv", "python": "/srv/env/bin/python", "app": "echo:app"}, "python", "*"),
+        ({"kind": "program", "target": "agents.maze:play", "python": "/bin/sh"}, "python", "*"),
+    ],
+)
+def test_an_interpreter_a_program_and_a_function_need_code_allowed(
+    rollout: dict[str, Any], where: str, allowed: str
+) -> None:
+    def pointers(*allow_code: str) -> set[str]:
+        server = ApiSettings.model_validate({"redis_url": "x", "allow_code": allow_code})
+        return {each.pointer for each in refusals({"rollout": rollout}, server)}
+
+    assert f"/job/rollout/{where}" in pointers()
+    assert f"/job/rollout/{where}" in pointers("agent", "agents_of_others")
+    assert pointers(allowed) == set()
+
+
 def tracking_errors(uri: object, **settings: Any) -> list[str]:
     server = ApiSettings.model_validate({"redis_url": "x", **settings})
     job = {"sinks": [{"kind": "mlflow", "tracking_uri": uri}]}
@@ -135,3 +157,29 @@ def test_a_done_run_cannot_be_changed() -> None:
     with pytest.raises(Problem, match="resume it first"):
         check_changeable(Observed(updated=1.0, state="failed"))
     check_changeable(Observed(updated=1.0, state="running"))
+
+
+def webhook_errors(webhook: dict[str, Any], **settings: Any) -> dict[str, str]:
+    server = ApiSettings.model_validate({"redis_url": "x", **settings})
+    return {each.pointer: each.detail for each in refusals({"notify": [webhook]}, server)}
+
+
+def test_the_server_calls_only_hosts_that_its_operator_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = ("http://localhost/x", "http://127.0.0.1:6379/", "http://169.254.169.254/latest", "http://other.example")
+    for url in inside:
+        (detail,) = webhook_errors({"url": url}, webhook_hosts=["hooks.example"]).values()
+        assert "volley up --webhook-host" in detail
+    for url in ("https://hooks.example/x", "https://HOOKS.example:8443/x"):
+        assert webhook_errors({"url": url}, webhook_hosts=["Hooks.example"]) == {}
+    assert webhook_errors({"url": "https://any.example"}, webhook_hosts=["*"]) == {}
+    secret = webhook_errors({"url": "https://any.example?token=abc"}, webhook_hosts=["*"])
+    assert "contains a secret" in secret["/job/notify/0/url"]
+
+
+def test_a_signing_key_must_be_in_the_servers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    webhook = {"url": "https://hooks.example", "secret_env": "VOLLEY_WEBHOOK_A"}
+    monkeypatch.delenv("VOLLEY_WEBHOOK_A", raising=False)
+    missing = webhook_errors(webhook, webhook_hosts=["*"])
+    assert "VOLLEY_WEBHOOK_A is not set" in missing["/job/notify/0/secret_env"]
+    monkeypatch.setenv("VOLLEY_WEBHOOK_A", "whsec_" + "A" * 44)
+    assert webhook_errors(webhook, webhook_hosts=["*"]) == {}

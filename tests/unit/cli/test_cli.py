@@ -12,7 +12,9 @@ import yaml
 
 VOLLEY = str(Path(sys.executable).parent / "volley")
 # The example plug-in's job needs the plug-in installed; tests/unit/plugins checks it.
-SHIPPED = sorted(set(Path("examples").rglob("*.yaml")) - set(Path("examples/plugin").rglob("*")))
+STUDIES = set(Path("benchmarks/reproductions").glob("*.yaml")) - {Path("benchmarks/reproductions/job.yaml")}
+SWEEPS = sorted([*Path("examples").rglob("sweep.yaml"), *Path("examples").rglob("rates.yaml"), *STUDIES])
+SHIPPED = sorted(set(Path("examples").rglob("*.yaml")) - set(Path("examples/plugin").rglob("*")) - set(SWEEPS))
 
 
 def volley(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -48,7 +50,14 @@ def test_every_shipped_job_file_parses(file: Path) -> None:
     assert load_job(file).name
 
 
-@pytest.mark.parametrize("file", sorted(Path("examples").rglob("*.yaml")), ids=str)
+@pytest.mark.parametrize("file", SWEEPS, ids=str)
+def test_every_shipped_sweep_parses(file: Path) -> None:
+    from services.sweeps.spec import load_sweep
+
+    assert load_sweep(file).members
+
+
+@pytest.mark.parametrize("file", sorted(set(Path("examples").rglob("*.yaml")) - set(SWEEPS)), ids=str)
 def test_every_shipped_job_file_says_where_to_get_its_model(file: Path) -> None:
     head, job = file.read_text().split("\nkind:", 1)
     place = re.search(r"model: *\{?\s*path: (\S+?)[,}\s]", job)

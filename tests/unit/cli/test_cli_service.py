@@ -100,6 +100,46 @@ def test_usage_errors_exit_with_2(api: FakeApi, volley: Volley) -> None:
     assert volley("nonsense")[0] == 2
 
 
+def test_queue_prints_who_holds_what_and_why_others_wait(api: FakeApi, volley: Volley) -> None:
+    assert "no runs hold resources" in volley("queue")[1]
+    place = {"owner": "alice", "priority": 2, "submitted": 1.0, "since": 2.0, "resources": {"CPU": 3.0}, "most": {}}
+    api.queue = {
+        "items": [
+            {**place, "run": "a", "state": "admitted"},
+            {**place, "run": "b", "position": 1, "reason": "waits for 1 CPU: alice's a holds 3", "preempted_by": "a"},
+        ],
+        "owners": [{"name": "alice", "runs": 1, "cpus": 3.0, "gpus": 0.0, "limits": {"runs": 2}}],
+    }
+    code, out, _ = volley("queue")
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert lines[1][:6] == ["a", "holds", "2", "alice", "3", "0"]
+    assert lines[2][:6] == ["b", "1", "2", "alice", "3", "0"]
+    assert " ".join(lines[3]) == "preempted by a; waits for 1 CPU: alice's a holds 3"
+    assert lines[-1] == ["alice", "1", "of", "2", "3", "0"]
+    found = json.loads(volley("queue", "--json")[1])
+    assert [each["run"] for each in found["items"]] == ["a", "b"]
+    assert found["owners"][0]["limits"]["runs"] == 2
+
+
+def test_audit_reads_page_after_page(api: FakeApi, volley: Volley) -> None:
+    who = {"time": 1.0, "who": "alice", "action": "set", "run": "a"}
+    api.audit = [{**who, "id": f"{number}-0", "details": {"actors": number}} for number in range(5)]
+    assert [each["details"] for each in json.loads(volley("audit", "--json")[1])] == [{"actors": i} for i in range(5)]
+    code, out, _ = volley("audit", "--limit", "3")
+    assert code == 0
+    assert [line.split()[2:] for line in out.splitlines()[1::2]] == [["alice", "set"]] * 3
+    assert [line.split() for line in out.splitlines()[2::2]] == [["a", f"actors={i}"] for i in range(3)]
+
+
+def test_priority_is_sent_at_submission_and_by_set(api: FakeApi, volley: Volley, job_file: Path) -> None:
+    assert volley("submit", str(job_file), "--priority", "3")[0] == 0
+    assert api.seen[-2][3]["priority"] == 3
+    assert volley("submit", str(job_file), "--priority", "11")[0] == 2
+    assert volley("set", "sevens-1", "priority=-2")[0] == 0
+    assert api.seen[-1][3] == {"priority": -2}
+
+
 # ---- steering ------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +183,8 @@ def test_a_run_folder_is_steered_by_its_file(volley: Volley, tmp_path: Path, job
     code, _, errors = volley("scale", str(folder.path), "--environment-workers", "2")
     assert code == 1
     assert "without rollout" in errors
+    code, _, errors = volley("set", str(folder.path), "priority=1")
+    assert (code, "only the service has a queue" in errors) == (1, True)
     code, _, errors = volley("set", str(folder.path), "k=99")
     assert code == 1
     assert "k" in errors
@@ -179,7 +221,10 @@ def test_a_missing_checkpoint_exits_with_3(volley: Volley, tmp_path: Path, job_f
 
 
 def live(api: FakeApi, run_id: str, end: str) -> None:
-    """A run that does two steps and ends; its live stream is cut in the middle."""
+    """A run that does three steps and ends; its live stream is cut in the middle.
+
+    The state of the end arrives before the last rows, as it may, because the server reads states and rows in turn.
+    """
     view = api.add(run_id, state="running", steps=2)
     done = {**view["observed"], "state": end, "step": 2, "problem": "" if end == "done" else "the end of it"}
     api.stream = [
@@ -189,6 +234,9 @@ def live(api: FakeApi, run_id: str, end: str) -> None:
         sse("events", items=[{"id": "1-0", "kind": "actor_died", "time": 1.0, "problem": "killed"}]),
         sse("metrics", rows=[{"step": 1, "reward_mean": 0.75}]),
         sse("observed", desired=view["desired"], observed=done, state=end),
+        sse("metrics", rows=[{"step": 2, "reward_mean": 0.875}]),
+        sse("events", items=[{"id": "2-0", "kind": "evaluation_done", "time": 2.0}]),
+        sse("ended", state=end),
     ]
 
 
@@ -200,7 +248,8 @@ def test_follow_reconnects_and_exits_with_the_runs_result(
     code, out, _ = volley("show", "a", "--follow", "--json")
     assert code == expected
     events = [json.loads(line) for line in out.splitlines()]
-    assert [event["event"] for event in events] == ["observed", "metrics", "events", "metrics", "observed"]
+    kinds = ["observed", "metrics", "events", "metrics", "observed", "metrics", "events", "ended"]
+    assert [event["event"] for event in events] == kinds
     resumed = [headers.get("last-event-id") for _, path, headers, _ in api.seen if path.endswith("/live")]
     assert resumed == [None, "2"]
 
@@ -212,8 +261,17 @@ def test_follow_without_a_terminal_prints_lines(api: FakeApi, volley: Volley) ->
     assert out.splitlines()[0] == "a: running"
     assert "reward_mean 0.5" in out
     assert "actor_died problem=killed" in out
-    assert out.splitlines()[-2].startswith("  step 1  reward_mean 0.75")
-    assert out.splitlines()[-1] == "a: failed the end of it"
+    assert out.splitlines()[-3:] == [
+        "a: failed the end of it",
+        "  evaluation_done",
+        "  step 2  reward_mean 0.875",
+    ], "what the run wrote last is shown, although its last state arrived before"
+
+
+def test_up_takes_a_webhook_host_in_one_form_only(volley: Volley) -> None:
+    code, _, errors = volley("up", "--webhook-host", "0x7f.1")
+    assert code == 2
+    assert "unusual form: write 127.0.0.1" in " ".join(errors.replace("│", " ").split())
 
 
 # ---- which server, which token -------------------------------------------------------------------------------------
@@ -225,7 +283,27 @@ def test_a_token_is_printed_only_when_it_is_created(api: FakeApi, volley: Volley
     assert code == 0
     assert "operate" in out
     assert "very-secret" not in out
+    assert volley("token", "limit", "ci", "--runs", "2", "--gpus", "0.5")[0] == 0
+    limits = {"runs": 2, "cpus": None, "gpus": 0.5, "priority": 0}
+    assert json.loads(volley("token", "ls", "--json")[1])[0]["limits"] == limits
+    assert volley("token", "ls")[1].splitlines()[1].split()[:6] == ["ci", "operate", "2", "any", "0.5", "0"]
     assert volley("token", "create", "ci")[0] == 4
+    assert volley("token", "limit", "ci", "--priority", "5")[0] == 0
+    assert json.loads(volley("token", "ls", "--json")[1])[0]["limits"] == {**limits, "priority": 5}, "others stay"
+    assert volley("token", "limit", "ci", "--lift", "gpus", "--cpus", "3")[0] == 0
+    assert json.loads(volley("token", "ls", "--json")[1])[0]["limits"] == {
+        **limits,
+        "gpus": None,
+        "cpus": 3,
+        "priority": 5,
+    }
+    assert volley("token", "limit", "ci", "--lift", "gpus", "--gpus", "3")[0] == 2
+    for command in ("create", "limit"):
+        for number in ("nan", "inf"):
+            code, _, errors = volley("token", command, "ci", "--gpus", number)
+            assert code == 2
+            assert "--gpus" in errors
+            assert "Input should be" in errors
     assert volley("token", "rm", "ci")[0] == 0
 
 

@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
-from services.cli import app, doctor, sources
+from services.cli import app, doctor, sources, tables
 from services.cli.sources import FolderRun
 from services.cli.tables import headlines
 from services.jobs.job_file import load_job
 from services.recording.display import Display
 from services.recording.recorder import _note
-from services.recording.terminal import ItemList, TableRow, TerminalTable
+from services.recording.terminal import WHOLE_LINES, ItemList, Sentence, TableRow, TerminalTable
 from services.store.folder import RunFolder
 from tests.unit.cli.commands import Volley
 from tests.unit.fake_api import FakeApi
@@ -62,10 +65,33 @@ def busy(api: FakeApi) -> FakeApi:
             waiting=("learner has waited 9 s for group 4 of the batch, which actor-0 has generated since 33 s",),
         )
     api.tokens = {"somebody-with-a-rather-long-name": "operate"}
+    owner, resources = "somebody-with-a-rather-long-name", {"CPU": 12.5, "GPU": 8.0}
+    waits = f"waits for 12.5 CPUs and 8 GPUs: {owner}'s {LONG} holds 12.5"
+    place = {"owner": owner, "priority": -10, "submitted": 1.0, "since": 2.0, "resources": resources, "most": resources}
+    api.queue = {
+        "items": [
+            {**place, "run": LONG, "state": "admitted"},
+            {**place, "run": "best-of-8-20261122-170947-ab12", "position": 1, "reason": waits, "preempted_by": LONG},
+        ],
+        "owners": [{"name": owner, "runs": 1, "cpus": 12.5, "gpus": 8.0, "limits": {"runs": 1, "cpus": 16.0}}],
+    }
+    details = {"learning_rate": 1e-6, "objective": {"k": 4}}
+    record = {"id": "1-0", "time": 1.0, "who": owner, "action": "limit token", "run": LONG, "details": details}
+    api.audit = [record] * 5
     return api
 
 
-COMMANDS = (("ls",), ("show", "best"), ("show", "smoll"), ("logs", "best"), ("token", "ls"), ("doctor",))
+COMMANDS = (
+    ("ls",),
+    ("show", "best"),
+    ("show", "smoll"),
+    ("logs", "best"),
+    ("token", "ls"),
+    ("doctor",),
+    ("queue",),
+    ("audit",),
+    ("compare", "best", "smoll", "best"),
+)
 
 
 def plain(text: str) -> str:
@@ -103,9 +129,18 @@ def test_on_a_pipe_every_row_is_one_line_whatever_the_width(
     assert "\x1b" not in out
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_on_a_pipe_no_output_depends_on_the_width(
+    busy: FakeApi, volley: Volley, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    wide = volley(*command)[1]
+    monkeypatch.setenv("COLUMNS", "40")
+    assert re.sub(r"[\d.]+", "0", volley(*command)[1]) == re.sub(r"[\d.]+", "0", wide)
+
+
 def drawn(part: object, width: int) -> list[str]:
     output = io.StringIO()
-    Console(width=width, file=output).print(part)
+    Console(width=width, file=output).print(part, crop=False)
     return output.getvalue().splitlines()
 
 
@@ -118,6 +153,53 @@ def test_a_table_drops_optional_columns_then_gives_the_first_cell_its_own_line()
         *("run", "  state    step", "a-long-name", "  running  1/2"),
         *("  one two three four", "  five six seven", "b", "  d        e"),
     ]
+
+
+CELLS = st.text("ab1-é漢", max_size=40)
+
+
+@st.composite
+def generated_tables(draw: st.DrawFn) -> TerminalTable:
+    """Tables of up to 14 columns, with distinct names, of which any may be optional."""
+    count = draw(st.integers(1, 14))
+    names = [f"c{number}{draw(CELLS)}"[: draw(st.integers(3, 30))] for number in range(10, 10 + count)]
+    rows = [
+        TableRow(draw(st.lists(CELLS, min_size=count, max_size=count)), draw(st.sampled_from(["", PROBLEM, LONG])))
+        for _ in range(draw(st.integers(0, 4)))
+    ]
+    return TerminalTable(names, rows, draw(st.lists(st.sampled_from(names[1:]), unique=True)) if names[1:] else ())
+
+
+@given(generated_tables(), st.integers(20, 120))
+def test_only_a_single_word_is_ever_wider_than_the_terminal(table: TerminalTable, width: int) -> None:
+    lines = [line.plain for line in table.lines(width)]
+    assert [line for line in lines if cell_len(line) > width and len(line.split()) > 1] == []
+    told = " ".join(lines).split()
+    kept = [name for name in table.columns if name in told]
+    assert set(table.columns) - set(table.optional) <= set(kept), "only optional columns are left out"
+    at = [list(table.columns).index(name) for name in kept]
+    cells = [cell for row in table.rows for cell in (*(str(row.cells[each]) for each in at), *str(row.note).split())]
+    assert sorted(told) == sorted([*kept, *filter(None, cells)]), "every word is whole, and there once"
+
+
+@given(generated_tables())
+def test_in_a_pipe_every_row_is_one_line_with_all_columns(table: TerminalTable) -> None:
+    lines = [line.plain for line in table.lines(WHOLE_LINES)]
+    assert lines[0].split() == list(table.columns)
+    assert len(lines) == 1 + len(table.rows) + sum(1 for row in table.rows if row.note)
+
+
+def test_evaluations_of_many_k_fit_80_columns() -> None:
+    ks = [2**power for power in range(14)]
+    rows = [{"version": 7, "estimates": [{"k": k, "mean": k / 10_000} for k in ks]}]
+    lines = drawn(tables.evaluations(rows), 80)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines).split()[3:-15] == [f"@{k}" for k in ks]
+
+
+def test_a_sentence_is_broken_between_words_only() -> None:
+    lines = drawn(Sentence(f"waits for {LONG}: it holds 8 GPUs"), 40)
+    assert lines == ["waits for", f"{LONG}:", "it holds 8 GPUs"]
 
 
 def test_a_list_breaks_between_its_items_only() -> None:
@@ -185,9 +267,30 @@ def test_following_a_folder_yields_what_is_appended(run_folder: RunFolder, monke
     found = []
     for event in FolderRun.open(run_folder.path).follow():
         found.append((event.kind, event.data.get("state") or len(event.data.get("rows", event.data.get("items", ())))))
-        if found[-1] == ("observed", "failed"):
-            break
-    assert found == [("observed", "running"), ("metrics", 1), ("events", 1), ("observed", "failed")]
+    assert found[:2] == [("observed", "running"), ("metrics", 1)]
+    assert found[2:] == [("events", 1), ("observed", "failed"), ("ended", "failed")]
+
+
+def test_following_a_folder_yields_the_rows_written_just_before_the_end(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run writes its last row and its last state between any two reads of the view."""
+    read = RunFolder.read
+
+    def ends_after_this_read(folder: RunFolder, name: str) -> list[dict[str, Any]]:
+        rows = read(folder, name)
+        if name == "metrics" and folder.state != "done":
+            folder.append("metrics", [{"step": 0, "reward_mean": 0.5}])
+            folder.write_summary({"state": "done", "problem": ""})
+        return rows
+
+    view = FolderRun.open(run_folder.path)
+    monkeypatch.setattr(sources, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(sources, "TABLES", ("metrics",))
+    steps = view.follow()
+    assert next(steps).kind == "observed"
+    monkeypatch.setattr(RunFolder, "read", ends_after_this_read)
+    assert [event.kind for event in steps] == ["metrics", "observed", "ended"]
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------

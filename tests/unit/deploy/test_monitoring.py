@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,13 @@ from volley.state import Observed
 
 HERE = Path("deploy/monitoring")
 DASHBOARD = json.loads((HERE / "grafana.json").read_text())
-RULES = [rule for group in yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+RULE_FILES = ["alerts.yaml", "notify.yaml"]
+RULES = [
+    rule
+    for name in RULE_FILES
+    for group in yaml.safe_load((HERE / name).read_text())["groups"]
+    for rule in group["rules"]
+]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in RULES]
 
@@ -40,7 +47,8 @@ def exported() -> dict[str, set[str]]:
     row = {"reward_mean": 0.5, "lag_histogram": {"0": 3, "1": 1}}
     service = ServiceMetrics()
     service.observe("GET", "/v1/runs", 200, 0.01)
-    text = service.text(1, [RunStatus(card, Observed(state="running", checkpointed=1.0), row)]).decode()
+    evaluation = {"version": 0, "estimates": [{"k": 1, "mean": 0.5}]}
+    text = service.text(1, [RunStatus(card, Observed(state="running", checkpointed=1.0), row, evaluation)]).decode()
     text += "\n".join(metric_lines(_Slots())) + "\n"  # type: ignore[arg-type]
     families = text_string_to_metric_families(text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
@@ -82,15 +90,23 @@ def _spelled_out(pattern: str) -> list[str]:
 def test_step_metrics_are_exported_as_reported() -> None:
     card = RunCard("run-1", "run", "rl", 0.0, {}, 10, {"kind": "mean"}, 2)
     row = {"step": 7, "reward_mean": 0.5, "lag_histogram": {"0": 3, "2": 1}, "pass_at_4": 0.75}
-    live, over = Observed(state="running", step=8), Observed(state="done")
+    live, over = Observed(state="paused", step=8, updated=time.time()), Observed(state="done")
+    estimates = [{"k": 4, "mean": 0.25, "low": 0.2, "high": 0.3}]
+    tagged = {"tag": "level", "value": "5", "estimates": estimates}
+    evaluation = {"version": 5, "prompts": 9, "estimates": estimates, "by_tag": [tagged]}
     other = RunCard("run-2", "run", "rl", 0.0, {}, 10, {"kind": "mean"})
-    text = ServiceMetrics().text(0, [RunStatus(card, live, row), RunStatus(other, over, {})]).decode()
+    text = ServiceMetrics().text(0, [RunStatus(card, live, row, evaluation), RunStatus(other, over, {})]).decode()
     samples = [each for metric in text_string_to_metric_families(text) for each in metric.samples]
     of_runs = {(each.name, each.labels.get("metric")): each.value for each in samples if "run" in each.labels}
     assert of_runs["volley_run_lag_mean", None] == 0.5
     assert of_runs["volley_run_max_lag", None] == 2
     assert of_runs["volley_run_reward_mean", None] == 0.5
     assert of_runs["volley_run_metric", "pass_at_4"] == 0.75
+    assert of_runs["volley_run_paused", None] == 1
+    evaluated = {metric: value for (name, metric), value in of_runs.items() if name == "volley_run_evaluation"}
+    assert evaluated == {"pass_at_4": 0.25, "prompts": 9}
+    states = {each.labels["state"]: each.value for each in samples if each.name == "volley_runs"}
+    assert (states["paused"], states["done"], states["failed"], states["lost"]) == (1, 1, 0, 0)
     assert {each.labels["run"] for each in samples if "run" in each.labels} == {"run-1"}
 
 
@@ -106,7 +122,7 @@ def test_alerts_have_a_summary_and_an_action() -> None:
     assert len(names) == len(set(names))
     for rule in RULES:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
-        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert set(rule["annotations"]) == {"summary", "action"}
     guide = Path("docs/operations.md").read_text()
     assert [name for name in names if f"`{name}`" not in guide] == []
@@ -125,7 +141,7 @@ def test_panels_have_unique_ids_and_do_not_overlap() -> None:
 
 def test_prometheus_reads_the_alerts_and_scrapes_the_right_jobs() -> None:
     config = yaml.safe_load((HERE / "prometheus.yaml").read_text())
-    assert config["rule_files"] == ["alerts.yaml"]
+    assert config["rule_files"] == RULE_FILES
     jobs = {job["job_name"] for job in config["scrape_configs"]}
     for expression in EXPRESSIONS:
         for name in re.findall(r'job="([^"]+)"', expression):

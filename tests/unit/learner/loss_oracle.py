@@ -181,7 +181,7 @@ def inputs(problem: Problem, spec: PolicyUpdate, theta_T: Tensor, entropy_T: Ten
         weight_T=torch.where(kept_N, weight_N, 0.0)[sample_T],
         sample_T=sample_T,
         samples=len(LENGTHS),
-        group_size_T=torch.tensor(GROUP_SIZES, dtype=torch.float64)[sample_T],
+        penalty_divisor_T=torch.tensor(GROUP_SIZES, dtype=torch.float64)[sample_T],
         entropy_T=entropy_T,
         reference_T=torch.from_numpy(problem.reference_T),
     )

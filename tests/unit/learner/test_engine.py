@@ -9,7 +9,8 @@ import torch
 from learner.config import LearnerConfig
 from learner.engine import decay_groups, deepspeed_config
 from tests.unit.learner.conftest import tiny_lm
-from volley.job import JOB, ModelSpec, RLJob, SFTJob
+from volley.job import JOB, RLJob, SFTJob
+from volley.model import ModelSpec
 from volley.update import LearnerSpec, Optimizer, PolicyOptimizer
 
 

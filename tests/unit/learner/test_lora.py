@@ -22,8 +22,9 @@ from tests.models import tiny_llama
 from tests.plain_engine import PlainEngine
 from tests.unit.learner.conftest import tiny_lm
 from volley.errors import JobError
-from volley.job import JOB, ModelSpec
+from volley.job import JOB
 from volley.lora import DOWN, UP, LoraSpec
+from volley.model import ModelSpec
 from volley.objectives import Mean
 from volley.update import KLPenalty, Optimizer, PolicyUpdate
 

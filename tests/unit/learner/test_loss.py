@@ -253,7 +253,7 @@ def test_log_ratios_are_capped_at_20() -> None:
         weight_T=torch.ones(2),
         sample_T=torch.tensor([0, 1]),
         samples=2,
-        group_size_T=torch.ones(2),
+        penalty_divisor_T=torch.ones(2),
         entropy_T=torch.zeros(2),
         reference_T=None,
     )
@@ -274,6 +274,14 @@ def test_a_weight_at_a_bound_is_kept(kind: str) -> None:
     assert not parts.truncated_T.any()
 
 
+def test_a_sample_that_drifted_as_far_as_the_mask_allows_is_kept() -> None:
+    """The drift is a mean over the sample's tokens; numbers here are exact in binary."""
+    mu_T = torch.tensor([0.25, 0.75, 0.5, 0.515625])
+    zero_T, one_T, sample_T = torch.zeros(4), torch.ones(4), torch.tensor([0, 0, 1, 1])
+    given = LossInputs(zero_T, zero_T, mu_T, -one_T.double(), one_T, sample_T, 2, one_T, zero_T, None)
+    assert policy_loss(given, PolicyUpdate(off_policy_mask=0.5)).masked_T.tolist() == [False, False, True, True]
+
+
 def test_what_is_reported_keeps_no_graph(problem: Problem) -> None:
     """Metrics of a step are added up over its micro-batches: with a gradient they would keep every pass in memory."""
     theta_T = torch.tensor(problem.mu_T, requires_grad=True)
@@ -285,7 +293,7 @@ def test_what_is_reported_keeps_no_graph(problem: Problem) -> None:
         weight_T=torch.ones(len(theta_T)),
         sample_T=torch.tensor(problem.sample_T),
         samples=len(LENGTHS),
-        group_size_T=torch.ones(len(theta_T)),
+        penalty_divisor_T=torch.ones(len(theta_T)),
         entropy_T=torch.zeros(len(theta_T)),
         reference_T=None,
     )

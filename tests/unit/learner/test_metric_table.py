@@ -29,14 +29,15 @@ from tests.unit.learner.test_value import critic_of
 from volley.metrics import METRICS, family, page
 from volley.objectives import MaxAtK, Mean
 from volley.records import STATUSES, Prompt, Scores, Verdict, VerdictStatus
-from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, ValueModel
+from volley.update import KLPenalty, Optimizer, PolicyUpdate, SequenceCorrection, ValueModel
 
 
 @pytest.fixture(scope="module")
 def reinforced() -> set[str]:
     """Metric names of reinforcement steps, collected over jobs that use every option."""
     lm = tiny_lm()
-    weighed = PolicyUpdate(behaviour_correction=SequenceCorrection(), off_policy_mask=0.5)
+    penalty = KLPenalty(coefficient=0.1, target=1.0)
+    weighed = PolicyUpdate(behaviour_correction=SequenceCorrection(), off_policy_mask=0.5, kl=penalty)
     companions = MaxAtK(k=2, companion_weights="exact")
     valued = PolicyUpdate(value_model=ValueModel())
     critic, _ = critic_of(tiny_lm(), ValueModel())

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from learner.loss import LossInputs, kl_estimate, policy_loss
-from volley.objectives import MajAtK, MaxAtK, Mean, Objective, advantages
+from volley.objectives import MajAtK, MaxAtK, MaxRL, Mean, Objective, RiskSensitive, Softmax, advantages
+from volley.objectives.spec import PER_SAMPLE
 from volley.update import PolicyUpdate, check_update
 
 SEQUENCES = tuple(itertools.product(range(2), repeat=2))
@@ -97,7 +98,7 @@ def expected_gradient(
             weight_T=one_T,
             sample_T=sample_T,
             samples=n,
-            group_size_T=n * one_T,
+            penalty_divisor_T=one_T if isinstance(objective, PER_SAMPLE) else n * one_T,
             entropy_T=entropy_S2[chosen].flatten(),
             reference_T=None if reference_S2 is None else reference_S2[chosen].flatten(),
         )
@@ -195,10 +196,27 @@ def test_votes_are_also_corrected() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("objective", [Mean(), MaxAtK(k=2), MajAtK(k=2)], ids=lambda each: each.kind)
-def test_penalties_have_the_strength_of_their_coefficients_for_every_n(objective: Objective, n: int) -> None:
-    """Against `E[f] - 0.3 KL(pi || reference) + 0.2 entropy`, with KL and entropy of the token distributions."""
+@pytest.mark.parametrize(
+    ("objective", "published"),
+    [
+        (Mean(), False),
+        (MaxAtK(k=2), False),
+        (MajAtK(k=2), False),
+        (Softmax(beta=1.0), False),
+        (MaxRL(), True),
+        (RiskSensitive(beta=1.0), True),
+    ],
+    ids=str,
+)
+def test_penalties_have_the_strength_of_their_coefficients_for_every_n(
+    objective: Objective, published: bool, n: int
+) -> None:
+    """Against `E[f] - 0.3 KL(pi || reference) + 0.2 entropy`, with KL and entropy of the token distributions.
+
+    Advantages as published are n times as large as their formula, and so are the penalties.
+    """
     reference_CV, pi_CV = policies(3)
+    times = n if published else 1
 
     def divergences(logit_CV: Tensor) -> Tensor:
         logprob_CV = logit_CV.log_softmax(-1)
@@ -208,10 +226,10 @@ def test_penalties_have_the_strength_of_their_coefficients_for_every_n(objective
     penalty = {"coefficient": 0.3, "estimator": "k2"}
     pulled_CV = expected_gradient(pi_CV, pi_CV, objective, n=n, reference_CV=reference_CV, kl=penalty)
     pull_CV = token_mean_gradient(pi_CV, divergences)
-    torch.testing.assert_close(pulled_CV - plain_CV, -0.3 * pull_CV, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(pulled_CV - plain_CV, -0.3 * times * pull_CV, rtol=1e-9, atol=1e-12)
     spread_CV = expected_gradient(pi_CV, pi_CV, objective, n=n, entropy_bonus=0.2)
     spread_true_CV = token_mean_gradient(pi_CV, entropies)
-    torch.testing.assert_close(spread_CV - plain_CV, 0.2 * spread_true_CV, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(spread_CV - plain_CV, 0.2 * times * spread_true_CV, rtol=1e-9, atol=1e-12)
     assert min(pull_CV.norm(), spread_true_CV.norm()) > 0.05
 
 

@@ -13,7 +13,7 @@ from learner.config import LearnerConfig
 from learner.publishing import Publisher
 from learner.rank_worker import RankWorker
 from tests.unit.learner.test_publishing import Store, tensors_of
-from volley.job import ModelSpec
+from volley.model import ModelSpec
 from volley.objectives import Mean
 from volley.update import LearnerSpec, Optimizer
 

@@ -155,6 +155,13 @@ def test_on_policy_all_ratios_are_one() -> None:
     assert metrics["live_sample_fraction"] == pytest.approx(5 / 12)  # best of two: the worst sample is never the best
 
 
+def test_samples_with_negative_advantages_are_live_too() -> None:
+    worker, _ = reinforcer(tiny_lm(), PolicyUpdate())
+    metrics, advantage_Gn = step(worker, batch_of(groups_of(), PolicyUpdate()), Mean())
+    assert ((advantage_Gn < 0).sum(), (advantage_Gn > 0).sum()) == (5, 3)
+    assert metrics["live_sample_fraction"] == pytest.approx(8 / 12)
+
+
 def test_only_samples_wholly_under_the_trained_version_count_as_mismatch() -> None:
     """The last token of a sample may be fresh, but it attended to keys and values of older weights."""
     lm, spec = tiny_lm(), PolicyUpdate()
@@ -250,6 +257,20 @@ def test_companion_weights_too_large_for_float32_are_named_as_such() -> None:
         metrics, _ = step(worker, batch_of(groups, spec), objective)
         assert np.isfinite(metrics["loss"])
         assert all(torch.isfinite(each).all() for each in engine.seen[-1].values())
+
+
+def test_an_advantage_is_measured_with_the_weight_that_the_correction_gives_its_own_sample() -> None:
+    """A companion that outweighs a sample by far makes its advantage huge, but the sample itself has next to none."""
+    lm, spec = tiny_lm(), PolicyUpdate(behaviour_correction=SequenceCorrection())
+    groups = [on_policy(group, lm) for group in groups_of()]
+    shift_n = np.array([100.0, 0.0, 100.0, 100.0])
+    lengths_n = groups[0].lengths_n
+    unlikely_T = groups[0].logprobs_T + np.repeat(shift_n / lengths_n, lengths_n).astype(np.float32)
+    groups = [replace(groups[0], logprobs_T=unlikely_T), *groups[1:]]
+    worker, _ = reinforcer(lm, spec)
+    metrics, advantage_Gn = step(worker, batch_of(groups, spec), MaxAtK(k=2, companion_weights="self_normalised"))
+    assert np.abs(advantage_Gn[0]).max() > 1e30
+    assert np.isfinite(metrics["loss"])
 
 
 def test_voters_have_importance_weights_too() -> None:
@@ -484,6 +505,11 @@ def test_ranks_and_weights_reach_the_advantages() -> None:
             {"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}},
             {"kind": "mean", "focal": 1.0},
             "write kl.where: loss, or focal: 0",
+        ),
+        (
+            {"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}},
+            {"kind": "mean", "normalize": "std"},
+            "write kl.where: loss, or normalize: none",
         ),
         *(
             ({"kl": {"coefficient": 0.1, "where": "reward", "estimator": "k1"}}, objective, "write kl.where: loss")

@@ -32,6 +32,12 @@ def test_is_reproducible_and_moves_with_the_seed() -> None:
     assert bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
 
 
+def test_the_defaults_are_those_of_the_signature() -> None:
+    values = np.random.default_rng(3).random(30)
+    assert bootstrap_interval(values) == bootstrap_interval(values, level=0.95, seed=0, resamples=4000)
+    assert bootstrap_interval(values) != bootstrap_interval(values, resamples=4001)
+
+
 def test_one_prompt_has_an_interval_of_zero_width() -> None:
     assert bootstrap_interval([0.25]) == (0.25, 0.25)
 
@@ -43,6 +49,8 @@ def test_one_prompt_has_an_interval_of_zero_width() -> None:
         ([[0.1, 0.2]], 0.95, "one value per prompt"),
         ([0.1, float("nan")], 0.95, "not finite"),
         ([0.1], 95, "write level=0.95"),
+        ([0.1], 0.0, "write level=0.95"),
+        ([0.1], 1.0, "write level=0.95"),
     ],
 )
 def test_invalid_arguments_are_rejected(values: list[float], level: float, message: str) -> None:

@@ -90,7 +90,7 @@ def test_on_other_rewards_the_direction_changes_too() -> None:
     assert 0.5 < cosine < 0.999
 
 
-@pytest.mark.parametrize("rewards", [[-1.0, 1.0], [0.0, 2.0]])
+@pytest.mark.parametrize("rewards", [[-1.0, 1.0], [0.0, 2.0], [-0.1, 1.0], [0.0, 1.1], [0.0, 1.00001]])
 def test_rewards_that_are_no_solve_rate_are_rejected(rewards: list[float]) -> None:
     with pytest.raises(ValueError, match="focal needs rewards from 0 to 1"):
         advantages(rewards, Mean(focal=1.0))

@@ -207,3 +207,37 @@ def test_solve_rates_decay() -> None:
     assert second.value == 0.75
     assert visited(None, [1.0, -1.0], rule).value == 0.5  # +1/-1 rewards
     assert visited(second, [], rule).value == second.value  # a group with no valid sample changes nothing
+
+
+def test_the_steps_at_which_fields_change() -> None:
+    assert Schedule().turning_points == (0,)
+    schedule = Schedule.model_validate(
+        {
+            "stages": [
+                {"at": 5, "set": {"k": 4}},
+                {"at": 9, "over": 1, "set": {"k": 2}},
+                {"at": 20, "over": 3, "set": {"k": 1}},
+            ]
+        }
+    )
+    assert [stage.until for stage in schedule.stages] == [5, 10, 23]
+    assert schedule.turning_points == (0, 5, 9, 10, 20, 21, 23)
+
+
+def test_the_objective_of_the_job_itself_is_checked() -> None:
+    with pytest.raises(ValueError, match="k=9 needs n >= 9"):
+        check_schedule(MaxAtK(k=9), Schedule(), 8)
+
+
+@pytest.mark.parametrize(("objective", "largest"), [(MaxAtK(k=4), 8), (PassAtKAnalytic(k=4), 7)], ids=str)
+def test_the_smallest_k_of_a_prompt_may_be_the_largest_with_a_signal(objective: Any, largest: int) -> None:
+    for max_k in (None, largest):
+        rule = {"min_k": largest, "max_k": max_k}
+        check_schedule(objective, Schedule.model_validate({"adaptive_k": rule}), 8)
+    with pytest.raises(ValueError, match=f"min_k {largest + 1} is too large for n=8"):
+        check_schedule(objective, Schedule.model_validate({"adaptive_k": {"min_k": largest + 1}}), 8)
+
+
+def test_one_sample_of_a_prompt_is_enough_to_choose_its_k() -> None:
+    rates = [SolveRate(1, 1), SolveRate(0, 0.25)]
+    np.testing.assert_array_equal(adaptive_k(MaxAtK(k=5), AdaptiveK(), rates, 8), [1, 8])

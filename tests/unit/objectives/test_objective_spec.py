@@ -7,6 +7,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from volley.objectives import MaxAtK, Mean, Objective, advantages, check_objective, leave_p_out, parse_objective
+from volley.objectives.spec import weighs_companions
+from volley.objectives.tries import with_tries
 
 KINDS: list[dict[str, Any]] = [
     {"kind": "mean"},
@@ -53,6 +55,7 @@ def test_objectives_are_frozen() -> None:
         ({"kind": "max_at_k", "k": 2, "companion_weights": "first_order", "baseline": "loo"}, "defined for baseline"),
         ({"kind": "maj_at_k", "k": 2, "companion_weights": "first_order"}, "'none', 'exact' or 'self_normalised'"),
         ({"kind": "maj_at_k", "k": 2, "weight_cap": 2.0}, "drop weight_cap"),
+        ({"kind": "best_of_k", "k": 2, "weight_cap": 2.0}, "drop weight_cap"),
         ({"kind": "softmax", "beta": -1.0}, "greater than or equal to 0"),
         ({"kind": "softmax", "beta": float("inf")}, "finite number"),
         ({"kind": "risk_sensitive", "beta": 0}, "write kind: mean"),
@@ -109,13 +112,57 @@ def test_combinations_rejected_for_lack_of_signal_have_none() -> None:
     )  # constant, so zero after centring
 
 
+def test_leave_p_out_takes_every_size_that_leaves_a_set() -> None:
+    for n in (2, 8):
+        assert [leave_p_out(p, n).k for p in range(1, n)] == list(range(n - 1, 0, -1))
+        for p in (-1, 0, n, n + 1):
+            with pytest.raises(ValueError, match="needs 1 <= p <= n - 1"):
+                leave_p_out(p, n)
+
+
+@pytest.mark.parametrize("kind", ["max_at_k", "maj_at_k", "best_of_k"])
+def test_companions_are_weighed_if_the_objective_says_so(kind: str) -> None:
+    for weights in ("none", "exact", "self_normalised"):
+        objective = parse_objective({"kind": kind, "k": 2, "companion_weights": weights})
+        assert weighs_companions(objective) == (weights != "none")
+    assert not weighs_companions(Mean())
+
+
 def test_leave_p_out_is_an_alias() -> None:
     assert leave_p_out(3, 8, normalize="std") == MaxAtK(k=5, baseline="subset_loo", normalize="std")
-    for p in (0, 8):
-        with pytest.raises(ValueError, match="1 <= p <= n - 1"):
-            leave_p_out(p, 8)
 
 
 def test_k_one_needs_only_two_samples() -> None:
     check_objective(MaxAtK(k=1, baseline="none", center=True), 2)
     check_objective(Mean(), 2)
+
+
+ONE_K = {"k": 4}
+SOME = {"weights": {1: 0.5, 4: 0.5}}
+HARMONIC = {"weights": "harmonic", "order": 4}
+
+
+@pytest.mark.parametrize(
+    ("before", "added", "after"),
+    [
+        (ONE_K, {"k": 2}, {"k": 2}),
+        (SOME, {"k": 2}, {"k": 2}),
+        (HARMONIC, {"k": 2}, {"k": 2}),
+        (ONE_K, {"weights": {2: 1.0}}, {"weights": {2: 1.0}}),
+        (SOME, {"weights": {2: 1.0}}, {"weights": {2: 1.0}}),
+        (HARMONIC, {"weights": {2: 1.0}}, {"weights": {2: 1.0}}),
+        (ONE_K, {"weights": "harmonic", "order": 3}, {"weights": "harmonic", "order": 3}),
+        (SOME, {"weights": "harmonic", "order": 3}, {"weights": "harmonic", "order": 3}),
+        (HARMONIC, {"weights": "harmonic"}, HARMONIC),
+        (HARMONIC, {"order": 3}, {"weights": "harmonic", "order": 3}),
+        (SOME, {}, SOME),
+    ],
+    ids=str,
+)
+def test_a_new_number_of_tries_replaces_the_old_one(
+    before: dict[str, Any], added: dict[str, Any], after: dict[str, Any]
+) -> None:
+    others = {"kind": "max_at_k", "center": True}
+    changed = with_tries({**others, **before}, added)
+    assert changed == {**others, **after}
+    parse_objective(changed)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.unit.objectives import oracle
 from volley.objectives import MajAtK, MaxAtK, Mean, advantages, maj_at_k, max_at_k, pass_at_k
 from volley.objectives.combinatorics import binomial_ratios
+from volley.objectives.off_policy import unit_weights
 from volley.objectives.spec import Baseline
 
 N, K = 1024, 512
@@ -225,6 +226,12 @@ def test_overflowing_weights_of_subsets_without_a_gain_do_not_count(baseline: Ba
         advantages([0.0, 1.0, 2.0, 3.0], objective, log_weights=far)
 
 
+def test_weights_that_overflow_under_a_cap_need_a_smaller_one() -> None:
+    objective = MaxAtK(k=64, companion_weights="exact", weight_cap=1e6)
+    with pytest.raises(ValueError, match="self_normalised, or a smaller weight_cap"):
+        advantages(np.arange(65.0), objective, log_weights=np.full(65, 800.0))
+
+
 def test_overflow_errors_name_what_overflowed() -> None:
     with pytest.raises(ValueError, match=r"reciprocals overflow float64.* lower max_lag"):
         advantages([0.0, 1.0], MaxAtK(k=2, companion_weights="self_normalised"), log_weights=[-800.0, -800.0])
@@ -290,3 +297,10 @@ def test_votes_work_with_rewards_of_any_size() -> None:
             expected = advantages(r, objective, answers=answers, log_weights=log_w)
             np.testing.assert_allclose(a, scale * expected, rtol=1e-12, atol=1e-14 * scale)
         np.testing.assert_allclose(maj_at_k(answers, scale * r, 3), scale * maj_at_k(answers, r, 3), rtol=1e-12)
+
+
+def test_a_group_whose_sets_all_have_weight_zero_keeps_its_weights() -> None:
+    log_w = np.array([[-np.inf, -np.inf, 0.5], [0.0, 1.0, 2.0]])
+    weights, unit = unit_weights(log_w, 2)
+    np.testing.assert_array_equal(weights[0], log_w[0])
+    assert unit[0] == 0.0 < unit[1]

@@ -75,6 +75,13 @@ def test_risk_sensitive_is_precise_at_both_ends() -> None:
     np.testing.assert_allclose(advantages(1e4 * g, RiskSensitive(beta=1.0)), [-1, -1, 3, -1], rtol=1e-12)
 
 
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e-3, 1e3, 1e200, 1e307])
+def test_normalized_advantages_do_not_depend_on_the_scale_of_rewards(scale: float) -> None:
+    g = np.array([[0.0, 1.0, 1.0, 0.25], [-1.0, 1.0, 0.5, 0.5]])
+    for objective in (Mean(normalize="std"), MaxAtK(k=2, normalize="std", center=True)):
+        np.testing.assert_allclose(advantages(scale * g, objective), advantages(g, objective), rtol=1e-9)
+
+
 def test_normalize_divides_by_the_deviation_of_the_rewards() -> None:
     g = np.random.default_rng(0).normal(size=(5, 8))
     grpo = (g - g.mean(axis=-1, keepdims=True)) / g.std(axis=-1, keepdims=True)

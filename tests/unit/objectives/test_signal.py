@@ -87,3 +87,13 @@ def test_prompts_near_the_most_informative_rate_come_first_and_more_evidence_dec
 def test_a_group_too_large_is_rejected() -> None:
     with pytest.raises(ValueError, match="at most 1024 samples, not 1025"):
         group_signal(parse_objective({"kind": "mean"}), MAX_SAMPLES + 1, 0.5)
+
+
+def test_the_largest_group_is_computed() -> None:
+    assert group_signal(parse_objective({"kind": "mean"}), MAX_SAMPLES, 0.5) == pytest.approx(0.25, rel=1e-9)
+
+
+def test_one_sample_moves_the_share_and_thousands_do_not_underflow() -> None:
+    signal = PromptSignal(parse_objective({"kind": "mean"}), 8)
+    assert signal.share(SolveRate(0.0, 1.0)) == pytest.approx(4 * 2 / 12, rel=5e-3)
+    assert signal.share(SolveRate(2000.0, 4000.0)) == pytest.approx(1.0, rel=5e-3)

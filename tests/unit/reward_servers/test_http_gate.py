@@ -1,8 +1,20 @@
 """Host names and origins, as browsers and those who imitate them send them."""
 
-import pytest
+from collections.abc import Collection
 
-from reward_servers.http_gate import LOOPBACK_HOSTS, declares_json, from_another_site, host_name, is_loopback
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from reward_servers.http_gate import (
+    LOOPBACK_HOSTS,
+    BrowserGate,
+    accepted_hosts,
+    declares_json,
+    from_another_site,
+    host_name,
+    is_loopback,
+)
+from volley.errors import HostError
 
 
 @pytest.mark.parametrize(
@@ -59,3 +71,43 @@ def test_content_types() -> None:
 def test_loopback_addresses() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.com", "")))
+
+
+async def asked(hosts: Collection[str] | None, host: bytes) -> int:
+    """The status of a request by a page of ``host`` itself, which is what DNS rebinding makes it."""
+    statuses: list[int] = []
+
+    async def reached(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        statuses.append(200)
+
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def answered(message: Message) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    headers = [(b"host", host), (b"origin", b"http://" + host), (b"sec-fetch-site", b"same-origin")]
+    json = (b"content-type", b"application/json")
+    scope = {"type": "http", "path": "/v1/score", "method": "POST", "headers": [*headers, json]}
+    await BrowserGate(reached, hosts)(scope, nothing, answered)
+    return statuses[0]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7"])
+async def test_a_page_under_a_rebound_name_does_not_reach_a_server_that_knows_its_names(address: str) -> None:
+    hosts = accepted_hosts(address, ("Rewards.example", "[fd00::7]"))
+    assert await asked(hosts, b"evil.example:8091") == 421
+    for known in (address.encode(), b"rewards.example:8091", b"[fd00::7]:8091", b"localhost:8091"):
+        assert await asked(hosts, known) == 200
+
+
+def test_only_off_loopback_may_the_names_of_a_server_be_unknown() -> None:
+    assert accepted_hosts("127.0.0.1", ()) == LOOPBACK_HOSTS
+    assert accepted_hosts("127.0.0.2", ()) == LOOPBACK_HOSTS | {"127.0.0.2"}
+    assert accepted_hosts("0.0.0.0", ()) is None
+
+
+@pytest.mark.parametrize("name", ["http://rewards.example", "rewards.example:8091", "", "rewards.example/"])
+def test_a_known_name_has_no_scheme_or_port(name: str) -> None:
+    with pytest.raises(HostError, match="write a host name or an IP address, without scheme and port"):
+        accepted_hosts("10.0.0.7", (name,))

@@ -26,6 +26,19 @@ def test_missing_packages_are_reported() -> None:
         CliRunner().invoke(app, ["reward-server", "--packages", "numpy, nonesuch"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--host", "0.0.0.0"], "other machines can reach --host 0.0.0.0: pass --token-file"),
+        (["--host", "0.0.0.0", "--known-as", "rewards.example"], "pass --token-file"),
+        (["--known-as", "http://rewards.example"], "write a host name or an IP address, without scheme"),
+    ],
+)
+def test_a_server_that_anyone_could_use_does_not_start(options: list[str], problem: str) -> None:
+    with pytest.raises(HostError, match=problem):
+        CliRunner().invoke(app, ["reward-server", "--port", "0", *options], catch_exceptions=False)
+
+
 def test_slots_on_a_host_never_share_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)  # only root can change accounts, but any user can claim one
     one, other = accounts.claim(7), accounts.claim(7 + len(policy.SLOT_UIDS))

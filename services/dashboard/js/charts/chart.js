@@ -26,14 +26,14 @@ export class Chart {
     this.options = { format: number, xFormat: number, xName: "step", range: [null, null], ...options };
     this.legend = h("div", { class: "legend" });
     this.none = h("div", { class: "none" }, "Loading…");
-    this.plot = h("div", { class: "plot", role: "img" }, this.none);
     const { title, note, size } = this.options;
+    this.plot = h("div", { class: "plot", role: "img", "aria-label": title }, this.none);
     this.at = h("span", { class: "at" });
     this.note = h("span", { class: "soft clip" }, note ?? "");
     this.element = h(
       "section",
       { class: `card chart ${size ?? ""}` },
-      h("header", {}, h("h3", {}, title), this.note, this.at),
+      h("header", {}, h("h2", {}, title), this.note, this.at),
       this.legend,
       this.plot,
     );
@@ -44,6 +44,13 @@ export class Chart {
     this.sizes.observe(this.plot);
     this.repaint = () => this.rebuild();
     addEventListener("volley-theme", this.repaint);
+  }
+
+  /** Name the x axis, and say whether its values are whole numbers. */
+  name(xName, wholeX) {
+    if (this.options.xName === xName) return;
+    Object.assign(this.options, { xName, wholeX });
+    this.shape = ""; // the axes are made anew
   }
 
   close() {
@@ -68,6 +75,7 @@ export class Chart {
     this.none.hidden = any;
     if (!any) {
       setText(this.none, "No values yet");
+      this.plot.setAttribute("aria-label", `${this.options.title}. No values yet`);
       this.uplot?.destroy();
       this.uplot = null;
       this.shape = "";

@@ -31,7 +31,7 @@ export class Timeline {
     this.element = h(
       "section",
       { class: "card chart wide" },
-      h("header", {}, h("h3", {}, "Where the time goes, by process"), this.busy),
+      h("header", {}, h("h2", {}, "Where the time goes, by process"), this.busy),
       h("div", { class: "legend" }, keys),
       this.frame,
     );

@@ -1,11 +1,13 @@
-// The machines: their total and free resources, and which run holds which resources.
+// The machines: their total and free resources; the queue, and who holds what; who changed what.
 
 import { get } from "../api.js";
-import { fill, h } from "../dom.js";
-import { bytes, number } from "../format.js";
+import { fill, h, scrolling } from "../dom.js";
+import { ago, bytes, moment, number, plain } from "../format.js";
 import { empty, failed, loading } from "../states.js";
 
 const LOOK_MS = 5000;
+const CHANGES = 50; // audit records shown
+const HOLDS = { admitted: "holds", stopping: "stops" }; // instead of a position
 const MEMORY = new Set(["memory", "object_store_memory"]);
 const ROLES = { actor: "Actors", reward_worker: "Reward workers", environment_worker: "Environment workers", learner_rank: "Learner ranks" };
 
@@ -28,8 +30,8 @@ export class ClusterPage {
     if (this.busy) return;
     this.busy = true;
     try {
-      const cluster = await get("v1/cluster");
-      if (!this.closed) this.draw(cluster);
+      const [cluster, queue, audit] = await Promise.all([get("v1/cluster"), get("v1/queue"), this.changes()]);
+      if (!this.closed) this.draw(cluster, queue, audit);
     } catch (error) {
       this.shown = null;
       fill(this.body, failed(error, () => this.load()));
@@ -39,17 +41,77 @@ export class ClusterPage {
     }
   }
 
-  draw(cluster) {
-    const key = JSON.stringify(cluster);
+  /** The newest audit records; null if the token's scope does not allow to see them. */
+  async changes() {
+    if (this.unaudited) return null;
+    try {
+      return (await get(`v1/audit?limit=${CHANGES}`)).items;
+    } catch (error) {
+      if (error.status !== 403) throw error;
+      this.unaudited = true;
+      return null;
+    }
+  }
+
+  draw(cluster, queue, audit) {
+    const key = JSON.stringify([cluster, queue, audit]);
     if (key === this.shown) return;
     this.shown = key;
     const { nodes, holders } = cluster;
+    const owners = queue.owners.filter(({ name }) => name);
     fill(
       this.body,
       nodes.length ? h("div", { class: "nodes" }, nodes.map(nodeCard)) : empty("No nodes", "Ray has no live node."),
-      h("section", { class: "card" }, h("header", {}, h("h3", {}, "Who holds what")), holders.length ? holderTable(holders) : h("p", { class: "card-body soft" }, "No run holds resources.")),
+      card("Queue", queue.items.length ? queueTable(queue.items) : nothing("No run holds resources, and none waits.")),
+      owners.length ? card("Quotas", ownerTable(owners)) : null,
+      card("Who holds what", holders.length ? holderTable(holders) : nothing("No run holds resources.")),
+      audit && card("Who changed what", audit.length ? auditTable(audit) : nothing("No changes.")),
     );
   }
+}
+
+const card = (title, body) => h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), body);
+const nothing = (text) => h("p", { class: "card-body soft" }, text);
+const runLink = (id) => h("a", { href: `#/runs/${encodeURIComponent(id)}` }, id);
+
+/** `heads`: pairs of a label and "right" for numbers; `rows`: lists of cells. */
+function table(label, heads, rows) {
+  const head = h("tr", {}, heads.map(([label, side]) => h("th", { scope: "col", class: side }, label)));
+  const body = rows.map((cells) => h("tr", {}, cells.map((cell, i) => h("td", { class: heads[i][1] && "right num" }, cell))));
+  return scrolling(label, { class: "table-wrap card-body" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+}
+
+function queueTable(places) {
+  const heads = [["Place"], ["Run"], ["Owner"], ["Priority", "right"], ["CPUs", "right"], ["GPUs", "right"], ["Since"], ["Reason"]];
+  const rows = places.map((each) => [
+    HOLDS[each.state] ?? each.position,
+    runLink(each.run),
+    each.owner,
+    String(each.priority),
+    number(each.resources.CPU ?? 0),
+    number(each.resources.GPU ?? 0),
+    ago(each.since),
+    each.state === "admitted" ? "" : [each.preempted_by && `preempted by ${each.preempted_by}`, each.reason].filter(Boolean).join("; "),
+  ]);
+  return table("Queue", heads, rows);
+}
+
+function ownerTable(owners) {
+  const share = (held, limit) => (limit === null ? number(held) : `${number(held)} of ${number(limit)}`);
+  const heads = [["Owner"], ["Runs", "right"], ["CPUs", "right"], ["GPUs", "right"]];
+  const rows = owners.map(({ name, limits, ...held }) => [name, ...["runs", "cpus", "gpus"].map((each) => share(held[each], limits[each]))]);
+  return table("Quotas", heads, rows);
+}
+
+function auditTable(records) {
+  const rows = records.map((each) => [
+    moment(each.time),
+    each.who,
+    each.action,
+    each.run && runLink(each.run),
+    Object.entries(each.details).map(([name, value]) => `${name}=${plain(value)}`).join("  "),
+  ]);
+  return table("Changes", [["Time"], ["Who"], ["Action"], ["Run"], ["Details"]], rows);
 }
 
 function nodeCard(node) {
@@ -57,7 +119,7 @@ function nodeCard(node) {
   return h(
     "section",
     { class: "card" },
-    h("header", {}, h("h3", {}, node.address), h("span", { class: "badge end", data: { tone: node.alive ? "good" : "bad" } }, node.alive ? "alive" : "dead")),
+    h("header", {}, h("h2", {}, node.address), h("span", { class: "badge end", data: { tone: node.alive ? "good" : "bad" } }, node.alive ? "alive" : "dead")),
     h("div", { class: "card-body stack" }, h("span", { class: "mono small faint clip" }, node.id), names.map((name) => resource(name, node.resources[name], node.available[name]))),
   );
 }
@@ -76,14 +138,6 @@ function resource(name, whole, free) {
 
 function holderTable(holders) {
   const heads = [["Run"], ["Role"], ["Count", "right"], ["CPUs", "right"], ["GPUs", "right"]];
-  const rows = holders.map((each) =>
-    h(
-      "tr",
-      {},
-      h("td", {}, h("a", { href: `#/runs/${encodeURIComponent(each.run)}` }, each.run)),
-      h("td", {}, ROLES[each.role] ?? each.role),
-      [each.count, each.cpus, each.gpus].map((value) => h("td", { class: "right num" }, number(value))),
-    ),
-  );
-  return h("div", { class: "table-wrap card-body" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(([label, side]) => h("th", { scope: "col", class: side }, label)))), h("tbody", {}, rows)));
+  const rows = holders.map((each) => [runLink(each.run), ROLES[each.role] ?? each.role, ...[each.count, each.cpus, each.gpus].map(number)]);
+  return table("What runs hold", heads, rows);
 }

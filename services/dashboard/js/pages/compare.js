@@ -1,17 +1,20 @@
 // Compares runs: the curves of a metric, the newest values side by side, and the differences between their jobs.
 
+import { remember } from "../address.js";
 import { get, query, runPath } from "../api.js";
 import { Chart } from "../charts/chart.js";
-import { fill, h } from "../dom.js";
+import { fill, h, scrolling } from "../dom.js";
 import { number, plain } from "../format.js";
 import { series } from "../palette.js";
 import { empty, failed } from "../states.js";
 import { flattened } from "./job.js";
-import { byVersion, smoothed } from "./run_charts.js";
+import { byVersion, estimate, klOf, smoothed } from "./run_charts.js";
 
 const MOST = 7; // the number of colours
 const POINTS = 600;
 const FIRST = ["pass_at_1", "reward_mean", "loss"];
+const HELD_OUT = "evaluation/pass_at_"; // held-out pass@k among the metrics; jobs name it so in their rules
+const AXES = { step: "over steps", kl: "over KL to the initial model" };
 
 export class ComparePage {
   title = "Compare";
@@ -19,33 +22,38 @@ export class ComparePage {
   constructor(parts, params) {
     this.runs = new Map(); // id -> {view, metrics, evaluations}
     this.metric = params.get("metric");
+    this.axis = h("select", { "aria-label": "Horizontal axis" }, Object.entries(AXES).map(([value, label]) => h("option", { value }, label)));
+    this.axis.value = params.get("axis") === "kl" ? "kl" : "step";
+    this.axis.addEventListener("change", () => this.redraw());
     this.picks = h("div", { class: "picks" });
     this.add = h("select", { "aria-label": "Add a run" });
     this.add.addEventListener("change", () => this.addRun(this.add.value));
     this.choice = h("select", { "aria-label": "Metric" });
     this.choice.addEventListener("change", () => {
       this.metric = this.choice.value;
-      this.remember();
-      this.draw();
+      this.redraw();
     });
-    this.smooth = h("input", { type: "checkbox", checked: true });
-    this.smooth.addEventListener("change", () => this.draw());
-    this.all = h("input", { type: "checkbox" });
-    this.all.addEventListener("change", () => this.drawDiff());
+    this.smooth = h("input", { type: "checkbox", checked: params.get("smooth") !== "no" });
+    this.smooth.addEventListener("change", () => this.redraw());
+    this.all = h("input", { type: "checkbox", checked: params.get("identical") === "yes" });
+    this.all.addEventListener("change", () => {
+      this.remember();
+      this.drawDiff();
+    });
     this.chart = new Chart({ title: "Curves", size: "tall", wholeX: true });
     this.passes = new Chart({ title: "pass@k, newest evaluation", size: "tall", range: [0, null], log2: true, dots: true, xName: "", xFormat: (x) => `k=${Math.round(2 ** x)}` });
-    this.table = h("div", { class: "table-wrap" });
+    this.table = scrolling("Table of the jobs' fields", { class: "table-wrap" });
     this.message = h("div", {});
     this.content = h("div", { class: "page" }, this.makeContent());
-    this.element = h("div", { class: "page" }, h("h1", {}, "Compare"), this.picks, this.message, this.content);
+    this.element = h("div", { class: "page" }, h("div", { class: "page-head" }, h("h1", {}, "Compare"), h("div", { class: "end" }, h("a", { class: "button", href: "#/groups" }, "Groups of runs"))), this.picks, this.message, this.content);
     this.start((params.get("runs") ?? "").split(",").filter(Boolean).slice(0, MOST));
   }
 
   makeContent() {
     return [
-      h("div", { class: "filters" }, this.choice, h("label", { class: "check" }, this.smooth, "Smooth curves")),
+      h("div", { class: "filters" }, this.choice, this.axis, h("label", { class: "check" }, this.smooth, "Smooth curves")),
       h("div", { class: "grid" }, this.chart.element, this.passes.element),
-      h("section", { class: "card" }, h("header", {}, h("h3", {}, "Jobs"), h("label", { class: "check small end" }, this.all, "Show identical fields")), h("div", { class: "card-body" }, this.table)),
+      h("section", { class: "card" }, h("header", {}, h("h2", {}, "Jobs"), h("label", { class: "check small end" }, this.all, "Show identical fields")), h("div", { class: "card-body" }, this.table)),
     ];
   }
 
@@ -91,7 +99,15 @@ export class ComparePage {
   }
 
   remember() {
-    history.replaceState(null, "", `#/compare${query({ runs: [...this.runs.keys()].join(), metric: this.metric })}`);
+    const shown = { axis: this.axis.value === "kl" ? "kl" : "", smooth: this.smooth.checked ? "" : "no", identical: this.all.checked ? "yes" : "" };
+    remember("compare", { runs: [...this.runs.keys()].join(), metric: this.metric, ...shown });
+  }
+
+  /** After a change of what the curves show. */
+  redraw() {
+    this.remember();
+    this.draw();
+    this.drawDiff();
   }
 
   changed() {
@@ -128,23 +144,25 @@ export class ComparePage {
   }
 
   drawChoice() {
-    const names = [...new Set([...this.runs.values()].flatMap(({ metrics }) => Object.keys(metrics.series)))].filter((name) => name !== "time").sort();
+    const runs = [...this.runs.values()];
+    const ks = new Set(runs.flatMap(({ evaluations }) => evaluations.flatMap(({ estimates }) => estimates.map(({ k }) => k))));
+    const ofSteps = [...new Set(runs.flatMap(({ metrics }) => Object.keys(metrics.series)))].filter((name) => name !== "time").sort();
+    const names = [...ofSteps, ...[...ks].sort((a, b) => a - b).map((k) => HELD_OUT + k)];
     if (!names.includes(this.metric)) this.metric = FIRST.find((name) => names.includes(name)) ?? names[0] ?? null;
-    fill(this.choice, names.map((name) => h("option", { value: name }, name)));
+    fill(this.choice, names.map((name) => h("option", { value: name }, label(name))));
     if (this.metric) this.choice.value = this.metric;
   }
 
   draw() {
     const runs = [...this.runs.entries()].map(([id, run], i) => ({ id, ...run, label: this.label(id), color: series(i) }));
-    const xs = [...new Set(runs.flatMap(({ metrics }) => metrics.steps))].sort((a, b) => a - b);
+    const overKl = this.axis.value === "kl";
+    const curves = runs.map((run) => curveOf(run, this.metric, overKl, this.smooth.checked));
+    const xs = [...new Set(curves.flatMap((curve) => [...curve.keys()]))].sort((a, b) => a - b);
+    const points = overKl ? 5 : false; // KL may fall, and a line would turn back
+    this.chart.name(overKl ? "KL" : "step", !overKl);
     this.chart.draw(
       xs,
-      runs.map(({ metrics, label, color }) => {
-        const values = metrics.series[this.metric] ?? [];
-        const drawn = smoothed(values, this.smooth.checked ? Math.max(1, Math.round(values.length / 40)) : 1);
-        const at = new Map(metrics.steps.map((step, i) => [step, drawn[i] ?? null]));
-        return { label, color, values: xs.map((x) => at.get(x) ?? null) };
-      }),
+      runs.map(({ label, color }, i) => ({ label, color, points: this.metric?.startsWith(HELD_OUT) ? 9 : points, values: xs.map((x) => curves[i].get(x) ?? null) })),
     );
     const newest = runs.filter(({ evaluations }) => evaluations.length).map((run) => ({ ...run, estimates: new Map(run.evaluations.at(-1).estimates.map((each) => [each.k, each])) }));
     const ks = [...new Set(newest.flatMap(({ estimates }) => [...estimates.keys()]))].sort((a, b) => a - b);
@@ -167,15 +185,27 @@ export class ComparePage {
   drawDiff() {
     const runs = [...this.runs.entries()];
     const jobs = runs.map(([, { view }]) => flattened(view.record.job));
-    const last = (metrics, name) => number(metrics.series[name]?.findLast((value) => value !== null));
     const names = [...new Set(jobs.flatMap((job) => [...job.keys()]))];
     const rows = names.map((name) => ({ name, values: jobs.map((job) => plain(job.get(name))) }));
     const differs = ({ values }) => values.some((value) => value !== values[0]);
     const shown = rows.filter((row) => this.all.checked || differs(row));
-    const metric = this.metric && { name: `${this.metric} (newest)`, values: runs.map(([, { metrics }]) => last(metrics, this.metric)) };
+    const newest = (run) => number([...curveOf(run, this.metric, false, false).values()].at(-1));
+    const metric = this.metric && { name: `${label(this.metric)} (newest)`, values: runs.map(([, run]) => newest(run)) };
     const line = (row, mark) => h("tr", { data: { differs: mark } }, h("td", {}, row.name), row.values.map((value) => h("td", {}, value)));
     const head = h("tr", {}, h("th", { scope: "col" }, "Field"), runs.map(([id]) => h("th", { scope: "col" }, this.label(id))));
     const body = h("tbody", {}, metric && line(metric, false), shown.map((row) => line(row, this.all.checked && differs(row))));
     fill(this.table, h("table", { class: "diff" }, h("thead", {}, head), body));
   }
+}
+
+const label = (metric) => (metric.startsWith(HELD_OUT) ? `held-out pass@${metric.slice(HELD_OUT.length)}` : metric);
+
+/** The values of a metric by step or by KL to the initial model: those of evaluations by the version evaluated. */
+function curveOf({ metrics, evaluations }, metric, overKl, smooth) {
+  const whole = (values) => smoothed(values, smooth ? Math.max(1, Math.round(values.length / 40)) : 1);
+  const kl = whole(metrics.series.kl_k1 ?? metrics.steps.map(() => null));
+  const pairs = metric?.startsWith(HELD_OUT)
+    ? evaluations.map((each) => [overKl ? klOf(metrics.steps, kl, each.version) : each.version, estimate(each, Number(metric.slice(HELD_OUT.length)))?.mean ?? null])
+    : whole(metrics.series[metric] ?? []).map((value, i) => [overKl ? kl[i] : metrics.steps[i], value]);
+  return new Map(pairs.filter(([x, y]) => x !== null && y !== null));
 }

@@ -1,6 +1,7 @@
 // All fields of the job, and the values that were changed since the run started.
 
-import { h } from "../dom.js";
+import { remember, runAddress } from "../address.js";
+import { h, scrolling } from "../dom.js";
 import { plain } from "../format.js";
 
 /** Flatten a tree to rows such as "update.kl.coefficient" -> value; the weights of an objective stay together. */
@@ -15,12 +16,15 @@ export function flattened(tree, path = "", rows = new Map()) {
 }
 
 export class JobTab {
-  constructor(model) {
+  constructor(model, params) {
     this.body = h("tbody");
-    this.search = h("input", { type: "search", placeholder: "Find a field", "aria-label": "Find a field" });
-    this.search.addEventListener("input", () => this.draw(model));
+    this.search = h("input", { type: "search", placeholder: "Find a field", "aria-label": "Find a field", value: params.get("find") ?? "" });
+    this.search.addEventListener("input", () => {
+      remember(runAddress(model.id, "job"), { find: this.search.value });
+      this.draw(model);
+    });
     const head = h("tr", {}, ["Field", "Value", "Changed to"].map((each) => h("th", { scope: "col" }, each)));
-    const table = h("div", { class: "table-wrap" }, h("table", { class: "diff" }, h("thead", {}, head), this.body));
+    const table = scrolling("Table of the job's fields", { class: "table-wrap" }, h("table", { class: "diff" }, h("thead", {}, head), this.body));
     const folder = h("span", { class: "soft small mono" }, model.view.record.folder);
     this.element = h("div", { class: "page" }, h("div", { class: "filters" }, this.search, folder), h("div", { class: "card" }, table));
     this.draw(model);

@@ -1,5 +1,6 @@
 // The newest lines of each process's log.
 
+import { remember, runAddress } from "../address.js";
 import { get, query, runPath } from "../api.js";
 import { fill, h } from "../dom.js";
 import { bytes } from "../format.js";
@@ -13,7 +14,10 @@ export class LogsTab {
     this.abort = new AbortController();
     this.wanted = params.get("process");
     this.choice = h("select", { "aria-label": "Process" });
-    this.choice.addEventListener("change", () => this.load());
+    this.choice.addEventListener("change", () => {
+      remember(runAddress(this.id, "logs"), { process: this.choice.value });
+      this.load();
+    });
     const again = h("button", { class: "button", type: "button", onclick: () => this.load() }, "Reload");
     this.body = h("div", {});
     this.bar = h("div", { class: "filters hidden" }, this.choice, again);

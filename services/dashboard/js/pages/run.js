@@ -47,7 +47,7 @@ export class RunPage {
     try {
       this.model.view = await get(runPath(this.id));
     } catch (error) {
-      fill(this.element, failed(error, error.status === 404 ? null : () => this.start(onState)));
+      fill(this.element, h("h1", {}, this.id), failed(error, error.status === 404 ? null : () => this.start(onState)));
       if (error.status === undefined) throw error;
       return;
     }
@@ -158,9 +158,7 @@ export class RunPage {
       this.tabs,
       Object.entries(TABS).map(([key, [label]]) => h("a", { href: key === "overview" ? base : `${base}/${key}`, "aria-current": key === name && "page" }, label)),
     );
-    if (name === this.tabName) return;
     this.tab?.close();
-    this.tabName = name;
     this.tab = new TABS[name][1](this.model, params);
     fill(this.body, this.tab.element);
     if (this.loaded) this.draw();

@@ -30,7 +30,7 @@ export function byVersion(evaluations) {
   return [...new Map(evaluations.map((each) => [each.version, each])).values()].sort((a, b) => a.version - b.version);
 }
 
-const estimate = (evaluation, k) => evaluation.estimates.find((each) => each.k === k) ?? null;
+export const estimate = (evaluation, k) => evaluation.estimates.find((each) => each.k === k) ?? null;
 
 function allKs(metrics, evaluations) {
   const ks = new Set(metrics.family(PASS).map((each) => each.number));
@@ -114,7 +114,7 @@ class AgainstKl {
   constructor() {
     this.chart = new Chart({
       title: "pass@k against KL",
-      note: "gain per nat of distance from the initial model",
+      note: "nats from the initial model; rings: held-out evaluations",
       xName: "KL",
       size: "tall",
       range: [0, null],
@@ -122,27 +122,34 @@ class AgainstKl {
   }
 
   draw({ metrics, evaluations }) {
-    const family = metrics.family(PASS);
     const kl = metrics.values("kl_k1");
-    const names = family.length > 1 ? [family[0], family.at(-1)] : family;
-    const rows = buckets(metrics, kl, names);
-    for (const evaluation of byVersion(evaluations)) {
-      const x = klOf(metrics, kl, evaluation.version);
+    const points = byVersion(evaluations);
+    const ks = outermost(metrics.family(PASS).map((each) => each.number), points.flatMap((each) => each.estimates.map(({ k }) => k)));
+    const rows = buckets(metrics, kl, ks.map((k) => `pass_at_${k}`));
+    for (const evaluation of points) {
+      const x = klOf(metrics.steps, kl, evaluation.version);
       if (x !== null) rows.push({ x, evaluation });
     }
     rows.sort((a, b) => a.x - b.x);
     this.chart.draw(
       rows.map(({ x }) => x),
-      names.flatMap(({ number: k }, i) => {
-        const color = ramp(i, names.length);
+      ks.flatMap((k, i) => {
+        const color = ramp(i, ks.length);
+        const trained = metrics.has(`pass_at_${k}`);
         const held = rows.map(({ evaluation }) => (evaluation ? (estimate(evaluation, k)?.mean ?? null) : null));
         return [
-          { label: `@${k}`, color, points: 5, values: rows.map(({ values }) => values?.[i] ?? null) },
-          held.some((value) => value !== null) && { label: `@${k}`, color, points: 10, quiet: true, values: held },
+          trained && { label: `@${k}`, color, points: 5, values: rows.map(({ values }) => values?.[i] ?? null) },
+          held.some((value) => value !== null) && { label: `@${k}`, color, points: 10, quiet: trained, values: held },
         ].filter(Boolean);
       }),
     );
   }
+}
+
+/** The smallest and the largest number of each list, together in order. */
+function outermost(...lists) {
+  const ends = lists.filter(({ length }) => length).flatMap((list) => [Math.min(...list), Math.max(...list)]);
+  return [...new Set(ends)].sort((a, b) => a - b);
 }
 
 /** Means of KL and of the metrics `names` over groups of adjacent steps. */
@@ -155,15 +162,15 @@ function buckets(metrics, kl, names) {
       return there.length ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
     };
     const x = mean(kl);
-    if (x !== null) rows.push({ x, values: names.map(({ name }) => mean(metrics.values(name))) });
+    if (x !== null) rows.push({ x, values: names.map((name) => mean(metrics.values(name))) });
   }
   return rows;
 }
 
 /** KL of a version's weights: 0 for the initial ones, else as measured at the nearest earlier step. */
-function klOf(metrics, kl, version) {
+export function klOf(steps, kl, version) {
   if (version === 0) return 0;
-  const i = metrics.steps.findLastIndex((step, j) => step <= version && kl[j] !== null);
+  const i = steps.findLastIndex((step, j) => step <= version && kl[j] !== null);
   return i < 0 ? null : kl[i];
 }
 

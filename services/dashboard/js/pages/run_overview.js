@@ -1,5 +1,6 @@
 // The first tab of a run: key numbers, controls, charts, processes, events.
 
+import { remember, runAddress } from "../address.js";
 import { Timeline } from "../charts/timeline.js";
 import { fill, h, setText } from "../dom.js";
 import { ENDED } from "../palette.js";
@@ -11,7 +12,8 @@ import { Events, LedgerCounts, Tiles, Workers } from "./run_panels.js";
 const SMOOTHING = 40; // a smoothed point is the mean over one part in 40 of the curve
 
 export class OverviewTab {
-  constructor(model) {
+  constructor(model, params) {
+    this.params = params;
     const { kind } = model.view.record;
     this.charts = chartsOf(kind);
     this.tiles = new Tiles(kind);
@@ -23,7 +25,7 @@ export class OverviewTab {
       "div",
       { class: "page" },
       this.tiles.element,
-      kind === "sft" || kind === "rft" ? null : this.makeControls(model),
+      kind === "rl" ? this.makeControls(model) : null,
       this.problem,
       h("div", { class: "grid" }, this.ordered()),
       this.makeOthers(model),
@@ -38,6 +40,7 @@ export class OverviewTab {
   }
 
   close() {
+    this.closed = true;
     for (const { chart } of [...this.charts, ...this.others.values()]) chart.close();
     this.timeline?.close();
   }
@@ -51,20 +54,31 @@ export class OverviewTab {
     this.rewards = new Stepper(model.id, "reward_workers", "Reward workers", 1, onView);
     const programs = model.view.record.job.rollout;
     this.environments = programs ? new Stepper(model.id, "environment_workers", "Environment workers", 1, onView) : null;
-    this.smooth = h("input", { type: "checkbox", checked: true });
-    this.smooth.addEventListener("change", () => this.draw(this.model));
+    this.smooth = h("input", { type: "checkbox", checked: this.params.get("smooth") !== "no" });
+    this.smooth.addEventListener("change", () => {
+      this.remember();
+      this.draw(this.model);
+    });
     this.smoothText = h("span", {}, "Smooth curves");
-    const smooth = model.view.record.kind === "eval" ? null : h("label", { class: "check" }, this.smooth, this.smoothText);
+    const smooth = h("label", { class: "check" }, this.smooth, this.smoothText);
     return h("div", { class: "card controls" }, this.actors.element, this.rewards.element, this.environments?.element, smooth);
   }
 
   makeOthers(model) {
     const grid = h("div", { class: "grid three" });
-    const details = h("details", {}, h("summary", {}, "All metrics"), grid);
-    details.addEventListener("toggle", () => this.drawOthers(model));
+    const details = h("details", { open: this.params.get("all") === "yes" }, h("summary", {}, "All metrics"), grid);
+    details.addEventListener("toggle", () => {
+      if (!this.closed) this.remember();
+      this.drawOthers(model);
+    });
     this.details = details;
     this.othersGrid = grid;
     return model.view.record.kind === "eval" ? null : details;
+  }
+
+  /** Keep in the address what differs from what the page shows at first. */
+  remember() {
+    remember(runAddress(this.model.id), { smooth: this.smooth?.checked === false ? "no" : "", all: this.details.open ? "yes" : "" });
   }
 
   drawControls({ view }) {

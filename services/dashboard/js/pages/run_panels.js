@@ -1,6 +1,6 @@
 // Panels next to the charts: key numbers, workers, events and the ledger.
 
-import { KeyedList, fill, h, setText } from "../dom.js";
+import { KeyedList, fill, h, scrolling, setText } from "../dom.js";
 import { clock, count, duration, moment, number, percent, plain, words } from "../format.js";
 import { ENDED } from "../palette.js";
 
@@ -66,7 +66,7 @@ export class Workers {
     this.none = h("p", { class: "soft small card-body" }, "This run has no live processes.");
     const heads = [["Process"], ["State"], ["Version", "right"], ["Busy", "right"], ["Process id", "right"]];
     this.table = h("table", {}, h("thead", {}, h("tr", {}, heads.map(([label, side]) => h("th", { scope: "col", class: side }, label)))), this.body);
-    this.element = h("section", { class: "card" }, h("header", {}, h("h3", {}, "Workers"), this.note), h("div", { class: "workers" }, this.none, this.table));
+    this.element = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Workers"), this.note), scrolling("Table of workers", { class: "workers" }, this.none, this.table));
   }
 
   draw({ view }) {
@@ -105,7 +105,7 @@ export class Events {
     this.list = h("ul", { class: "events", tabindex: "0", "aria-label": "Events, newest first" });
     this.rows = new KeyedList(this.list, eventRow);
     this.none = h("p", { class: "soft small card-body" }, "No events yet.");
-    this.element = h("section", { class: "card" }, h("header", {}, h("h3", {}, "Events")), this.none, this.list);
+    this.element = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Events")), this.none, this.list);
   }
 
   draw({ events }) {
@@ -144,7 +144,7 @@ export class LedgerCounts {
   constructor() {
     this.list = h("dl", { class: "ledger" });
     this.note = h("span", { class: "soft" }, "each admitted group is trained, dropped or in flight; dead ones are among them");
-    this.element = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "Ledger"), this.note), h("div", { class: "card-body" }, this.list));
+    this.element = h("section", { class: "card wide" }, h("header", {}, h("h2", {}, "Ledger"), this.note), h("div", { class: "card-body" }, this.list));
   }
 
   draw({ ledger }) {

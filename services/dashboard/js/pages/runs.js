@@ -1,5 +1,6 @@
 // The list of runs: state, progress, newest rewards; filters that the server applies, and a selection to compare.
 
+import { remember } from "../address.js";
 import { get, query } from "../api.js";
 import { Spark } from "../charts/spark.js";
 import { KeyedList, fill, h, setText, throttle } from "../dom.js";
@@ -22,6 +23,12 @@ export function setBadge(element, state) {
   element.dataset.tone = tone(state);
   element.dataset.live = LIVE_STATES.has(state);
   setText(element, state);
+}
+
+/** A tag; that of a sweep leads to the comparison of its groups. */
+function tag(name, value) {
+  const text = `${name}=${value}`;
+  return name === "sweep" ? h("a", { class: "tag", href: `#/groups${query({ tag: text })}` }, text) : h("span", { class: "tag" }, text);
 }
 
 class RunRow {
@@ -74,7 +81,7 @@ class RunRow {
     fill(
       this.sub,
       h("span", { class: run.problem ? "problem" : "mono", data: { tone: tone(run.state) } }, run.problem || run.id),
-      tags.map(([name, value]) => h("span", { class: "tag" }, `${name}=${value}`)),
+      tags.map(([name, value]) => tag(name, value)),
     );
     this.sub.title = run.problem ?? "";
   }
@@ -150,7 +157,7 @@ export class RunsPage {
   }
 
   changed() {
-    history.replaceState(null, "", `#/runs${query(this.wanted())}`);
+    remember("runs", this.wanted());
     this.ask();
   }
 

@@ -1,11 +1,13 @@
 // Browses the samples: prompts with the verdicts of their samples, and one group in full.
 // Only visible rows are in the document; another page of samples is fetched when the end is near.
 
+import { remember, runAddress } from "../address.js";
 import { get, query, runPath } from "../api.js";
 import { fill, h, setText, throttle } from "../dom.js";
-import { count, duration, number, words } from "../format.js";
+import { count, words } from "../format.js";
 import { STATUSES, verdictColor } from "../palette.js";
 import { empty, failed } from "../states.js";
+import { comparison, sampleBox } from "./sample_box.js";
 
 const LIMIT = 200; // samples per request
 const ROW = 74; // px, as in pages.css
@@ -15,6 +17,8 @@ const CELLS = 32; // verdicts shown next to a prompt
 export class SamplesTab {
   constructor(model, params) {
     this.id = model.id;
+    this.wantedGroup = params.get("open"); // step and group, as in "390.12481", of a link
+    this.wantedPair = /^\d+\.\d+$/.test(params.get("compare") ?? "") ? params.get("compare").split(".").map(Number) : [];
     this.makeFilters(params);
     this.room = h("div", { class: "room" });
     this.list = h("div", { class: "virtual", role: "listbox", "aria-label": "Prompts" }, this.room);
@@ -23,7 +27,7 @@ export class SamplesTab {
     this.total = h("span", { class: "soft" });
     this.message = h("div", {});
     this.detail = h("section", { class: "card detail", "aria-label": "Samples of the prompt", tabindex: "-1" });
-    const left = h("section", { class: "card" }, h("header", {}, h("h3", {}, "Prompts"), this.total), this.message, this.list);
+    const left = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Prompts"), this.total), this.message, this.list);
     this.element = h("div", { class: "page" }, this.filters, h("div", { class: "samples" }, left, this.detail));
     this.rows = new Map(); // index -> element of the visible rows
     this.sizes = new ResizeObserver(() => this.render());
@@ -43,7 +47,10 @@ export class SamplesTab {
     const status = h("select", { name: "status", "aria-label": "Verdict" }, h("option", { value: "" }, "Any verdict"), STATUSES.map((each) => h("option", { value: each }, words(each))));
     status.value = params.get("status") ?? "";
     this.fields = [status, field("step", "Step", "number"), field("group", "Group", "number"), field("prompt_id", "Prompt id", "text"), field("min_reward", "Min. reward", "number")];
-    this.ask = throttle(() => this.restart(), 300);
+    this.ask = throttle(() => {
+      this.restart();
+      this.remember();
+    }, 300);
     for (const each of this.fields) each.addEventListener("input", () => this.ask());
     this.filters = h("form", { class: "filters", "aria-label": "Filters" }, this.fields);
     this.filters.addEventListener("submit", (event) => event.preventDefault());
@@ -58,6 +65,7 @@ export class SamplesTab {
     this.cursor = "";
     this.busy = false;
     this.chosen = null;
+    this.pair = []; // places of the samples to compare, in the order of choice
     for (const row of this.rows.values()) row.remove();
     this.rows.clear();
     fill(this.message);
@@ -66,13 +74,23 @@ export class SamplesTab {
     this.load();
   }
 
+  filtered() {
+    return Object.fromEntries(this.fields.map(({ name, value }) => [name, value.trim()]));
+  }
+
+  /** Keep the filters, the group that was opened and the samples that are compared in the address. */
+  remember() {
+    const group = this.opened && this.groups[this.chosen];
+    const shown = { open: group ? `${group.step}.${group.group}` : "", compare: this.pair.length === 2 ? this.pair.join(".") : "" };
+    remember(runAddress(this.id, "samples"), { ...this.filtered(), ...shown });
+  }
+
   async load() {
     if (this.busy || this.cursor === null) return;
     this.busy = true;
     const { signal } = this.abort;
     try {
-      const wanted = Object.fromEntries(this.fields.map(({ name, value }) => [name, value.trim()]));
-      const page = await get(runPath(this.id, `/samples${query({ ...wanted, limit: LIMIT, cursor: this.cursor })}`), { signal });
+      const page = await get(runPath(this.id, `/samples${query({ ...this.filtered(), limit: LIMIT, cursor: this.cursor })}`), { signal });
       if (signal.aborted) return;
       this.cursor = page.next;
       for (const row of page.items) this.add(row);
@@ -109,10 +127,33 @@ export class SamplesTab {
     }
     this.list.classList.toggle("hidden", this.samples === 0);
     this.room.style.height = `${this.groups.length * ROW}px`;
+    if (this.wantedGroup && this.groups.length) this.openWanted();
     if (this.chosen === null && this.groups.length) this.choose(0, false);
     else if (this.groups[this.chosen]?.stale) this.showGroup();
     this.render();
     this.scrolled();
+  }
+
+  /** Open the group that the address names. If it is not on the first page, the list shows this group only. */
+  openWanted() {
+    const [step, group] = this.wantedGroup.split(".");
+    const index = this.places.get(`${step} ${group}`);
+    this.wantedGroup = index === undefined ? this.wantedGroup : null;
+    if (index !== undefined) {
+      this.opened = true;
+      this.list.scrollTop = index * ROW;
+      this.choose(index, false);
+      this.compare(this.wantedPair);
+      return;
+    }
+    const fields = new Map(this.fields.map((each) => [each.name, each]));
+    if (fields.get("group").value || !/^\d+$/.test(step) || !/^\d+$/.test(group)) {
+      this.wantedGroup = null;
+      return;
+    }
+    fields.get("step").value = step;
+    fields.get("group").value = group;
+    this.restart();
   }
 
   scrolled() {
@@ -152,7 +193,11 @@ export class SamplesTab {
         tabindex: chosen ? "0" : "-1",
         "aria-selected": String(chosen),
         style: { top: `${index * ROW}px` },
-        onclick: () => this.choose(index, true),
+        onclick: () => {
+          this.opened = true;
+          this.choose(index, true);
+          this.remember();
+        },
       },
       h("div", { class: "clip mono" }, group.prompt.slice(0, 200)),
       h("div", { class: "cells", "aria-hidden": "true" }, group.samples.slice(0, CELLS).map(({ status }) => h("span", { style: { background: `var(--${verdictColor(status)})` } }))),
@@ -168,13 +213,16 @@ export class SamplesTab {
     const top = index * ROW;
     if (top < this.list.scrollTop) this.list.scrollTop = top;
     else if (top + ROW > this.list.scrollTop + this.list.clientHeight) this.list.scrollTop = top + ROW - this.list.clientHeight;
+    this.opened = true;
     this.choose(index, false);
+    this.remember();
     this.rows.get(index)?.focus();
   }
 
   choose(index, byHand) {
     const before = this.chosen;
     this.chosen = index;
+    if (before !== index) this.pair = [];
     for (const each of [before, index]) {
       this.rows.get(each)?.remove();
       this.rows.delete(each);
@@ -191,54 +239,39 @@ export class SamplesTab {
     const samples = group.samples.toSorted((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
     fill(
       this.detail,
-      h("header", {}, h("h3", {}, group.promptId), h("span", { class: "soft end num" }, `step ${group.step}, group ${group.group}, ${samples.length} samples`)),
+      h("header", {}, h("h2", {}, group.promptId), h("span", { class: "soft end num" }, `step ${group.step}, group ${group.group}, ${samples.length} samples`)),
       h("div", { class: "card-body" }, h("pre", { class: "prompt-text", tabindex: "0", "aria-label": "Prompt" }, group.prompt)),
-      h("div", {}, samples.map(sampleBox)),
+      this.pair.length > 0 && comparison(samples, this.pair, () => this.closeComparison()),
+      h("div", {}, samples.map((sample, i) => sampleBox(sample, i + 1, this.pair.includes(i + 1), () => this.toggle(i + 1)))),
     );
   }
-}
 
-function sampleBox(sample) {
-  const fact = (label, value) => h("span", {}, `${label} `, h("b", {}, value));
-  const sign = sample.advantage > 0 ? "+" : "";
-  return h(
-    "article",
-    { class: "sample", data: { status: sample.status } },
-    h(
-      "div",
-      { class: "facts" },
-      h("span", { class: "verdict" }, h("span", { class: "swatch", style: { background: `var(--${verdictColor(sample.status)})` } }), words(sample.status)),
-      fact("reward", number(sample.reward)),
-      fact("advantage", sample.advantage === undefined ? "–" : `${sign}${number(sample.advantage)}`),
-      fact("tokens", number(sample.tokens)),
-      h("span", {}, versionText(sample)),
-      sample.stopped === false && h("span", { class: "tag" }, "truncated at the length limit"),
-    ),
-    sample.earlier && h("details", {}, h("summary", {}, "earlier turns"), h("pre", { class: "sample-text" }, sample.earlier)),
-    sample.calls?.length > 0 && callList(sample.calls),
-    h("pre", { class: "sample-text" }, sample.sample),
-    sample.detail && h("p", { class: "failing" }, sample.detail),
-  );
-}
+  /** Choose a sample for the comparison, or no longer; of three, the one chosen first is dropped. */
+  toggle(place) {
+    const kept = this.pair.filter((each) => each !== place);
+    this.compare(kept.length < this.pair.length ? kept : [...kept, place].slice(-2));
+    if (this.pair.length < 2) this.focusSample(place);
+  }
 
-/** The calls of an episode: what each put behind the text before it, and what the model answered. */
-function callList(calls) {
-  const parts = calls.map(({ context, answer, observed, tokens, seconds }, i) =>
-    h(
-      "li",
-      {},
-      h("p", { class: "soft small num" }, `call ${i + 1}: ${count(observed)} tokens of context, ${count(tokens)} sampled in ${duration(seconds)}`),
-      h("pre", { class: "sample-text soft" }, context),
-      h("pre", { class: "sample-text" }, answer),
-    ),
-  );
-  const label = calls.length === 1 ? "1 call" : `${calls.length} calls`;
-  return h("details", { class: "calls" }, h("summary", {}, label), h("ol", {}, parts));
-}
+  closeComparison() {
+    const place = this.pair.at(-1);
+    this.compare([]);
+    this.focusSample(place);
+  }
 
-/** "version 7", or for a sample during which the weights were updated "version 7, then 8 from token 31". */
-function versionText({ versions, version_starts: starts }) {
-  if (!versions?.length) return "";
-  const later = versions.slice(1).map((version, i) => (starts ? `, then ${version} from token ${starts[i + 1]}` : `, then ${version}`));
-  return `version ${versions[0]}${later.join("")}`;
+  focusSample(place) {
+    this.detail.querySelector(`[data-place="${place}"] button`).focus();
+  }
+
+  /** Show where the samples at these places of the open group differ. */
+  compare(places) {
+    const { length } = this.groups[this.chosen].samples;
+    this.pair = places.every((place) => 1 <= place && place <= length) ? places : [];
+    this.opened = true;
+    this.showGroup();
+    this.remember();
+    const shown = this.detail.querySelector(".difference");
+    shown?.focus({ preventScroll: true });
+    shown?.scrollIntoView({ block: "nearest" });
+  }
 }

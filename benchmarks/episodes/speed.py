@@ -1,0 +1,211 @@
+"""Tokens per second of episodes, compared with plain samples of the same engine, and what the gateway adds to a call.
+
+    python -m benchmarks.episodes.speed [--episodes 64] [--calls 4] [--tokens 32] [--wait 1.0] [--rounds 3]
+
+One engine on CPU with a model of 3 million parameters takes turns: plain samples, as many at once as episodes; episodes
+whose program calls the model without a pause; episodes whose environment takes ``--wait`` seconds after each call; and
+four times as many of these at once. Programs run in a process of their own and use the OpenAI client, as in a run.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.config import ActorConfig, EpisodesRequest
+from actors.environment import engine_environment
+from actors.gateway.session import Limits
+from environments.outside.interpreter import Outside
+from environments.outside.programs import OutsidePrograms
+from volley.gateway import GatewaySpec
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
+
+MORE = 4  # times as many episodes at once, to fill the engine while environments take their time
+LENGTH = 512
+START_S, LONGEST_S = 300.0, 3600.0
+
+
+async def play(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
+    """The program: calls, each followed by the environment's time. Its detail is the seconds of the calls."""
+    from openai import AsyncOpenAI
+
+    seconds = []
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
+        for _ in range(row["calls"]):
+            begun = time.perf_counter()
+            answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=row["tokens"])
+            seconds.append(time.perf_counter() - begun)
+            reply = answer.choices[0].message
+            messages += [reply.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+            await asyncio.sleep(row["wait"])
+    return {"reward": 1.0, "detail": json.dumps([round(each, 6) for each in seconds])}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn.
+
+    Attributes:
+        rate: sampled tokens per second.
+        added: seconds that a call took for the program beyond those of the engine, one per episode.
+        cached: share of the later calls' prompt tokens that the engine had in its prefix cache.
+    """
+
+    rate: float
+    added: tuple[float, ...] = ()
+    cached: float = 0.0
+
+
+class Sides:
+    """Plain samples and episodes on one engine."""
+
+    def __init__(
+        self, engine: Any, gateway: Any, url: str, programs: OutsidePrograms, args: argparse.Namespace
+    ) -> None:
+        self._engine, self._gateway, self._url, self._programs, self._args = engine, gateway, url, programs, args
+        self._prompts = 0
+        self._seen = self._cached = 0
+        self._outputs = engine._outputs
+        engine._outputs = self._counted
+
+    async def _counted(self, prompt: list[int], params: Any) -> AsyncIterator[Any]:
+        """The engine's outputs, with the prompt tokens from its prefix cache counted."""
+        async for output in self._outputs(prompt, params):
+            yield output
+        self._seen, self._cached = self._seen + len(prompt), self._cached + (output.num_cached_tokens or 0)
+
+    def _prompt(self) -> str:
+        self._prompts += 1
+        return f"count to {self._prompts} in {self._prompts * 7919 % 1000} steps"
+
+    async def plain(self, at_once: int) -> Turn:
+        """As many samples as the episodes have calls."""
+
+        async def samples() -> int:
+            total = 0
+            for _ in range(self._args.calls):
+                prompt = self._gateway.renderer.tokens(self._prompt())
+                drawn = await self._engine.draw(
+                    prompt, max_tokens=self._args.tokens, temperature=1.0, top_p=1.0, seed=None, on_tokens=None
+                )
+                total += len(drawn.tokens)
+            return total
+
+        begun = time.perf_counter()
+        tokens = sum(await asyncio.gather(*(samples() for _ in range(at_once))))
+        return Turn(tokens / (time.perf_counter() - begun))
+
+    async def episodes(self, at_once: int, wait: float) -> Turn:
+        """Episodes that all begin at once."""
+        self._seen = self._cached = 0
+        limits = Limits(self._args.calls, self._args.calls * self._args.tokens, LENGTH)
+        keys = self._gateway.open_sessions(EpisodesRequest(0, "p", at_once, 1.0, 1.0, limits))
+        row = {"calls": self._args.calls, "tokens": self._args.tokens, "wait": wait}
+        begun = time.perf_counter()
+        ended = await asyncio.gather(
+            *(self._programs.run({**row, "prompt": self._prompt()}, self._url, key) for key in keys)
+        )
+        seconds = time.perf_counter() - begun
+        if failed := [each.outcome.failure for each in ended if each.outcome.failure]:
+            sys.exit(f"{len(failed)} episodes failed: {failed[0]}")
+        group, reports = await self._gateway.close_sessions(keys, group_id=0, prompt_id="p", actor="a")
+        added = tuple(
+            (sum(json.loads(each.outcome.detail)) - report.calling_seconds) / report.calls
+            for each, report in zip(ended, reports, strict=True)
+        )
+        return Turn(int(group.lengths_n.sum()) / seconds, added, self._cached / self._seen)
+
+
+async def measure(args: argparse.Namespace, folder: Path) -> None:
+    """Take turns and print the medians."""
+    actors = ActorsSpec(max_num_seqs=MORE * args.episodes, cpus=1, kv_cache_gb=0.5)
+    os.environ |= engine_environment(actors) | {"TMPDIR": str(folder), "VLLM_LOGGING_LEVEL": "ERROR"}
+    from actors.uncompiled import uncompiled
+
+    with uncompiled():
+        from actors.engine import Engine  # imports vLLM, which reads the environment
+    from actors.gateway.calls import Gateway
+    from actors.gateway.http import create_app
+    from actors.gateway.server import Server
+
+    config = ActorConfig(ModelSpec(path=folder / "model"), actors, LENGTH, 0, folder, gateway=GatewaySpec())
+    engine = await Engine.start(config, 0, "actor", folder / "engine.log")
+    gateway, server = Gateway(engine, engine.tokenizer, engine.stop_ids, GatewaySpec()), Server("127.0.0.1")
+    server.start(create_app(gateway, "model", None))
+    programs = OutsidePrograms(Outside(sys.executable, "benchmarks.episodes.speed:play"), LONGEST_S, START_S, 0)
+    try:
+        await programs.start()
+        sides = Sides(engine, gateway, server.url, programs, args)
+        await sides.plain(args.episodes), await sides.episodes(args.episodes, 0.0)  # warm up
+        turns = [
+            (
+                await sides.plain(args.episodes),
+                await sides.episodes(args.episodes, 0.0),
+                await sides.episodes(args.episodes, args.wait),
+                await sides.episodes(MORE * args.episodes, args.wait),
+            )
+            for _ in range(args.rounds)
+        ]
+    finally:
+        await programs.close()
+        await server.stop()
+        await engine.stop()
+    report(turns, args)
+
+
+def report(turns: Sequence[tuple[Turn, ...]], args: argparse.Namespace) -> None:
+    """Print the medians over rounds; ratios are of turns of the same round."""
+    n, wait = args.episodes, args.wait
+    names = (f"{n} plain samples", f"{n} episodes", f"{n} episodes, {wait:g} s", f"{MORE * n} episodes, {wait:g} s")
+    print(f"{'at once':28} {'tokens/s':>9} {'ratio':>6}   added to a call: median, longest   prefix cache")
+    for at, name in enumerate(names):
+        rate = statistics.median(each[at].rate for each in turns)
+        line = f"{name:28} {rate:9.0f} {statistics.median(each[at].rate / each[0].rate for each in turns):6.2f}"
+        if at:
+            added = [1000 * seconds for each in turns for seconds in each[at].added]
+            cached = statistics.median(each[at].cached for each in turns)
+            line += f"   {statistics.median(added):13.1f} ms {max(added):10.1f} ms {cached:14.0%}"
+        print(line)
+
+
+def write_model(folder: Path) -> None:
+    """Write an untrained chat model of about 3 million parameters."""
+    from tests.chat_models import chat_tokenizer
+    from tests.models import tiny_llama
+
+    tiny_llama(
+        folder / "model",
+        tokenizer=chat_tokenizer(),
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        head_dim=64,
+        initializer_range=0.02,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=64, help="at once")
+    parser.add_argument("--calls", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=32, help="of an answer")
+    parser.add_argument("--wait", type=float, default=1.0, help="seconds of the environment after each call")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder))
+        asyncio.run(measure(args, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Six runs on a cluster for two: they start in order, one is preempted, and drivers, API and Redis are killed."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.integration.jobs import write_inputs
+from tests.integration.test_service import Service, rows
+from volley.client import Client, Run
+from volley.errors import ServerAway, ServerBusy
+from volley.state import Observed
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+LONG, SHORT = 800, 10  # steps
+SECONDS = 240.0
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path)
+    service.up(cpus=2)
+    try:
+        yield service
+    finally:
+        service.run("down")
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.server) as client:
+        yield client
+
+
+def job(folder: Path, name: str, steps: int, cpus: int = 1) -> dict[str, Any]:
+    """A job that reserves this many CPUs."""
+    return {
+        "kind": "sft",
+        "name": name,
+        "model": {"path": str(folder / "model")},
+        "data": {"path": str(folder / "rows.jsonl")},
+        "steps": steps,
+        "rows_per_step": 4,
+        "learner": {"cpus_per_rank": cpus},
+    }
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; meanwhile the server may be away."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if holds():
+                return
+        except (ServerAway, ServerBusy):
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"not true within {SECONDS:g} s")
+
+
+def waiting(client: Client) -> list[str]:
+    """The runs that wait, in their order."""
+    return [place.run for place in client.queue().items if place.state == "waiting"]
+
+
+def observed(run: Run) -> Observed:
+    seen = run.view().observed
+    assert seen.state != "failed", seen
+    return seen
+
+
+def test_six_runs_share_a_cluster_in_order_and_nothing_is_lost(
+    service: Service, client: Client, tmp_path: Path
+) -> None:
+    write_inputs(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{i} 7=", "answer": "7"}}\n' for i in range(8)))
+    gate = client.submit(job(tmp_path, "gate", 1_000_000, cpus=2))  # the others wait behind it until all are there
+    steps = {"first": LONG, "second": LONG, "third": LONG, "fourth": SHORT}
+    queued = [client.submit(job(tmp_path, name, count)) for name, count in steps.items()]
+    urgent = client.submit(job(tmp_path, "urgent", SHORT), priority=-5)
+    until(lambda: waiting(client) == [run.id for run in (*queued, urgent)])
+    assert urgent.view().observed.problem == f"place 5 in the queue: waits for 1 CPU: {gate.id} holds 2"
+
+    gate.stop()
+    first, second, *others = queued
+    until(lambda: all(observed(run).step >= 5 for run in (first, second)))
+    os.kill(int(observed(first).driver.rpartition(":")[2]), signal.SIGKILL)
+    urgent.set(priority=5)
+    until(lambda: any(place.preempted_by == urgent.id for place in client.queue().items))
+    for server in ("services.api.serve", "redis-server"):
+        os.kill(service.child(server), signal.SIGKILL)
+    until(lambda: waiting(client)[-2:] == [run.id for run in others])
+
+    runs = (first, second, urgent, *others)
+    for run in runs:
+        assert run.wait(SECONDS).state == "done"
+    assert gate.view().state == "stopped"
+    check_exact(runs, second, others[0])
+    audit = [(each.who, each.action, each.run) for each in reversed(client.audit())]
+    submitted = [("anybody", "submit", run.id) for run in (gate, *queued, urgent)]
+    changed = [("anybody", "stop", gate.id), ("anybody", "set", urgent.id), ("supervisor", "preempt", second.id)]
+    assert audit == [*submitted, *changed]
+
+
+def check_exact(runs: Sequence[Run], preempted: Run, other: Run) -> None:
+    """Assert that the runs started in this order and did each step once, and that preemption changed no weight."""
+    views = {run.id: run.view() for run in runs}
+    started = sorted(views, key=lambda run: views[run].observed.started or 0)
+    assert started[2:] == [run.id for run in runs[2:]]
+    for view in views.values():
+        done = [row["step"] for row in rows(Path(view.record.folder) / "metrics.jsonl")]
+        assert done == list(range(view.record.job["steps"])), view.record.name
+    assert [view.observed.life for view in views.values()] == [2, 2, 1, 1, 1]
+    assert [event.kind for event in preempted.events(kind="preempted")] == ["preempted"]
+    models = [
+        load_file(Path(views[run.id].record.folder) / "model" / "model.safetensors") for run in (preempted, other)
+    ]
+    assert models[0].keys() == models[1].keys()
+    assert all(models[0][name].equal(models[1][name]) for name in models[0]), "it went on exactly"

@@ -1,0 +1,37 @@
+"""What a rank sets before torch and DeepSpeed are imported."""
+
+import os
+
+import pytest
+
+from learner.rank import _set_environment
+from volley.update import LearnerSpec
+
+NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "DS_ACCELERATOR", "OMP_NUM_THREADS")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The variables are absent, and afterwards as they were."""
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_on_a_gpu_memory_segments_grow_unless_the_user_says_otherwise(environment: pytest.MonkeyPatch) -> None:
+    _set_environment(LearnerSpec(gpus_per_rank=0.6))
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "DS_ACCELERATOR" not in os.environ
+    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    _set_environment(LearnerSpec(gpus_per_rank=1))
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"
+
+
+def test_without_gpus_deepspeed_is_told_not_to_look_for_any(environment: pytest.MonkeyPatch) -> None:
+    _set_environment(LearnerSpec(threads_per_rank=3))
+    assert {name: os.environ.get(name) for name in NAMES} == {
+        "PYTORCH_CUDA_ALLOC_CONF": None,
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "3",
+    }

@@ -1,0 +1,151 @@
+"""The real coordinator loops while users change, pause and stop a run, and while scoring fails."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from services.coordinator.records import ResumePoint
+from tests.unit.fake_roles import FakeActors, FakeRewards, coordinator, job, until
+from volley.errors import NoSignal
+from volley.objectives import MaxAtK
+from volley.state import Desired
+
+
+async def test_objective_and_learning_rate_change_while_the_run_is_live() -> None:
+    made, learner, recorded, _ = coordinator(job(max_lag=0), FakeActors(random.Random(0)))
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.version >= 9)
+    await made.apply(Desired(revision=1, objective={"k": 4}, learning_rate=0.5))
+    changed_at = made.version
+    await asyncio.wait_for(run, 10)
+    ks = [objective.k or 0 for objective, _, _ in learner.options if isinstance(objective, MaxAtK)]
+    assert ks in ([2] * at + [4] * (25 - at) for at in (changed_at, changed_at + 1))
+    assert [rate for _, rate, _ in learner.options] == [None if k == 2 else 0.5 for k in ks]
+    assert recorded.events == ["objective_changed"]
+
+
+async def test_a_paused_run_admits_nothing_and_continues_when_it_is_unpaused() -> None:
+    brief = {"group_deadline_s": 0.15, "start_deadline_s": 0.1}
+    spec = job(actors=brief, reward_workers=brief)
+    made, learner, _, _ = coordinator(spec, FakeActors(random.Random(0)))
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.version >= 5)
+    for desired in (Desired(paused=True), Desired(actors=0)):
+        await made.apply(desired)
+        await asyncio.sleep(0.7)  # longer than every bound: a pause is not a hang
+        admitted, version = made.ledger.admitted, made.version
+        assert made.pause_reason
+        await asyncio.sleep(0.1)
+        assert (made.ledger.admitted, made.version) == (admitted, version)
+    assert any("the run is paused, no actors are desired" in sentence for sentence in made.waits.sentences(0))
+    await made.apply(Desired())
+    assert await asyncio.wait_for(run, 10)
+    assert sorted(learner.trained) == list(range(100))
+
+
+async def test_a_stop_request_ends_even_a_paused_run_at_a_checkpoint() -> None:
+    stop_requested = asyncio.Event()
+    made, learner, recorded, _ = coordinator(job(), FakeActors(random.Random(0)), stop_requested=stop_requested)
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.version >= 5)
+    await made.apply(Desired(revision=1, paused=True))
+    await until(lambda: "learner" in made.waits)
+    stop_requested.set()
+    assert not await asyncio.wait_for(run, 5)
+    ((step, _),) = recorded.checkpoints
+    assert len(learner.trained) == step * 4
+
+
+@pytest.mark.parametrize(
+    ("plan", "version"),
+    [({"every": 10}, 0), ({"every": 10, "at_start": False}, 10), ({"at_start": False}, 25)],
+    ids=["the first", "one between", "the last"],
+)
+async def test_a_stop_cancels_an_evaluation_which_the_resumed_run_then_makes(
+    plan: dict[str, Any], version: int
+) -> None:
+    spec, stop_requested, actors = (
+        job(evaluation={"data": {"path": "h"}, **plan}),
+        asyncio.Event(),
+        FakeActors(random.Random(0)),
+    )
+    made, learner, recorded, evaluated = coordinator(
+        spec, actors, stop_requested=stop_requested, evaluation_seconds=3600
+    )
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.pinned.version == version and "learner" in made.waits)
+    stop_requested.set()
+    assert not await asyncio.wait_for(run, 5), "the run is not done, because an evaluation is missing"
+    assert not evaluated
+    ((step, state),) = recorded.checkpoints
+    assert version <= step <= version + 2, "the learner continued while there were slots"
+    before = list(learner.trained)
+    again, learner, _, evaluated = coordinator(spec, actors, resume=ResumePoint.of(step, state, recorded.ready))
+    assert await again.run()
+    assert evaluated == [step, *(due for due in (10, 20, 25) if due > step)]
+    assert sorted(before + learner.trained) == list(range(100))
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+async def test_resuming_a_stopped_run_loses_and_repeats_no_group(max_lag: int) -> None:
+    spec = job(max_lag=max_lag)
+    made, learner, recorded, _ = coordinator(spec, FakeActors(random.Random(0)))
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.version >= 7)
+    await made.apply(Desired(stopped=True))
+    assert not await asyncio.wait_for(run, 10)
+    ((step, state),) = recorded.checkpoints
+    assert 7 <= step < 25
+    before, kept = list(learner.trained), [ready.meta.group_id for ready in recorded.ready]
+    actors = FakeActors(random.Random(1), version=step)
+    point = ResumePoint.of(step, state, recorded.ready)
+    again, learner, _, _ = coordinator(spec, actors, resume=point)
+    assert await again.run()
+    assert sorted(before + learner.trained) == list(range(100))
+    assert not set(kept) & set(actors.asked), "groups that were ready are not generated again"
+    assert max(learner.lags) <= max_lag
+
+
+async def test_the_lag_bound_changes_while_the_run_is_live() -> None:
+    made, learner, _, _ = coordinator(job(steps=60, max_lag=0), FakeActors(random.Random(0)))
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.version >= 10)
+    assert max(learner.lags) == 0
+    await made.apply(Desired(max_lag=3))
+    await until(lambda: made.version >= 30)
+    assert 0 < max(learner.lags) <= 3
+    await made.apply(Desired(max_lag=0))
+    await until(lambda: made.version >= 45)  # the groups admitted before have ended by now
+    fresh = len(learner.lags)
+    await asyncio.wait_for(run, 10)
+    assert max(learner.lags[fresh:]) == 0
+    assert sorted(learner.trained) == list(range(240))
+
+
+async def test_failing_scores_pause_the_run_until_scoring_works_again() -> None:
+    broken = [True]
+    rewards = FakeRewards(unscored=lambda _prompt: broken[0])
+    spec = job(infra_errors={"window": 4, "probe_every_s": 0.05})
+    made, learner, recorded, _ = coordinator(spec, FakeActors(random.Random(0)), rewards)
+    run = asyncio.create_task(made.run())
+    await until(lambda: "paused" in recorded.events)
+    assert "100% of the samples of the last 4 groups could not be scored, the last because: boom" in made.pause_reason
+    dropped = made.ledger.counts()["dropped"]
+    await asyncio.sleep(1.0)
+    assert made.ledger.counts()["dropped"] - dropped <= made.buffer.slots + 4, "only single groups probe the scorer"
+    broken[0] = False
+    await asyncio.wait_for(run, 20)
+    assert recorded.events[-1] == "unpaused"
+    assert not made.pause_reason
+    assert len(learner.trained) == 100
+
+
+async def test_a_scorer_that_never_works_ends_the_run_with_its_reason() -> None:
+    rewards = FakeRewards(unscored=lambda _prompt: True)
+    spec = job(infra_errors={"window": 4, "give_up_s": 0})
+    made, learner, _, _ = coordinator(spec, FakeActors(random.Random(0)), rewards)
+    with pytest.raises(NoSignal, match=r"could not be scored for 0 s .* the last because: boom"):
+        await asyncio.wait_for(made.run(), 10)
+    assert learner.trained == []
