@@ -40,12 +40,13 @@ class ActorHandle:
         samples: samples in flight.
         version: version of the weights it serves.
         info: None until it has started.
-        idle: set while no sample is in flight.
+        idle: set while it neither generates nor changes weights.
     """
 
     def __init__(self, config: ActorConfig, index: int) -> None:
         self.index, self.name = index, f"actor-{index}"
         self.samples = 0
+        self._calls = 0  # that must end before it is stopped
         self.version = 0
         self.info: ActorInfo | None = None
         self.idle = asyncio.Event()
@@ -114,21 +115,24 @@ class ActorHandle:
         asyncio.gather(*refs, return_exceptions=True)
 
     @contextlib.contextmanager
-    def in_flight(self, samples: int) -> Iterator[None]:
-        """Count ``samples`` as in flight during the block."""
+    def in_flight(self, samples: int = 0) -> Iterator[None]:
+        """Count ``samples`` as in flight during the block, and do not be idle."""
         self.samples += samples
+        self._calls += 1
         self.idle.clear()
         try:
             yield
         finally:
             self.samples -= samples
-            if self.samples == 0:
+            self._calls -= 1
+            if self._calls == 0:
                 self.idle.set()
 
     async def update(self, update: WeightUpdate) -> ActorUpdate:
         """Load ``update`` and serve it."""
         deadline, awaited = self._spec.group_deadline_s, f"weights {update.version}"
-        done: ActorUpdate = await self._answer(self._handle.update.remote(update), awaited, deadline)
+        with self.in_flight():
+            done: ActorUpdate = await self._answer(self._handle.update.remote(update), awaited, deadline)
         self.version = done.version
         return done
 
@@ -139,9 +143,10 @@ class ActorHandle:
 
     async def served_weights(self) -> NDArray[np.uint8]:
         """The weights it computes with, as a safetensors file with checkpoint names."""
-        file: NDArray[np.uint8] = await self._answer(
-            self._handle.served_weights.remote(), "served weights", self._spec.group_deadline_s
-        )
+        with self.in_flight():
+            file: NDArray[np.uint8] = await self._answer(
+                self._handle.served_weights.remote(), "served weights", self._spec.group_deadline_s
+            )
         return file
 
     async def ping(self, seconds: float) -> None:

@@ -295,7 +295,7 @@ class ActorPool:
     async def _retire(self, actor: ActorHandle) -> None:
         self._remove(actor)
         self._not_serving.add(actor)
-        await actor.idle.wait()  # every group in flight has its own deadline
+        await actor.idle.wait()  # groups and updates in flight have deadlines of their own
         await actor.stop()
         self._not_serving.discard(actor)
 

@@ -106,6 +106,17 @@ async def test_scaling_to_zero_pauses_and_scaling_up_continues_with_the_newest_w
     assert await serves(pool, oracle, 2)
 
 
+async def test_an_actor_takes_the_weights_on_their_way_to_it_before_it_retires(pool: ActorPool, oracle: Oracle) -> None:
+    (last,) = pool.infos
+    oracle.weights[3] = oracle.weights[2]
+    broadcast = asyncio.create_task(pool.broadcast(publish(3, oracle.weights[3])))
+    await asyncio.sleep(0.01)
+    await pool.scale(0)
+    assert [update.actor for update in (await broadcast).actors] == [last.name]
+    assert not [death for death in pool.deaths if death.worker == last.name]
+    await pool.scale(1)
+
+
 @pytest.mark.parametrize("hung", ["engine", "actor"])
 async def test_a_hung_actor_is_killed(pool: ActorPool, oracle: Oracle, hung: str) -> None:
     deaths, before = len(pool.deaths), pool.count
@@ -125,5 +136,5 @@ async def test_a_hung_actor_is_killed(pool: ActorPool, oracle: Oracle, hung: str
 async def test_weights_that_lack_a_tensor_end_the_engine(pool: ActorPool, oracle: Oracle) -> None:
     """The engine is then half loaded. This test must be the last one: the pool has no replacements left."""
     lacking = {name: tensor for name, tensor in oracle.weights[2].items() if name != "model.norm.weight"}
-    with pytest.raises(WorkerDied, match=r"actor-\d died: weights 3 do not load: .*are missing.*model\.norm"):
-        await pool.broadcast(publish(3, lacking))
+    with pytest.raises(WorkerDied, match=r"actor-\d died: weights 9 do not load: .*are missing.*model\.norm"):
+        await pool.broadcast(publish(9, lacking))
