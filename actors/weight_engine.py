@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
+from actors.kv_memory import provide_on_first_use
 from actors.receiver import Receiver
 from actors.served_weights import served_weights
 from actors.weight_files import closing_all
@@ -39,7 +40,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 def register() -> None:
-    """Register the weight engine with vLLM, and let this process end with the one that started it."""
+    """Register the weight engine with vLLM; in an engine's process, also prepare what must precede its start."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, WeightFileEngine)
         # This logger warns about every rotary table at each update. Missing weights are an error, see below.
@@ -47,6 +48,8 @@ def register() -> None:
         if parent_process() is not None:  # vLLM's engine process does not notice when the actor is killed
             die_with_parent()
             die_with_starter()
+            if current_platform.is_cpu():
+                provide_on_first_use()
 
 
 @dataclass

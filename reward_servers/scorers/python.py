@@ -49,11 +49,14 @@ class PythonFunction:
         self._cache: ResultCache | None = None
         self._child: Child | None = None
         self._starting = asyncio.Lock()
+        self._beginning: asyncio.Task[None] | None = None
         self._at_once = False
         self._one_at_a_time = asyncio.Lock()
         self._thread = LoopThread()
         self._logged: set[str] = set()
         self.last_traceback = ""
+        if place is not ALONE:
+            self._thread.run(self._begin())
 
     @staticmethod
     def check(spec: PythonScorer) -> None:
@@ -156,6 +159,15 @@ class PythonFunction:
             return [answer]
         return list(answer["results"])
 
+    async def _begin(self) -> None:
+        """Let the child import the function before the first sample comes, in the background."""
+
+        async def begin() -> None:
+            with contextlib.suppress(OSError, EOFError, ValueError):  # the first call starts it again, and tells
+                await self._ready()
+
+        self._beginning = asyncio.create_task(begin())
+
     async def _ready(self) -> Child:
         """Return the child, starting it first if none runs."""
         async with self._starting:
@@ -199,11 +211,15 @@ class PythonFunction:
             log.error("%s %s%s\n%s", self._spec.target, error, left, traceback)
 
     def close(self) -> None:
-        if self._child is not None or self._cache is not None:
+        if self._beginning is not None or self._child is not None or self._cache is not None:
             self._thread.run(self._close())
         self._thread.close()
 
     async def _close(self) -> None:
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.wait([self._beginning])
+            self._beginning = None
         self._kill(self._child)
         if self._cache is not None:
             self._cache.close()

@@ -31,31 +31,36 @@ def run(
     """Run a job on this machine until it ends; starts Redis and Ray if needed and writes a run folder."""
     own_ray_is_private(ray)
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
-    from services.recording.display import Display
-    from services.runs.run import prepare_here
-    from services.store.folder import RunFolder
+    from services.jobs.needs import actors_of
+    from services.stack.ephemeral import importing_ahead
 
     job = load_job(job_file, parse_overrides(set_))
-    display = Display(quiet=quiet, stderr=as_json)
     importable_from(job_file.parent)
-    display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
-    with quoting_header(job_file, job):
-        prepared = prepare_here(job)  # a job that cannot run leaves no folder
-    warn_of_scorer(prepared, display)
-    folder = RunFolder.create(out, job)
-    folder.keep_import_from(job_file.parent)
-    display.say(f"run folder {folder.path}")
-    _run_here(prepared, folder, display, as_json, redis_url=redis, ray_address=ray)
+    with importing_ahead(actors_of(job), ray):
+        from services.recording.display import Display
+        from services.runs.run import prepare_here
+        from services.store.folder import RunFolder
+
+        display = Display(quiet=quiet, stderr=as_json)
+        display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
+        with quoting_header(job_file, job):
+            prepared = prepare_here(job)  # a job that cannot run leaves no folder
+        warn_of_scorer(prepared, display)
+        folder = RunFolder.create(out, job)
+        folder.keep_import_from(job_file.parent)
+        display.say(f"run folder {folder.path}")
+        _run_here(prepared, folder, display, as_json, redis_url=redis, ray_address=ray)
 
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool, as_json: bool) -> None:
     """Resume an interrupted run in its own folder, from its newest checkpoint or with the remaining prompts."""
     own_ray_is_private(ray)
     from services.jobs.job_file import importable_from
+    from services.jobs.needs import actors_of
     from services.recording.display import Display
-    from services.runs.checkpoints import newest_checkpoint, steps_of
-    from services.runs.run import prepare_here
-    from services.store.desired import change_in_folder, read_desired
+    from services.runs.checkpoints import newest_checkpoint
+    from services.stack.ephemeral import importing_ahead
+    from services.store.desired import read_desired
     from services.store.folder import RunFolder, RunHasEnded
     from volley.job import RLJob
 
@@ -70,6 +75,17 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     if (where := folder.import_from()) is not None:
         importable_from(where)
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
+    with importing_ahead(actors_of(job), ray):
+        _resume(folder, job, display, as_json, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+
+
+def _resume(
+    folder: "RunFolder", job: "Job", display: "Display", as_json: bool, *, checkpoint: Path | None, **options: Any
+) -> None:
+    from services.runs.checkpoints import steps_of
+    from services.runs.run import prepare_here
+    from services.store.desired import change_in_folder, read_desired
+
     display.say(f"{job.kind} job {job.name}: checking {what_is_checked(job)}")
     prepared = prepare_here(job)
     desired = read_desired(folder)
@@ -77,7 +93,7 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
         change_in_folder(folder, job, {"stopped": False, "paused": False})
     after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
     display.say(f"resuming {job.name}{after}: {folder.path}")
-    _run_here(prepared, folder, display, as_json, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+    _run_here(prepared, folder, display, as_json, checkpoint=checkpoint, **options)
 
 
 def _go_on(folder: "RunFolder", job: "Job", display: "Display", as_json: bool) -> None:

@@ -106,6 +106,11 @@ def _phases(job: Job) -> tuple[tuple[Sampled | None, Trained | None], ...]:
             return ((job, None),)
 
 
+def actors_of(job: Job) -> ActorsSpec | None:
+    """Return the job's actors, if it has any. Reads no files."""
+    return next((sampled.actors for sampled, _ in _phases(job) if sampled is not None), None)
+
+
 def bundles_of(job: Job) -> tuple[tuple[Bundle, ...], ...]:
     """Return what the processes of each phase of ``job`` reserve. Reads no files."""
     return tuple(_bundles(*phase) for phase in _phases(job))

@@ -1,7 +1,8 @@
 """Redis and Ray for a single run: started if needed, and ended with the block."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from services.jobs.needs import Needs
 from services.stack.launcher import PRELOAD
 from services.stack.ray import ray_cluster
 from services.stack.redis import check_redis, embedded_redis
+from volley.job import ActorsSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,19 @@ class Stack:
 
     redis_url: str
     ray_address: str
+
+
+@contextlib.contextmanager
+def importing_ahead(actors: ActorsSpec | None, ray_address: str | None) -> Iterator[None]:
+    """Within the block, import what the actors and ranks of a local head need, which takes seconds, in the background.
+
+    Begin it before the job is checked: the check takes one core, and the imports another.
+    """
+    if actors is None or ray_address or os.environ.get("RAY_ADDRESS"):
+        yield
+        return
+    with shared_server(actors, PRELOAD):
+        yield
 
 
 @contextlib.asynccontextmanager
@@ -44,6 +59,5 @@ async def local_stack(
             redis_url = await stack.enter_async_context(embedded_redis(folder / "redis", folder / "redis.log"))
         else:
             await check_redis(redis_url)
-        if ray_address is None and needs.actors is not None:
-            stack.enter_context(shared_server(needs.actors, PRELOAD))
+        stack.enter_context(importing_ahead(needs.actors, ray_address))
         yield Stack(redis_url, stack.enter_context(ray_cluster(needs, ray_address, runtime_env=runtime_env)))

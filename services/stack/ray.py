@@ -77,7 +77,7 @@ def _connect(needs: Needs, address: str | None, runtime_env: dict[str, Any] | No
         if address:
             ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=runtime_env)
         else:
-            with _new_sessions(), forking_workers():
+            with _new_sessions(), _without_onlookers(), forking_workers():
                 ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, math.ceil(needs.cpus)) + ROOM_TO_SCALE,
@@ -113,6 +113,22 @@ def _new_sessions() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
+
+
+@contextlib.contextmanager
+def _without_onlookers() -> Iterator[None]:
+    """Start a head without its API server and the monitor of its autoscaler, which nobody asks about a single run.
+
+    `ray.init` would wait for the former, which takes a second to import what it needs.
+    """
+    from ray._private.node import Node
+
+    kept = Node.start_api_server, Node.start_monitor
+    Node.start_api_server = Node.start_monitor = lambda node, **_: None
+    try:
+        yield
+    finally:
+        Node.start_api_server, Node.start_monitor = kept
 
 
 def node_types(gcs_address: str) -> set[str]:

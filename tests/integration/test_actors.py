@@ -135,6 +135,26 @@ async def test_actors_share_the_load_and_draw_different_samples(pool: ActorPool)
     assert len({text for group in groups for text in group.texts}) > 12
 
 
+async def test_an_unused_cache_takes_no_memory(pool: ActorPool) -> None:
+    """Three groups of short samples use little of the cache, which is the engine's largest mapping."""
+    for info in pool.infos:
+        largest = max(mappings(info.engine_pids[0]))
+        assert largest[0] > 0.09 * 2**30
+        assert largest[1] < 0.2 * largest[0]
+
+
+def mappings(pid: int) -> list[tuple[int, int]]:
+    """The writable private anonymous mappings of a process: bytes, and those that are resident."""
+    found, anonymous = [], False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if "-" in name:
+            anonymous = rest[0] == "rw-p" and len(rest) == 4
+        elif anonymous and name in ("Size:", "Rss:"):
+            found.append(int(rest[0]) * 1024)
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
 async def test_invalid_requests_are_job_errors_and_do_no_harm(pool: ActorPool) -> None:
     with pytest.raises(JobError, match=r"prompt 'p' has 301 tokens, but the model takes 1 to 255: change it"):
         await pool.generate(request("1" * 300))
@@ -146,18 +166,20 @@ async def test_invalid_requests_are_job_errors_and_do_no_harm(pool: ActorPool) -
 
 
 async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: Oracle) -> None:
-    """Each of the streams asks for its next group at once, so an update always meets samples half drawn."""
+    """Each engine always has more samples than it can draw at once, so an update meets samples half drawn."""
     oracle.weights[1], oracle.weights[2] = oracle.other_weights(1), oracle.other_weights(2)
-    updated = asyncio.Event()
+    updated, flowing = asyncio.Event(), asyncio.Barrier(7)
 
     async def stream() -> list[Group]:
-        groups = []
+        groups = [await generate(pool, request(n=64, max_tokens=120))]
+        flowing_now = asyncio.create_task(flowing.wait())
         while not updated.is_set():
-            groups.append(await generate(pool, request(n=64, max_tokens=240)))
+            groups.append(await generate(pool, request(n=64, max_tokens=120)))
+        await flowing_now
         return groups
 
-    streams = [asyncio.create_task(stream()) for _ in range(4)]
-    await asyncio.sleep(0.15)
+    streams = [asyncio.create_task(stream()) for _ in range(6)]
+    await flowing.wait()
     reports = [await pool.broadcast(publish(version, oracle.weights[version])) for version in (1, 2)]
     updated.set()
     groups = [group for groups in await asyncio.gather(*streams) for group in groups]

@@ -113,7 +113,7 @@ async def test_an_actor_takes_the_weights_on_their_way_to_it_before_it_retires(p
     await asyncio.sleep(0.01)
     await pool.scale(0)
     assert [update.actor for update in (await broadcast).actors] == [last.name]
-    assert not [death for death in pool.deaths if death.worker == last.name]
+    assert not [death for death in pool.deaths if last.name in str(death)]
     await pool.scale(1)
 
 

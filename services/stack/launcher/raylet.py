@@ -1,4 +1,7 @@
-"""Heads and nodes of Ray whose workers may be forked."""
+"""Heads and nodes of Ray whose workers may be forked, and that lack the processes which nobody asks.
+
+Ray's log monitor forwards the output of workers to drivers, which read log files here.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,9 +17,10 @@ def forking_workers() -> Iterator[None]:
     from ray._private.parameter import RayParams
 
     kept = RayParams.update_if_absent
+    ours = {"setup_worker_path": str(SCRIPT), "include_log_monitor": False}
 
     def update_if_absent(params: Any, **values: Any) -> None:
-        kept(params, **values | {"setup_worker_path": str(SCRIPT)} if "setup_worker_path" in values else values)
+        kept(params, **{name: ours.get(name, value) for name, value in values.items()})
 
     RayParams.update_if_absent = update_if_absent
     try:

@@ -11,6 +11,7 @@ import pytest
 from reward_servers.scorers import Scorer, build_scorer, check_scorer, try_scorer
 from reward_servers.scorers.base import Place
 from volley.errors import JobError
+from volley.processes import is_alive
 from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import ExactScorer, FormatTerm, PythonScorer, SumScorer, WeightedTerm
 
@@ -403,3 +404,40 @@ def test_nothing_is_left_running(build: Build, tmp_path: Path) -> None:
     while process.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not process.exists()
+
+
+# ---- the import before the first sample ----------------------------------------------------------------------------
+
+
+def test_the_function_is_imported_before_the_first_sample(build: Build, module: Path, tmp_path: Path) -> None:
+    imported = tmp_path / "imported"
+    module.write_text(f"open({str(imported)!r}, 'a').write('x')\ndef one(sample, row): return 1.0\n")
+    scorer = build("one")
+    deadline = time.monotonic() + 20
+    while not imported.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert imported.exists()
+    assert [verdict.reward for verdict in scorer.score(_prompt(), ["a", "b"])] == [1.0, 1.0]
+    assert imported.read_text() == "x", "imported once"
+
+
+def test_a_scorer_may_be_closed_while_it_imports(build: Build, module: Path, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    module.write_text(f"import os, time\nopen({str(began)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
+    scorer = build("one")
+    deadline = time.monotonic() + 20
+    while not (began.exists() and began.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    started = time.monotonic()
+    scorer.close()
+    assert time.monotonic() - started < 10
+    assert not is_alive(int(began.read_text()))
+
+
+def test_a_failed_import_is_told_with_the_first_samples(build: Build, module: Path) -> None:
+    module.write_text("raise RuntimeError('no licence')\n")
+    scorer = build("one")
+    for _ in range(2):
+        assert "ended its process" in _unscored(scorer.score(_prompt(), ["a"])[0])
+    module.write_text("def one(sample, row): return 1.0\n")
+    assert scorer.score(_prompt(), ["a"])[0].reward == 1.0
