@@ -4,6 +4,7 @@ vLLM fills the whole cache with zeros before its engine answers: 1.5 s for half 
 resident from then on, used or not.
 """
 
+import contextlib
 import math
 import mmap
 from collections.abc import Callable, Mapping, Sequence
@@ -53,4 +54,6 @@ def mapped_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch
         raise ValueError(f"memory can be mapped on CPUs only, not on {device}")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)  # a fault per 2 MiB rather than per 4 KiB
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)
