@@ -26,7 +26,7 @@ WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fractio
 SHARPNESS = 8.0  # factor on the last norm: random logits become as peaked as those of a trained model
 # hidden size, feed-forward, layers, heads, key-value heads, vocabulary, tied embeddings
 SHAPES: dict[str, tuple[int, int, int, int, int, int, bool]] = {
-    "tiny": (64, 128, 2, 4, 2, 512, True),
+    "tiny": (64, 128, 2, 2, 1, 512, True),
     "135M": (576, 1536, 30, 9, 3, 49_152, True),  # SmolLM2-135M
     "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),  # Qwen2.5-1.5B
     "3B": (2048, 11_008, 36, 16, 2, 151_936, True),  # Qwen2.5-3B

@@ -1,4 +1,4 @@
-"""The command of docs/first-gpu-run.md runs on a CPU, with a tiny model, before anybody has a GPU to lose time on."""
+"""The commands of docs/first-gpu-run.md run on a CPU, with a tiny model, before anybody has a GPU to lose time on."""
 
 import json
 import re
@@ -25,6 +25,22 @@ def test_sections_end_with_a_table_and_the_learner_is_exact(tmp_path: Path) -> N
     assert steps is not None
     assert float(steps[1]) < 0.01 * float(steps[2]), "ZeRO-3 makes the updates of plain PyTorch"
     assert any("blocked before the next step" in what for what in rows)
+
+
+def test_the_whole_command_measures_engine_runs_and_trl(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.all", "generation", "whole_run", "two_devices", "versus_trl"]
+    command += ["--device", "cpu", "--size", "tiny", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "all.json").read_text())["rows"]
+    assert [row["section"] for row in rows] == ["generation"] * 5 + ["whole run"] * 4 + ["two devices"] * 2 + ["TRL"]
+    figures = [row["figure"] for row in rows]
+    apart = re.match(r"apart by (\S+) in the mean, (\S+) at most", figures[8])
+    assert apart is not None
+    assert float(apart[2]) < 1e-4
+    assert "0% of them by the weight group" in rows[6]["what"]
+    assert "100% of them by the weight group" in rows[10]["what"]
+    assert re.match(r"[\d.]+ samples/s; Volley has [\d.]+ times as many", figures[11])
 
 
 STEPS = "3 steps of ZeRO-3 in float32 against plain PyTorch (tiny)"
