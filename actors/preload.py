@@ -16,6 +16,11 @@ with uncompiled(), without("ray"):  # it keeps what it reads from the environmen
     import vllm.model_executor.models.registry
     import vllm.v1.engine.core
     import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm.platforms import current_platform
+
+    # vLLM replaces kernels that need Triton. It looks for them in every module: a third of a second in each engine.
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
 
 setproctitle.setthreadtitle("volley::prefork")  # a whole title could not be replaced in forked processes
 gc.collect()
