@@ -6,8 +6,9 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -79,9 +80,7 @@ def run_in_foreground(main: Coroutine[Any, Any, T], stop_signal: StopSignal | No
         KeyboardInterrupt: a signal cancelled the coroutine.
     """
     stop_signal = stop_signal or StopSignal()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    numbers = [signal.SIGINT, *_endings()]
 
     async def guarded() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -108,6 +107,35 @@ def run_in_foreground(main: Coroutine[Any, Any, T], stop_signal: StopSignal | No
                 loop.remove_signal_handler(number)
 
     return asyncio.run(guarded())
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP, unless `nohup` has it ignored, interrupt the block as Ctrl-C does, so that it is left.
+
+    For what precedes `run_in_foreground`. Only the main thread can handle signals; elsewhere nothing changes.
+    """
+
+    def interrupt(number: int, _frame: object) -> NoReturn:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.signal(number, interrupt) for number in _endings()}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _endings() -> list[signal.Signals]:
+    """The signals besides Ctrl-C's that end a command."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
 def _leave_terminal() -> None:

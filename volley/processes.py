@@ -1,10 +1,12 @@
 """Helpers for processes: where their output goes, whether they are alive, and when the kernel ends them. Linux only."""
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import select
 import sys
+from collections.abc import Iterator
 from multiprocessing import parent_process
 from pathlib import Path
 from signal import SIGKILL, Signals
@@ -31,6 +33,20 @@ def take_stdout() -> TextIO:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return replies
+
+
+@contextlib.contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Within the block, what this process, its libraries and its children print goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def last_lines(log: Path, count: int = 20) -> str:

@@ -15,6 +15,18 @@ EXIT_SECONDS = 1.0
 POLL_SECONDS = 0.01
 
 
+class NotImported(Exception):
+    """The process could not import the function.
+
+    Attributes:
+        answer: what it said of the failure, as of a call that failed.
+    """
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__(answer["error"])
+        self.answer = {**answer, "error": f"cannot be imported by the process that calls it: {answer['error']}"}
+
+
 class Child:
     """A process that has imported the function. Requests and answers are single lines of JSON, matched by their ids.
 
@@ -37,6 +49,7 @@ class Child:
 
         Raises:
             EOFError, OSError: it did not start.
+            NotImported: the import failed.
         """
         command = [sys.executable, "-m", "reward_servers.scorers.python_child", target, takes, str(timeout_s)]
         importable = os.pathsep.join(path for path in sys.path if path)  # the child can import what this process can
@@ -53,6 +66,8 @@ class Child:
             child._replies, _ = await loop.connect_read_pipe(lambda: _Lines(child), process.stdout)
             child._requests, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
             child.about = await child._answer(0, START_DEADLINE_S)
+            if "error" in child.about:
+                raise NotImported(child.about)
         except TimeoutError:
             child.kill()
             raise OSError(f"was not imported within {START_DEADLINE_S:g} s") from None

@@ -16,7 +16,7 @@ from typing import Any
 
 from reward_servers.scorers.base import ALONE, Place, infra_error, one_line, row_error
 from reward_servers.scorers.cache import ResultCache
-from reward_servers.scorers.child import Child
+from reward_servers.scorers.child import Child, NotImported
 from reward_servers.scorers.functions import load_function, takes_group
 from reward_servers.scorers.limits import Limits
 from reward_servers.scorers.loop_thread import LoopThread
@@ -99,6 +99,9 @@ class PythonFunction:
         """One result per text, within the group's time."""
         try:
             child = await self._ready()
+        except NotImported as failed:
+            self._log(failed.answer)
+            return [failed.answer] * len(texts)
         except (OSError, EOFError, ValueError) as problem:
             return [{"error": str(problem)}] * len(texts)
         group = child.about["group"]
@@ -151,11 +154,13 @@ class PythonFunction:
             self._kill(child)  # a late answer must never be read as that of the next sample
             blocks = ", and it blocks the other samples: use await, or asyncio.to_thread" if self._at_once else ""
             return [{"error": f"gave no answer within {spec.timeout_s:g} s{blocks}"}]
+        except NotImported as failed:
+            return [failed.answer]
         except (OSError, EOFError, ValueError) as problem:
             self._kill(child)
             return [{"error": str(problem)}]
         if "error" in answer:
-            self._log(answer["error"], answer.get("traceback", ""))
+            self._log(answer)
             return [answer]
         return list(answer["results"])
 
@@ -163,7 +168,9 @@ class PythonFunction:
         """Let the child import the function before the first sample comes, in the background."""
 
         async def begin() -> None:
-            with contextlib.suppress(OSError, EOFError, ValueError):  # the first call starts it again, and tells
+            with contextlib.suppress(
+                NotImported, OSError, EOFError, ValueError
+            ):  # the first call starts it again, and tells
                 await self._ready()
 
         self._beginning = asyncio.create_task(begin())
@@ -202,8 +209,9 @@ class PythonFunction:
         detail = one_line(result.get("detail", ""))
         return Verdict(status, reward, answer=result.get("answer"), detail=detail, rank=result.get("rank"))
 
-    def _log(self, error: str, traceback: str) -> None:
+    def _log(self, answer: Result) -> None:
         """Log the traceback of an error that has not been logged yet, up to `MAX_LOGGED` of them."""
+        error, traceback = answer["error"], answer.get("traceback", "")
         self.last_traceback = traceback
         if error not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(error)

@@ -1,9 +1,10 @@
 """The child process of the ``python`` scorer: ``python -m reward_servers.scorers.python_child TARGET TAKES TIMEOUT_S``.
 
-It first prints ``{"id": 0, "async", "group", "source"}``. Each call is one JSON line ``{"id", "sample" or "samples",
-"row"}`` on standard input, answered with one line on the original standard output: ``{"id"}`` and either ``results``
-with one entry per sample, or ``error`` (what the function did), ``traceback``, ``mistake`` and ``retry_after``. Calls
-of an async function run at once, others one after the other. What the function prints goes to standard error.
+It first prints ``{"id": 0, "async", "group", "source"}``, or ``error`` and so on if the import fails. Each call is one
+JSON line ``{"id", "sample" or "samples", "row"}`` on standard input, answered with one line on the original standard
+output: ``{"id"}`` and either ``results`` with one entry per sample, or ``error`` (what the function did),
+``traceback``, ``mistake`` and ``retry_after``. Calls of an async function run at once, others one after the other. What
+the function prints goes to standard error.
 """
 
 import asyncio
@@ -45,7 +46,11 @@ def main() -> None:
     die_with_parent()  # a function that hangs must not outlive the worker
     replies = take_stdout()
     target, takes, timeout_s = sys.argv[1:]
-    function = load_function(target)
+    try:
+        function = load_function(target)
+    except Exception as problem:  # noqa: BLE001 - as in `answer`
+        print(json.dumps({"id": 0, **raised(problem.__cause__ or problem)}), file=replies)
+        sys.exit(1)
     concurrent = is_async(function)
     about = {"async": concurrent, "group": takes_group(function, takes or None), "source": source_of(function)}
     print(json.dumps({"id": 0, **about}), file=replies)

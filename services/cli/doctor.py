@@ -7,7 +7,6 @@ import platform
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.text import Text
 
@@ -109,7 +108,9 @@ def _disk() -> Finding:
 
 
 def _gpu() -> Finding:
-    if Path("/proc/driver/nvidia/version").exists():
+    from services.jobs.processor import NVIDIA
+
+    if NVIDIA.exists():
         return Finding("GPU", "NVIDIA driver loaded")
     return Finding("GPU", "none: everything runs on the CPU")
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,11 +31,12 @@ def run(
     own_ray_is_private(ray)
     from services.jobs.job_file import importable_from, load_job, parse_overrides, quoting_header
     from services.jobs.needs import actors_of
+    from services.signals import interruptible
     from services.stack.ephemeral import importing_ahead
 
     job = load_job(job_file, parse_overrides(set_))
     importable_from(job_file.parent)
-    with importing_ahead(actors_of(job), ray):
+    with interruptible(), importing_ahead(actors_of(job), ray), _stdout_kept(as_json):
         from services.recording.display import Display
         from services.runs.run import prepare_here
         from services.store.folder import RunFolder
@@ -49,7 +49,9 @@ def run(
         folder = RunFolder.create(out, job)
         folder.keep_import_from(job_file.parent)
         display.say(f"run folder {folder.path}")
-        _run_here(prepared, folder, display, as_json, redis_url=redis, ray_address=ray)
+        _run_here(prepared, folder, display, redis_url=redis, ray_address=ray)
+    if as_json:
+        _print_run(folder, job)
 
 
 def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: bool, as_json: bool) -> None:
@@ -59,6 +61,7 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     from services.jobs.needs import actors_of
     from services.recording.display import Display
     from services.runs.checkpoints import newest_checkpoint
+    from services.signals import interruptible
     from services.stack.ephemeral import importing_ahead
     from services.store.desired import read_desired
     from services.store.folder import RunFolder, RunHasEnded
@@ -75,13 +78,13 @@ def resume_here(run_folder: Path, redis: str | None, ray: str | None, *, quiet: 
     if (where := folder.import_from()) is not None:
         importable_from(where)
     checkpoint = newest_checkpoint(folder) if isinstance(job, RLJob) else None
-    with importing_ahead(actors_of(job), ray):
-        _resume(folder, job, display, as_json, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+    with interruptible(), importing_ahead(actors_of(job), ray), _stdout_kept(as_json):
+        _resume(folder, job, display, checkpoint=checkpoint, redis_url=redis, ray_address=ray)
+    if as_json:
+        _print_run(folder, job)
 
 
-def _resume(
-    folder: "RunFolder", job: "Job", display: "Display", as_json: bool, *, checkpoint: Path | None, **options: Any
-) -> None:
+def _resume(folder: "RunFolder", job: "Job", display: "Display", *, checkpoint: Path | None, **options: Any) -> None:
     from services.runs.checkpoints import steps_of
     from services.runs.run import prepare_here
     from services.store.desired import change_in_folder, read_desired
@@ -93,18 +96,17 @@ def _resume(
         change_in_folder(folder, job, {"stopped": False, "paused": False})
     after = f" after step {steps_of(checkpoint)}" if checkpoint else ""
     display.say(f"resuming {job.name}{after}: {folder.path}")
-    _run_here(prepared, folder, display, as_json, checkpoint=checkpoint, **options)
+    _run_here(prepared, folder, display, checkpoint=checkpoint, **options)
 
 
 def _go_on(folder: "RunFolder", job: "Job", display: "Display", as_json: bool) -> None:
     """Lift the pause of a run that another process is running."""
-    from services.cli.sources import FolderRun, run_object
     from services.store.desired import change_in_folder
 
     change_in_folder(folder, job, {"paused": False})
     display.say(f"{job.name} goes on: {folder.path}")
     if as_json:
-        print_json(run_object(FolderRun(folder, job).view()))
+        _print_run(folder, job)
 
 
 def warn_of_scorer(run: "Run", display: "Display") -> None:
@@ -126,23 +128,31 @@ def own_ray_is_private(address: str | None) -> None:
         keep_to_loopback(os.environ)
 
 
-def _run_here(run: "Run", folder: "RunFolder", display: "Display", as_json: bool, **options: Any) -> None:
-    """Run `services.runs.run.run_alone` until its end or Ctrl-C; then print how to resume, or the run as JSON."""
+def _stdout_kept(as_json: bool) -> contextlib.AbstractContextManager[None]:
+    """With ``as_json``, keep standard output for the JSON: libraries and the user's own code may print."""
+    from volley.processes import printing_to_stderr
+
+    return printing_to_stderr() if as_json else contextlib.nullcontext()
+
+
+def _print_run(folder: "RunFolder", job: "Job") -> None:
     from services.cli.sources import FolderRun, run_object
+
+    print_json(run_object(FolderRun(folder, job).view()))
+
+
+def _run_here(run: "Run", folder: "RunFolder", display: "Display", **options: Any) -> None:
+    """Run `services.runs.run.run_alone` until its end or Ctrl-C; then print how to resume."""
     from services.runs.run import run_alone
     from services.signals import StopSignal, run_in_foreground
 
     stop_signal = StopSignal()
-    output = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # libraries print
     try:
-        with output:
-            result = run_in_foreground(run_alone(run, folder, display, stop_signal=stop_signal, **options), stop_signal)
+        result = run_in_foreground(run_alone(run, folder, display, stop_signal=stop_signal, **options), stop_signal)
     except KeyboardInterrupt:
         display.say(f"interrupted: {resume_hint(run.job, folder)}")
         raise
     display.say(f"{result.state} in {result.seconds:.0f} s")
-    if as_json:
-        print_json(run_object(FolderRun(folder, run.job).view()))
 
 
 def resume_hint(job: "Job", folder: "RunFolder") -> str:
@@ -171,14 +181,16 @@ def check(
     from services.jobs.needs import GIB, needs_of
     from services.runs.run import prepare_alone
     from services.runs.trial import notes_on, run_one_episode, score_once
+    from services.signals import interruptible
 
     job = load_job(job_file, parse_overrides(set_))
     typer.echo(f"{job_file}: checking {what_is_checked(job)}", err=True)
     importable_from(job_file.parent)
-    with quoting_header(job_file, job):
-        prepared = prepare_alone(job)
-    notes, calls, memory = notes_on(job), score_once(prepared, answer), needs_of(job).memory_bytes
-    episode = run_one_episode(prepared, answer)
+    with interruptible(), _stdout_kept(as_json):
+        with quoting_header(job_file, job):
+            prepared = prepare_alone(job)
+        notes, calls, memory = notes_on(job), score_once(prepared, answer), needs_of(job).memory_bytes
+        episode = run_one_episode(prepared, answer)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if as_json:

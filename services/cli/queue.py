@@ -1,5 +1,6 @@
 """``volley queue`` and ``volley audit``: who uses the cluster, and who changed what."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -66,6 +67,11 @@ def _share(held: float, limit: float | None) -> str:
     return f"{held:g}" if limit is None else f"{held:g} of {limit:g}"
 
 
+def _word(value: object) -> str:
+    """A value as `volley set` takes it."""
+    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
 def _print_audit(found: Sequence[Mapping[str, Any]]) -> None:
     from services.cli.tables import print_table
     from services.recording.terminal import TableRow, TerminalTable
@@ -73,7 +79,7 @@ def _print_audit(found: Sequence[Mapping[str, Any]]) -> None:
     rows = []
     for each in found:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["time"]))
-        details = "  ".join(f"{name}={value}" for name, value in each["details"].items())
+        details = "  ".join(f"{name}={_word(value)}" for name, value in each["details"].items())
         note = "  ".join(part for part in (each["run"], details) if part)
         rows.append(TableRow((when, each["who"], each["action"]), note))
     print_table(TerminalTable(("time", "who", "action"), rows), "no changes")

@@ -43,7 +43,7 @@ def set_(
     from services.jobs.job_file import parse_overrides
     from volley.client.changes import desired_changes
 
-    _change(run, desired_changes(parse_overrides(changes)), server, as_json)
+    _change(run, desired_changes(parse_overrides(changes, option="", example="k=4")), server, as_json)
 
 
 def pause(run: RunOrFolder, server: Server = None, as_json: Json = False) -> None:

@@ -60,6 +60,10 @@ def load_tokenizer(model: Path) -> "PreTrainedTokenizerBase":
     try:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
+        if not any((model / name).is_file() for name in TOKENIZER_FILES):
+            raise JobError(
+                f"model {model} has no tokenizer: copy tokenizer.json and tokenizer_config.json there"
+            ) from error
         raise JobError(f"model {model}: its tokenizer does not load: {' '.join(str(error).split())[:200]}") from error
 
 
@@ -83,6 +87,7 @@ def _check_weights(model: Path) -> None:
             )
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")  # as types of models name it
 
 

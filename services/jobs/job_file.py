@@ -116,17 +116,17 @@ def importable_from(folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (where, os.environ.get("PYTHONPATH"))))
 
 
-def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """Parse ``["learner.ranks=2"]`` to ``{"learner.ranks": 2}``; values are YAML."""
+def parse_overrides(pairs: list[str], *, option: str = "--set ", example: str = "learner.ranks=2") -> dict[str, Any]:
+    """Parse ``["learner.ranks=2"]`` to ``{"learner.ranks": 2}``; values are YAML. Errors name ``option``."""
     overrides: dict[str, Any] = {}
     for pair in pairs:
         key, found, value = pair.partition("=")
         if not found or not key:
-            raise JobError(f"--set {pair!r}: write key=value, such as learner.ranks=2")
+            raise JobError(f"{option}{pair!r}: write key=value, such as {example}")
         try:
             overrides[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise JobError(f"--set {pair!r}: the value is not YAML") from error
+            raise JobError(f"{option}{pair!r}: the value is not YAML") from error
     return overrides
 
 

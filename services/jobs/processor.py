@@ -1,4 +1,4 @@
-"""What this machine's processor can compute: bfloat16 needs instructions that many lack."""
+"""What this machine can compute on: bfloat16 needs instructions that many processors lack, and GPUs a driver."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from services.jobs.job_file import Job
 from volley.job import EvalJob, SFTJob
 
 CPUINFO = Path("/proc/cpuinfo")
+NVIDIA = Path("/proc/driver/nvidia/version")
 BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})  # x86's tiles and vectors, Arm's
 
 
@@ -26,6 +27,18 @@ def bfloat16_notice(job: Job, cpuinfo: Path = CPUINFO) -> str:
         "model.dtype is bfloat16, and this processor has no instructions for it (avx512_bf16, amx_bf16): engines may "
         "end with SIGILL; write dtype: float32"
     )
+
+
+def gpu_notice(job: Job, driver: Path = NVIDIA) -> str:
+    """Advice if ``job`` reserves GPUs and this machine has none; otherwise ""."""
+    amounts = {
+        "actors.gpus": 0 if isinstance(job, SFTJob) else job.actors.gpus,
+        "learner.gpus_per_rank": 0 if isinstance(job, EvalJob) else job.learner.gpus_per_rank,
+    }
+    asked = [key for key, amount in amounts.items() if amount]
+    if not asked or driver.exists():
+        return ""
+    return f"{' and '.join(asked)}: this host has no GPU; write 0 to compute on CPUs, or run the job on a cluster"
 
 
 def _on_cpus(job: Job) -> bool:

@@ -57,17 +57,23 @@ class TerminalTable:
     optional: Collection[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from self.lines(options.max_width)
+        yield from self.lines(options.max_width, notes_below=console.is_terminal)
 
-    def lines(self, width: int) -> Iterator[Text]:
-        """Yield the lines of the table for a terminal with ``width`` columns."""
+    def lines(self, width: int, *, notes_below: bool = True) -> Iterator[Text]:
+        """Yield the lines of the table for a terminal with ``width`` columns.
+
+        Args:
+            notes_below: on lines of their own; otherwise, as in a pipe, a note ends the line of its row.
+        """
         widths = {at: self._width(at) for at in self._kept(width)}
         lines = _packed(widths, width)
         if any(self.columns):
             yield from _broken([Text(column, style="bold") for column in self.columns], widths, lines)
         for row in self.rows:
-            yield from _broken([_text(cell) for cell in row.cells], widths, lines)
-            if row.note:
+            *before, last = _broken([_text(cell) for cell in row.cells], widths, lines)
+            beside = row.note and not notes_below
+            yield from (*before, Text.assemble(last, GAP, _text(row.note)) if beside else last)
+            if row.note and notes_below:
                 yield from _between_words(_text(row.note), width, INDENT)
 
     @property

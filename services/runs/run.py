@@ -133,9 +133,10 @@ async def run_alone(
                 notifying(job.notify, folder, stack.redis_url, display.say),
             ):
                 return await run_on(stack, run, folder, display, checkpoint=checkpoint, stop_signal=stop_signal)
-        except VolleyError as error:
+        except (VolleyError, asyncio.CancelledError) as error:
             if folder.summary()["state"] == "starting":
-                folder.write_summary({"state": "failed", "problem": str(error)})
+                state, problem = _outcome(error)
+                folder.write_summary({"state": state, "problem": problem})
             raise
 
 

@@ -6,7 +6,7 @@ from reward_servers.scorers import try_scorer
 from services.data.chat import plain_text_notice
 from services.jobs.job_file import Job
 from services.jobs.needs import GIB, needs_of
-from services.jobs.processor import bfloat16_notice
+from services.jobs.processor import bfloat16_notice, gpu_notice
 from services.jobs.runtime_env import code_is_here
 from services.runs.context import Run
 from services.runs.episode_trial import EpisodeTrial, try_program
@@ -66,7 +66,7 @@ def run_one_episode(run: Run, says: str) -> EpisodeTrial | None:
 def notes_on(job: Job) -> list[str]:
     """Advice on a valid job."""
     memory = _memory_note(needs_of(job).memory_bytes)
-    return list(filter(None, [chat_notice(job), bfloat16_notice(job), memory]))
+    return list(filter(None, [chat_notice(job), gpu_notice(job), bfloat16_notice(job), memory]))
 
 
 def chat_notice(job: Job) -> str:

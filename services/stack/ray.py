@@ -169,11 +169,17 @@ def _check_resources(needs: Needs, gcs_address: str, address: str | None) -> Non
         if address and can_grow(node_types(gcs_address)):
             return
         if time.monotonic() >= deadline:
-            raise HostError(
-                f"the Ray cluster{f' at {address}' if address else ''} is too small: the job reserves {lacking}. Lower "
-                "actors.count, reward_workers.count or learner.ranks, or add nodes"
-            )
+            where = f" at {address}" if address else ""
+            raise HostError(f"the Ray cluster{where} is too small: the job reserves {lacking}. {_advice(needs)}")
         time.sleep(POLL_SECONDS)
+
+
+def _advice(needs: Needs) -> str:
+    import ray
+
+    if needs.gpus and not ray.cluster_resources().get("GPU"):
+        return "It has no GPU: write actors.gpus: 0 and learner.gpus_per_rank: 0 to compute on CPUs, or add nodes"
+    return "Lower actors.count, reward_workers.count or learner.ranks, or add nodes"
 
 
 class ClusterReservation:

@@ -151,6 +151,11 @@ def _check_objective(job: RLJob, fields: dict[str, Any]) -> None:
             check_update(job.update, objective)
             check_ranks(job.scorer, objective)
     except ValidationError as error:
+        if unknown := [str(each["loc"][-1]) for each in error.errors() if each["type"] == "extra_forbidden"]:
+            raise JobError(
+                f"{', '.join(unknown)}: neither a field of the objective, such as k, nor one of "
+                f"{', '.join(sorted(FIELDS - {'objective'}))}, and nothing else can be changed on a live run"
+            ) from error
         raise JobError(explain("objective", error)) from error
     except ValueError as error:
         raise JobError(f"objective: {error}") from error

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.jobs.job_file import Job
-from services.jobs.processor import CPUINFO, bfloat16_notice
+from services.jobs.processor import CPUINFO, bfloat16_notice, gpu_notice
 from volley.job import JOB
 
 SAMPLED: dict[str, Any] = {
@@ -51,6 +51,17 @@ def test_what_runs_on_gpus_needs_none(tmp_path: Path) -> None:
         assert bfloat16_notice(job_of("rl", **{role: on_gpus[role]}), plain), "the other role is on CPUs"
     assert bfloat16_notice(job_of("eval", actors={"gpus": 1}), plain) == ""
     assert bfloat16_notice(job_of("sft", learner={"gpus_per_rank": 1}), plain) == ""
+
+
+def test_gpus_that_this_host_lacks_are_mentioned(tmp_path: Path) -> None:
+    driver = tmp_path / "version"
+    both = job_of("rl", learner={"gpus_per_rank": 0.5}, actors={"gpus": 0.5})
+    assert gpu_notice(both, driver).startswith("actors.gpus and learner.gpus_per_rank: this host has no GPU; write 0")
+    assert gpu_notice(job_of("sft", learner={"gpus_per_rank": 1}), driver).startswith("learner.gpus_per_rank: this")
+    assert gpu_notice(job_of("eval", actors={"gpus": 1}), driver).startswith("actors.gpus: this host")
+    assert [gpu_notice(job_of(kind), driver) for kind in KINDS] == ["", "", ""]
+    driver.touch()
+    assert gpu_notice(both, driver) == ""
 
 
 def test_a_processor_that_does_not_tell_is_not_judged(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ class Metrics(Mapping[str, Floats]):
             return self.columns[name]
         except KeyError:
             close = difflib.get_close_matches(name, self.columns, n=3) or sorted(self.columns)[:5]
-            hint = f"there are {', '.join(close)}" if close else "there are no metrics before the first step"
+            none = "docs/metrics.md lists them" if len(self.steps) else "there are no metrics before the first step"
+            hint = f"there are {', '.join(close)}" if close else none
             raise KeyError(f"no metric {name!r}: {hint}") from None
 
     def __iter__(self) -> Iterator[str]:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from tests.models import tiny_llama
 from tests.unit.cli.commands import Volley
 from volley.job import JOB
 
+VOLLEY = (sys.executable, "-c", "from services.cli import main; main()")
 SCORER = """
 import os
 
@@ -200,3 +204,39 @@ def test_what_an_episode_shows(
     assert found == code, errors
     for each in told:
         assert each in (errors if code else out)
+
+
+LOUD = """
+import os
+print("loading a model")
+os.system("echo from a child")
+os.write(1, b"from a library")
+
+def reward(sample, row):
+    return 1.0
+"""
+
+
+def test_what_a_users_module_prints_does_not_spoil_the_json(job: Path) -> None:
+    (job.parent / "my_checked_scores.py").write_text(LOUD)
+    done = subprocess.run([*VOLLEY, "check", job, "--json"], capture_output=True, text=True, timeout=120, check=False)
+    assert json.loads(done.stdout)["valid"]
+    assert all(printed in done.stderr for printed in ("loading a model", "from a child", "from a library"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_signal_during_the_check_ends_it_in_order(job: Path, command: str, number: signal.Signals) -> None:
+    began, scratch = job.parent / "began", job.parent / "scratch"
+    scratch.mkdir()
+    hangs = f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(60)\n"
+    (job.parent / "my_checked_scores.py").write_text(hangs)
+    with subprocess.Popen(
+        [*VOLLEY, command, job], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(scratch)}, text=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not began.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(30) == 130
+    assert not list(scratch.glob("volley-*"))

@@ -389,6 +389,8 @@ def test_metrics_are_arrays_with_nan_and_a_data_frame(connect: Connect) -> None:
     assert (metrics.steps.dtype, metrics["loss"].dtype) == (np.int64, np.float64)
     np.testing.assert_array_equal(metrics["loss"], [np.nan, 0.5])
     assert (list(metrics), len(metrics)) == (["kl_k1", "loss"], 2)
+    with pytest.raises(KeyError, match=r"no metric 'nope': docs/metrics\.md lists them"):
+        Metrics(np.array([1, 2]), {})["nope"]
     with pytest.raises(KeyError, match="no metric 'los': there are loss"):
         metrics["los"]
     frame = metrics.frame()

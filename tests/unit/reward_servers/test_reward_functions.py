@@ -438,6 +438,6 @@ def test_a_failed_import_is_told_with_the_first_samples(build: Build, module: Pa
     module.write_text("raise RuntimeError('no licence')\n")
     scorer = build("one")
     for _ in range(2):
-        assert "ended its process" in _unscored(scorer.score(_prompt(), ["a"])[0])
+        assert "raised RuntimeError: no licence" in _unscored(scorer.score(_prompt(), ["a"])[0])
     module.write_text("def one(sample, row): return 1.0\n")
     assert scorer.score(_prompt(), ["a"])[0].reward == 1.0
