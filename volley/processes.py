@@ -38,13 +38,15 @@ def take_stdout() -> TextIO:
 @contextlib.contextmanager
 def printing_to_stderr() -> Iterator[None]:
     """Within the block, what this process, its libraries and its children print goes to standard error."""
-    sys.stdout.flush()
+    stdout = sys.stdout
+    stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        stdout.flush()  # what a logger, for example, has written to it
         os.dup2(kept, 1)
         os.close(kept)
 

@@ -168,9 +168,8 @@ class PythonFunction:
         """Let the child import the function before the first sample comes, in the background."""
 
         async def begin() -> None:
-            with contextlib.suppress(
-                NotImported, OSError, EOFError, ValueError
-            ):  # the first call starts it again, and tells
+            # After a failure, the first call starts it again, and tells.
+            with contextlib.suppress(NotImported, OSError, EOFError, ValueError):
                 await self._ready()
 
         self._beginning = asyncio.create_task(begin())

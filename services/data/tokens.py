@@ -22,6 +22,8 @@ from volley.records import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
@@ -87,7 +89,6 @@ def _check_weights(model: Path) -> None:
             )
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")  # as types of models name it
 
 
