@@ -67,12 +67,14 @@ def test_descriptors_cannot_outlive_a_test(spawn: SpawnSlot, tier: Tier) -> None
 def test_memory_that_outlives_a_program_is_not_charged_to_the_next(spawn: SpawnSlot) -> None:
     """With seccomp off the attack succeeds; the slot sees what its cgroup still holds, and starts with a new one."""
     slot = spawn("A", without=frozenset({"seccomp"}))
-    for _ in range(3):
+    for _ in range(30):  # on a busy machine the kernel may find the memory first
         for _ in range(4):
             assert judge_program(slot, CYCLES, ANY, LIMITS).status is VerdictStatus.PASSED
         honest = judge_program(slot, HONEST, ANY, LIMITS)
         assert honest.status is VerdictStatus.PASSED, honest
-    assert slot.restarts > 0
+        if slot.restarts:
+            return
+    pytest.fail("the slot never saw what its cgroup still held")
 
 
 def test_a_sandbox_is_not_replaced_for_the_files_that_programs_read(spawn: SpawnSlot) -> None:
