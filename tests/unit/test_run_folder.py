@@ -143,7 +143,7 @@ def test_desired_changes_accumulate_and_invalid_ones_change_nothing(tmp_path: Pa
     change_in_folder(folder, spec, {"objective": {"center": True}, "actors": 3})
     for bad, message in (
         ({"objective": {"k": 99}}, "lower k or raise n"),
-        ({"objective": {"kk": 1}}, "unknown key"),
+        ({"objective": {"kk": 1}}, "kk: neither a field of the objective"),
         ({"objective": {"k": "x"}}, "k"),
         ({"actor": 1}, "actor: cannot be changed on a live run; choose from actors"),
         ({"actors": -1}, "greater than or equal to 0"),
