@@ -1,7 +1,7 @@
 """An engine's KV cache in memory that the kernel provides, as zeros, when it is first used.
 
-vLLM fills the whole cache with zeros before its engine answers: 1.5 s for half a gigabyte on a virtual machine, and
-resident from then on, used or not.
+vLLM fills the whole cache with zeros before its engine answers. That takes time, more on a virtual machine whose host
+has yet to find the memory, and all of the cache is resident from then on, used or not.
 """
 
 import contextlib

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.setting import Setting
+from benchmarks.startup import LAUNCH
 from services.store.folder import RunFolder
 from tests.models import character_tokenizer
 
-LAUNCH = "from services.cli import main; main()"
 WARM = 3  # steps that are not timed
 STEPS = 8
 

@@ -25,17 +25,17 @@ def run(setting: Setting) -> Iterator[Row]:
 def steps_of(setting: Setting) -> list[float]:
     """The seconds of each of TRL's steps."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
-    from benchmarks.versus_trl.trl_side import Clock
+    from benchmarks.versus_trl.trl_side import Clock, settings
 
     model, prompts = inputs(setting)
     sizes = shape(setting)
     generation: dict[str, Any] = (
         {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4} if setting.cuda else {}
     )
-    config = GRPOConfig(
-        output_dir=str(setting.folder / "trl"),
+    config = settings(
+        str(setting.folder / "trl"),
         use_cpu=not setting.cuda,
         bf16=setting.cuda,
         per_device_train_batch_size=sizes["prompts"] * sizes["n"],
@@ -43,11 +43,7 @@ def steps_of(setting: Setting) -> list[float]:
         max_completion_length=sizes["tokens"],
         max_steps=STEPS,
         learning_rate=1e-6,
-        beta=0.0,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        lr_scheduler_type="constant",
         **generation,
     )
     rows = [{"prompt": json.loads(line)["prompt"]} for line in prompts.read_text().splitlines()]

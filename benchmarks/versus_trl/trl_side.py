@@ -60,21 +60,23 @@ def remote_judge(url: str) -> Reward:
 
 
 def settings(outputs: str, **more: Any) -> GRPOConfig:
-    """Trainer settings: one update per batch, no KL term, no checkpoints, no logging."""
+    """Trainer settings: one update per batch, no KL term, no checkpoints, no logging, on CPUs; ``more`` may differ."""
     return GRPOConfig(
-        output_dir=outputs,
-        use_cpu=True,
-        bf16=False,
-        gradient_accumulation_steps=1,
-        gradient_checkpointing=False,
-        temperature=1.0,
-        beta=0.0,
-        logging_steps=10**6,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=0,
-        **more,
+        **{
+            "output_dir": outputs,
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_accumulation_steps": 1,
+            "gradient_checkpointing": False,
+            "temperature": 1.0,
+            "beta": 0.0,
+            "logging_steps": 10**6,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "seed": 0,
+            **more,
+        }
     )
 
 

@@ -108,7 +108,7 @@ def _disk() -> Finding:
 
 
 def _gpu() -> Finding:
-    from services.jobs.processor import NVIDIA
+    from services.jobs.machine import NVIDIA
 
     if NVIDIA.exists():
         return Finding("GPU", "NVIDIA driver loaded")

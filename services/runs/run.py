@@ -12,8 +12,8 @@ from services.control.heartbeat import Status
 from services.data.tokens import import_tokenizers_alone
 from services.jobs.adapters import check_adapters
 from services.jobs.job_file import Job
+from services.jobs.machine import bfloat16_notice
 from services.jobs.needs import check_host, needs_of
-from services.jobs.processor import bfloat16_notice
 from services.jobs.runtime_env import for_ray, make_importable
 from services.notifications.local import check_keys, notifying
 from services.recording.display import Display

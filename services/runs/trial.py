@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from reward_servers.scorers import try_scorer
 from services.data.chat import plain_text_notice
 from services.jobs.job_file import Job
+from services.jobs.machine import bfloat16_notice, gpu_notice
 from services.jobs.needs import GIB, needs_of
-from services.jobs.processor import bfloat16_notice, gpu_notice
 from services.jobs.runtime_env import code_is_here
 from services.runs.context import Run
 from services.runs.episode_trial import EpisodeTrial, try_program

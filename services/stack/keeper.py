@@ -27,6 +27,7 @@ import httpx
 from pydantic import Field
 
 from actors.prefork_server import shared_server
+from services.jobs.machine import NVIDIA
 from services.signals import run_in_foreground
 from services.stack.folder import StackFolder
 from services.stack.launcher import PRELOAD
@@ -47,7 +48,6 @@ from volley.webhooks import SECRET_PREFIX, AllowedHost
 log = logging.getLogger(__name__)
 
 LEAST_CPUS = 4  # two actors, four reward workers and a rank reserve 3.4; two runs with default counts 4.2
-NVIDIA = Path("/proc/driver/nvidia")  # of a machine with GPUs
 
 
 class UpSettings(Spec):

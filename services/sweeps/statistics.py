@@ -88,7 +88,7 @@ def axis_of(metrics: Metrics, axis: Axis, n: int) -> Floats:
     """What each step of a run is drawn at, [T]: after the step, except that the divergence is the step's own.
 
     Args:
-        n: samples per prompt, of which groups that were replaced had as many.
+        n: samples per prompt; the groups that others replaced had as many.
     """
     steps = len(metrics.steps)
     if axis == "samples":

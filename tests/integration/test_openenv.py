@@ -128,7 +128,7 @@ async def test_the_environments_own_tools_are_called(folder: Path, server: str) 
 
 
 async def test_actions_with_several_fields_are_a_tool(folder: Path, server: str) -> None:
-    """What does not fit the schema is the model's mistake, and it is told so."""
+    """An action that does not fit the schema is the model's mistake, and the model is told so."""
     turns = iter([calling("step", x="many"), calling("other"), calling("step", x=3, y=4)])
     rows = [{"prompt": "Add up.", "reset": {"start": 10}}]
     outcomes, asked = await play(folder, lambda _: next(turns), rows, url=f"{server}/sums", reward="last")

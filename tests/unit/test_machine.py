@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.jobs.job_file import Job
-from services.jobs.processor import CPUINFO, bfloat16_notice, gpu_notice
+from services.jobs.machine import CPUINFO, bfloat16_notice, gpu_notice
 from volley.job import JOB
 
 SAMPLED: dict[str, Any] = {

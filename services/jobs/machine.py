@@ -1,16 +1,19 @@
 """What this machine can compute on: bfloat16 needs instructions that many processors lack, and GPUs a driver."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.jobs.job_file import Job
 from volley.job import EvalJob, SFTJob
 
+if TYPE_CHECKING:
+    from services.jobs.job_file import Job
+
 CPUINFO = Path("/proc/cpuinfo")
-NVIDIA = Path("/proc/driver/nvidia/version")
+NVIDIA = Path("/proc/driver/nvidia/version")  # exists on a machine with GPUs
 BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})  # x86's tiles and vectors, Arm's
 
 
-def bfloat16_notice(job: Job, cpuinfo: Path = CPUINFO) -> str:
+def bfloat16_notice(job: "Job", cpuinfo: Path = CPUINFO) -> str:
     """Advice if ``job`` computes in bfloat16 on this machine's CPUs, which cannot; otherwise ""."""
     if job.model.dtype != "bfloat16" or not _on_cpus(job):
         return ""
@@ -29,7 +32,7 @@ def bfloat16_notice(job: Job, cpuinfo: Path = CPUINFO) -> str:
     )
 
 
-def gpu_notice(job: Job, driver: Path = NVIDIA) -> str:
+def gpu_notice(job: "Job", driver: Path = NVIDIA) -> str:
     """Advice if ``job`` reserves GPUs and this machine has none; otherwise ""."""
     amounts = {
         "actors.gpus": 0 if isinstance(job, SFTJob) else job.actors.gpus,
@@ -41,7 +44,7 @@ def gpu_notice(job: Job, driver: Path = NVIDIA) -> str:
     return f"{' and '.join(asked)}: this host has no GPU; write 0 to compute on CPUs, or run the job on a cluster"
 
 
-def _on_cpus(job: Job) -> bool:
+def _on_cpus(job: "Job") -> bool:
     actors = not isinstance(job, SFTJob) and not job.actors.gpus
     learner = not isinstance(job, EvalJob) and not job.learner.gpus_per_rank
     return actors or learner
