@@ -6,66 +6,90 @@ Parameters that are not trained are left out, because the job's model has them.
     policy.json                     AdamW's step count and the list of files
     value-*.safetensors, value.json the same for the value model, if there is one
 
-`learner.pool.LearnerPool.save` makes the folder appear only when it is complete.
+`learner.pool.LearnerPool` makes the folder appear only when it is complete.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from learner.engine import Engine
-from learner.weights import buckets, full_elements, give_usual_mode
+from learner.weights import buckets, file_parts, full_elements
 from volley.errors import JobError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_engine(engine: Engine, name: str, folder: Path, bucket_bytes: int, *, rank: int, ranks: int) -> str:
-    """Write ``engine``'s state into ``folder``. Every rank must call it; each writes its share of the files.
+class Snapshot:
+    """One rank's files of a checkpoint, in memory, so that training may go on while they are written."""
 
-    Returns:
-        Why a file could not be written, or "". It does not raise, because the other ranks wait for this one in every
-        gather.
+    def __init__(self) -> None:
+        self._files: dict[str, list[Tensor]] = {}  # as `file_parts`
+
+    def add(self, file: str, parts: list[Tensor]) -> None:
+        self._files[file] = parts
+
+    def write(self, folder: Path) -> str:
+        """Write the files into ``folder``; returns why one could not be written, or ""."""
+        return next(filter(None, (write_file(folder / file, parts) for file, parts in self._files.items())), "")
+
+
+def write_file(file: Path, parts: list[Tensor]) -> str:
+    """Write ``parts``, uint8 [bytes] each, to disk; returns why that failed, or "".
+
+    The safetensors library would hold the interpreter's lock while it writes, and keep other threads from training.
     """
-    problem = ""
+    try:
+        with file.open("wb") as out:
+            for part in parts:
+                out.write(part.numpy().data)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        return f"{file.name}: {error}"
+    return ""
+
+
+def engine_files(
+    engine: Engine, name: str, bucket_bytes: int, *, rank: int, ranks: int
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """This rank's share of the files of ``engine``'s state, with their parts, in memory of their own.
+
+    Every rank must exhaust it, because each file is gathered from all.
+    """
     steps = _adam_steps(engine)
     files = []
     for number, bucket in enumerate(buckets(_trained(engine), bucket_bytes)):
-        file = f"{name}-{number:05d}.safetensors"
-        files.append(file)
+        files.append(f"{name}-{number:05d}.safetensors")
         mine = number % ranks == rank
         tensors = {}
         for parameter_name, parameter in bucket:
             for key, tensor in _whole(parameter, moments=steps > 0).items():
                 if mine:
-                    tensors[f"{key}/{parameter_name}"] = tensor.cpu().contiguous()
-        if mine and not problem:
-            problem = _write(tensors, folder / file)
-    if rank == 0 and not problem:
-        try:
-            (folder / f"{name}.json").write_text(json.dumps({"adam_steps": steps, "files": files}))
-        except OSError as error:
-            problem = f"{name}.json: {error}"
-    return problem
+                    tensors[f"{key}/{parameter_name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+        if mine:
+            yield files[-1], file_parts(tensors)
+    if rank == 0:
+        yield f"{name}.json", text_parts(json.dumps({"adam_steps": steps, "files": files}))
 
 
-def _write(tensors: dict[str, Tensor], file: Path) -> str:
-    """Write a safetensors file; returns why it could not be written, or ""."""
-    try:
-        save_file(tensors, file)
-        give_usual_mode([file])
-    except (OSError, SafetensorError) as error:
-        return f"{file.name}: {error}"
-    return ""
+def text_parts(text: str) -> list[Tensor]:
+    """``text`` as the only part of a file."""
+    return [torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)]
+
+
+def state_bytes(engine: Engine) -> int:
+    """The size of ``engine``'s state in a checkpoint: parameters and moments in float32."""
+    return sum(4 * (1 + len(MOMENTS)) * full_elements(parameter) for _, parameter in _trained(engine))
 
 
 def load_engine(engine: Engine, name: str, folder: Path, *, rank: int, ranks: int) -> None:
-    """Load what `save_engine` wrote with any number of ranks. Every rank must call it.
+    """Load the files of `engine_files` of any number of ranks. Every rank must call it.
 
     Raises:
         JobError: the checkpoint belongs to another model.

@@ -3,8 +3,8 @@
 import asyncio
 import errno
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,14 @@ from volley.refs import Ref
 from volley.weight_group import WeightGroupTerms
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsaved:
+    """A checkpoint whose state the ranks have copied and not yet written."""
+
+    folder: Path
+    files: Mapping[str, bytes]
+
+
 class LearnerPool:
     """The ranks of one learner.
 
@@ -36,6 +44,7 @@ class LearnerPool:
         self.config = config
         self._ranks = RankActors(config)
         self.weight_group: str | None = None
+        self._unsaved: _Unsaved | None = None
 
     @classmethod
     async def start(cls, config: LearnerConfig) -> "LearnerPool":
@@ -120,7 +129,7 @@ class LearnerPool:
 
     async def score(self, group: Ref[Group]) -> NDArray[np.float32]:
         """Log-probs of the group's sample tokens under the current weights, float32 [T]. Not to be called in a step."""
-        answers = await self._ranks.call("score a group", "score", group, seconds=self._deadline)
+        answers = await self._call("score a group", "score", group)
         logprobs: NDArray[np.float32] = answers[0]
         return logprobs
 
@@ -131,7 +140,7 @@ class LearnerPool:
 
     async def begin_publish(self, version: int) -> None:
         """Start to publish the current weights as ``version``; returns when the next step may begin."""
-        await self._ranks.call(f"publish {version}", "publish", version, seconds=self._deadline)
+        await self._call(f"publish {version}", "publish", version)
 
     async def published(self, version: int) -> WeightUpdate:
         """Wait until the version that `begin_publish` started is stored; steps may run meanwhile."""
@@ -155,26 +164,63 @@ class LearnerPool:
         return bool(formed)
 
     async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
-        """Write a checkpoint to ``folder``. At every moment the folder is either complete or absent.
+        """Write a checkpoint to ``folder``; see `begin_save` and `saved`, which it combines."""
+        await self.begin_save(folder, extra, files, background=False)
+        await self.saved()
+
+    async def begin_save(
+        self,
+        folder: Path,
+        extra: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        *,
+        background: bool = True,
+    ) -> None:
+        """Start to write a checkpoint to ``folder``; returns when the next step may begin.
+
+        At every moment the folder is either complete or absent. Call `saved` before another `begin_save`.
 
         Args:
             extra: JSON that `load` returns.
             files: further files by name, written beside the learner's.
+            background: copy the state if the hosts of all ranks have room for it, and let `saved` write the copy.
 
         Raises:
             DiskFull: the disk has no space for it.
             HostError: it cannot be written.
             DeadlineExceeded, WorkerDied: a rank hangs or died.
         """
+        self._unsaved = None
+        if background and all(await self._call("checkpoint", "has_room_for_checkpoint")):
+            await self._call("checkpoint", "capture", dict(extra))
+            self._unsaved = _Unsaved(folder, dict(files or {}))
+        else:
+            await self._write(folder, files or {}, "save", dict(extra))
+
+    async def saved(self) -> None:
+        """Wait until the checkpoint of `begin_save` is complete; steps may run meanwhile.
+
+        Raises:
+            DiskFull: the disk has no space for it; call again once there is some.
+            HostError: it cannot be written.
+            DeadlineExceeded, WorkerDied: a rank hangs or died.
+        """
+        if self._unsaved is not None:
+            await self._write(self._unsaved.folder, self._unsaved.files, "write_captured")
+            await self._call("checkpoint", "drop_captured")
+            self._unsaved = None
+
+    async def _write(self, folder: Path, files: Mapping[str, bytes], method: str, *arguments: object) -> None:
+        """Let every rank write its files into a folder that replaces ``folder`` once all are written."""
         partial = partial_path(folder)
         try:
             await asyncio.to_thread(empty_folder, partial)
-            for name, content in (files or {}).items():
+            for name, content in files.items():
                 await asyncio.to_thread((partial / name).write_bytes, content)
-            problems = await self._ranks.call("checkpoint", "save", partial, dict(extra), seconds=self._deadline)
+            problems = await self._call("checkpoint", method, partial, *arguments)
             if problem := next(filter(None, problems), ""):
                 raise (DiskFull if "No space left" in problem else HostError)(f"checkpoint {folder}: {problem}")
-            await asyncio.to_thread(replace_folder, partial, folder)
+            await _to_its_end(asyncio.to_thread(replace_folder, partial, folder))
         except DeadlineExceeded:  # a TimeoutError, and so an OSError
             raise
         except OSError as error:
@@ -189,17 +235,21 @@ class LearnerPool:
         Raises:
             JobError: the checkpoint belongs to another model.
         """
-        extra: dict[str, Any] = (await self._ranks.call("load checkpoint", "load", folder, seconds=self._deadline))[0]
+        extra: dict[str, Any] = (await self._call("load checkpoint", "load", folder))[0]
         return extra
 
     async def export(self, folder: Path) -> Path:
         """Write the model to ``folder`` in Hugging Face format."""
-        await self._ranks.call("export", "export", folder, seconds=self._deadline)
+        await self._call("export", "export", folder)
         return folder
 
     async def stop(self) -> None:
         """End every rank."""
         await self._ranks.stop()
+
+    async def _call(self, awaited: str, method: str, *arguments: object) -> list[Any]:
+        """Make the same call on every rank, within the deadline of a step."""
+        return await self._ranks.call(awaited, method, *arguments, seconds=self._deadline)
 
     @property
     def _size(self) -> int:
@@ -228,6 +278,16 @@ def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
         shares[rank].append(index)
         totals[rank] += costs[index]
     return [sorted(share) for share in shares]
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``; if this is cancelled meanwhile, only once ``work`` has ended."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _merged(reports: Sequence[StepReport], batch: Mapping[str, float], dropped: Mapping[int, str]) -> StepReport:

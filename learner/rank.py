@@ -107,6 +107,24 @@ class Rank:
         """See `Publisher.join`. Only for rank 0; runs in a separate thread."""
         return self._started.publisher.join(terms)
 
+    def has_room_for_checkpoint(self) -> bool:
+        """See `RankWorker.has_room_for_checkpoint`."""
+        return self._started.has_room_for_checkpoint()
+
+    def capture(self, extra: Mapping[str, Any]) -> None:
+        """See `RankWorker.capture`."""
+        self._started.capture(extra)
+
+    @ray.method(concurrency_group="checkpoint")  # type: ignore[untyped-decorator]
+    def write_captured(self, folder: Path) -> str:
+        """See `RankWorker.write_captured`. Runs in a separate thread."""
+        return self._started.write_captured(folder)
+
+    @ray.method(concurrency_group="checkpoint")  # type: ignore[untyped-decorator]
+    def drop_captured(self) -> None:
+        """See `RankWorker.drop_captured`."""
+        self._started.drop_captured()
+
     def save(self, folder: Path, extra: Mapping[str, Any]) -> str:
         """See `RankWorker.save`."""
         return self._started.save(folder, extra)

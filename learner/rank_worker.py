@@ -1,7 +1,8 @@
 """What one learner rank does: steps, publishing weights, checkpoints. Needs no Ray; `learner.rank.Rank` wraps it."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from learner.batch import Packer, rank_batch, sft_pieces, usable
-from learner.checkpoint import load_engine, save_engine
+from learner.checkpoint import Snapshot, engine_files, load_engine, state_bytes, text_parts, write_file
 from learner.config import LearnerConfig
 from learner.engine import Engine, frozen, join_ranks
 from learner.layout import Piece
@@ -22,6 +23,7 @@ from learner.reinforce import Reinforcer
 from learner.supervised import supervised_step
 from learner.value import Critic
 from learner.weights import buckets, export, gathered_views, in_checkpoint_form, resident
+from volley.memory import available_memory
 from volley.objectives import Objective
 from volley.records import Group
 from volley.update import PolicyUpdate
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RUN_FILE = "run.json"  # in a checkpoint: steps taken, and what the caller of `save` adds
+SPARE_MEMORY = 0.1  # of the host's, which a copy of the state leaves free: Ray ends processes when 5% are left
 
 
 class RankWorker:
@@ -59,6 +62,7 @@ class RankWorker:
         if reinforcer is not None and reinforcer.critic is not None:
             self._engines["value"] = reinforcer.critic.engine
         self._steps_taken = 0
+        self._captured: Snapshot | None = None
 
     @classmethod
     def start(cls, config: LearnerConfig, rank: int, store: "TCPStore", *, object_store: ObjectStore) -> "RankWorker":
@@ -168,28 +172,56 @@ class RankWorker:
         if self._publisher is not None:
             self._publisher.end()
 
-    def save(self, folder: Path, extra: Mapping[str, Any]) -> str:
-        """Write this rank's part of a checkpoint into ``folder``, which nothing reads yet.
+    def has_room_for_checkpoint(self) -> bool:
+        """Whether this host's memory has room for the whole state, should all ranks be on this host."""
+        spare = SPARE_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return sum(map(state_bytes, self._engines.values())) + spare < available_memory()
+
+    def capture(self, extra: Mapping[str, Any]) -> None:
+        """Copy this rank's part of a checkpoint, for `write_captured`."""
+        snapshot = Snapshot()
+        for file, parts in self._checkpoint_files(extra):
+            snapshot.add(file, parts)
+        self._captured = snapshot
+
+    def write_captured(self, folder: Path) -> str:
+        """Write what `capture` copied into ``folder``, from any thread; steps may run meanwhile.
 
         Returns:
-            The first reason why a file could not be written, or "".
+            Why a file could not be written, or ""; then it may be called again.
         """
-        problems = [
-            save_engine(engine, name, folder, self._bucket_bytes, rank=self._rank, ranks=self._config.learner.ranks)
-            for name, engine in self._engines.items()
-        ]
+        if self._captured is None:
+            raise RuntimeError("nothing was captured")
+        return self._captured.write(folder)
+
+    def drop_captured(self) -> None:
+        """Free the memory that `capture` took."""
+        self._captured = None
+
+    def save(self, folder: Path, extra: Mapping[str, Any]) -> str:
+        """Write this rank's part of a checkpoint into ``folder`` file by file, which takes little memory.
+
+        Returns:
+            The first reason why a file could not be written, or "". It does not raise, because the other ranks wait
+            for this one in every gather.
+        """
+        problem = ""
+        for file, parts in self._checkpoint_files(extra):
+            problem = problem or write_file(folder / file, parts)
+        return problem
+
+    def _checkpoint_files(self, extra: Mapping[str, Any]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        ranks = self._config.learner.ranks
+        for name, engine in self._engines.items():
+            yield from engine_files(engine, name, self._bucket_bytes, rank=self._rank, ranks=ranks)
         if self._rank == 0:
             run: dict[str, Any] = {"steps_taken": self._steps_taken, "extra": dict(extra)}
             if self._reinforcer is not None and self._reinforcer.spec.kl.target is not None:
                 run["kl_coefficient"] = self._reinforcer.kl_coefficient
-            try:
-                (folder / RUN_FILE).write_text(json.dumps(run))
-            except OSError as error:
-                problems.append(f"{RUN_FILE}: {error}")
-        return next(filter(None, problems), "")
+            yield RUN_FILE, text_parts(json.dumps(run))
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Resume from a checkpoint saved by any number of ranks; returns the ``extra`` passed to `save`.
+        """Resume from a checkpoint saved by any number of ranks; returns the ``extra`` passed to `save` or `capture`.
 
         Raises:
             JobError: the checkpoint belongs to another model.

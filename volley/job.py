@@ -144,6 +144,11 @@ class CheckpointSpec(Spec):
     )
     keep: int = Field(2, ge=1, description="number of latest checkpoints to keep")
     keep_every: int | None = Field(None, ge=1, description="also keep checkpoints at multiples of this step count")
+    background: bool = Field(
+        True,
+        description="copy the state, 12 bytes per trained parameter, and write the copy while training goes on, where "
+        "the host's memory has room for it",
+    )
 
 
 class _Job(Spec):

@@ -148,7 +148,7 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
             job,
             _prompts(),
             Roles(actors, rewards, learner),
-            Hooks(recorder, _never, _no_checkpoint, _agreed),
+            Hooks(recorder, _never, _no_checkpoint, _nothing_stored, _agreed),
         )
         steering = Steering(
             job,
@@ -257,6 +257,10 @@ async def _never(_version: int) -> None:
 
 async def _no_checkpoint(_step: int, _state: dict[str, Any], _ready: list[ReadyGroup]) -> None:
     """Do nothing: checkpoints cost the learner time, not the coordinator."""
+
+
+async def _nothing_stored() -> None:
+    """There are no checkpoints."""
 
 
 async def _agreed() -> float:

@@ -1,76 +1,78 @@
-"""Training on old samples: lag 1, 4 and 8, with no correction, with token-level correction and with exact correction.
+"""Training on old samples: at lag 4 and 8, which correction keeps the curve of lag 0?
 
-    python -m benchmarks.reproductions.lag [--seeds 1] [--steps 120] [--at-most 4]
+    python -m benchmarks.reproductions.lag [--seeds 3] [--steps 120] [--at-most 4]
 
-All runs are on countdown, with the same number of samples, at twice the learning rate of `trade_off` so that the policy
-moves noticeably within the lag. The objectives are the mean, whose advantages have both signs, and max@8 without
-centring, whose advantages are never negative. ``exact`` weights a sample by its whole sequence, and with max@8 it also
-weights the companions exactly.
+All runs are on countdown, with the same number of samples, at a rate at which lag 0 works. The objectives are the mean,
+whose advantages have both signs, and max@8 without centring, whose advantages are never negative. ``token`` weights
+each token by its ratio and ``sequence`` the whole sample, ``masked`` drops samples whose weight is above 2 or below
+1/2; with max@8, ``exact`` and ``masked`` also weight the companions exactly, and ``first order`` to the first order.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from benchmarks.objectives.report import panels, print_table, save
-from benchmarks.reproductions.results import COLOURS, Rows, curve, draw_curves
+from benchmarks.reproductions.results import Rows, curve, draw_curves
 from benchmarks.reproductions.runs import Options, Planned, Runs
 from benchmarks.reproductions.study import Study
 from services.store.folder import RunFolder
+from services.sweeps.statistics import Interval
 
-LAGS = (1, 4, 8)
-CORRECTIONS = ("none", "token", "exact")
-
-
-def named(objective: str, lag: int, correction: str) -> str:
-    """The name of a method; with lag 0 there is nothing to correct."""
-    return f"{objective}, lag {lag}" + (f", {correction}" if lag else "")
+LAGS = (4, 8)
+TRIES = {"mean": 1, "max@8": 8}
+LATE = 40  # steps
 
 
 def draw(name: str, wanted: Options, rows: Rows, made: Runs) -> None:
-    """Print ages and results; plot training pass@k against the lag, and training curves for the longest lag.
+    """Print ages and results; plot training pass@k of each correction, a panel per objective and lag.
 
-    The mean over all versions of a run, on prompts not seen before, says more than the last version's held-out figures:
-    at this learning rate, consecutive versions differ a lot.
+    The mean over the last versions of a run, on prompts not seen before, says more than the last version's held-out
+    figures: consecutive versions differ a lot.
     """
-    print_ages(made)
-    figure, (first, best, curves) = panels(3)
-    draw_by_lag(first, made, "mean", 1)
-    draw_by_lag(best, made, "max@8", 8)
-    longest = [named("mean", 0, "none"), *(named("mean", LAGS[-1], correction) for correction in CORRECTIONS)]
-    shown = {method: made[method] for method in longest}
-    draw_curves(curves, shown, "pass_at_1", "pass@1, % of training prompts", skip=0)
-    for axis in (first, curves):
-        axis.legend(frameon=False)
+    print_results(made)
+    figure, axes = panels(len(TRIES) * len(LAGS))
+    places = [(objective, lag) for objective in TRIES for lag in LAGS]
+    for axis, (objective, lag) in zip(axes, places, strict=True):
+        draw_lag(axis, made, objective, lag)
+    axes[-1].legend(frameon=False)
+    axes[0].legend(frameon=False)
     save(figure, wanted.out, name)
 
 
-def print_ages(made: Runs) -> None:
-    """Print how many versions old the trained tokens were, training pass@k over the run, and final entropy and KL."""
+def print_results(made: Runs) -> None:
+    """Print the age of trained tokens in versions, late training pass@k, its gap to lag 0, and the divergence."""
     lines: list[list[object]] = []
     for method, of_method in made.items():
-        counts = [row["lag_histogram"] for run in of_method for row in RunFolder(run.path).read("metrics")]
-        tokens = sum(sum(each.values()) for each in counts)
-        total_lag = sum(int(lag) * count for each in counts for lag, count in each.items())
-        entropy, kl = (float(np.mean(curve(of_method, metric)[:, -1])) for metric in ("entropy", "kl_k1"))
-        lines.append([method, total_lag / tokens, over_the_run(of_method, 1), over_the_run(of_method, 8), entropy, kl])
-    columns = ("mean lag of a token", "training pass@1, %", "pass@8, %", "entropy at the end", "KL to the start")
-    print_table(["", *columns], lines)
+        objective = method.split(",")[0]
+        k = TRIES[objective]
+        gap = Interval.of(late_pass_at(of_method, k) - late_pass_at(made[f"{objective}, lag 0"], k))
+        late = [", ".join(f"{value:.1f}" for value in late_pass_at(of_method, each)) for each in TRIES.values()]
+        half = "" if gap.high is None else f" ± {gap.high - gap.mean:.1f}"
+        divergence = float(curve(of_method, "kl_k1", LATE)[:, -1].mean())
+        lines.append([method, age(of_method), *late, f"{gap.mean:+.1f}{half}", divergence])
+    columns = ("mean lag", *(f"pass@{k}, %" for k in TRIES.values()), "less lag 0 at its own k", "nats per token")
+    print_table([f"training, last {LATE} steps", *columns], lines)
 
 
-def over_the_run(runs: Sequence[Planned], k: int) -> float:
-    """Training pass@k in percent, mean over all steps and seeds."""
-    return 100 * float(curve(runs, f"pass_at_{k}", 1).mean())
+def age(runs: Sequence[Planned]) -> float:
+    """How many versions old a trained token was on average."""
+    counts = [row["lag_histogram"] for run in runs for row in RunFolder(run.path).read("metrics")]
+    tokens = sum(sum(each.values()) for each in counts)
+    return float(sum(int(lag) * count for each in counts for lag, count in each.items()) / tokens)
 
 
-def draw_by_lag(axis: Any, made: Runs, objective: str, k: int) -> None:
-    """Plot training pass@k over the run against the lag, one line per correction."""
-    for colour, correction in zip(COLOURS[1:], CORRECTIONS, strict=False):
-        found = [over_the_run(made[named(objective, lag, correction)], k) for lag in (0, *LAGS)]
-        axis.plot((0, *LAGS), found, color=colour, label=correction, marker="o", markersize=3)
-    label = f"pass@{k}, % of training prompts"
-    axis.set(title=f"trained for {objective}", xlabel="lag, versions", ylabel=label, xticks=(0, *LAGS))
+def late_pass_at(runs: Sequence[Planned], k: int) -> Any:
+    """Training pass@k in percent, mean over the last steps of each seed, [S]."""
+    return 100 * curve(runs, f"pass_at_{k}", 1)[:, -LATE:].mean(axis=-1)
+
+
+def draw_lag(axis: Any, made: Runs, objective: str, lag: int) -> None:
+    """Plot training pass@k against steps: lag 0, and every correction at one lag."""
+    k, prefix = TRIES[objective], f"{objective}, lag {lag}, "
+    corrections = {name.removeprefix(prefix): runs for name, runs in made.items() if name.startswith(prefix)}
+    shown = {"lag 0": made[f"{objective}, lag 0"], **corrections}
+    draw_curves(axis, shown, f"pass_at_{k}", f"pass@{k}, % of training prompts", skip=0)
+    axis.set(title=f"trained for {objective}, lag {lag}")
 
 
 STUDY = Study("lag", draw=draw)

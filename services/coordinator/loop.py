@@ -19,7 +19,7 @@ Who waits for whom, in which task:
                                                      that is due is not
                                                      the learner takes a step                 its pool         (2)
                                                      the broadcast before is under way        its _send        (2) (4)
-                                                     a checkpoint is written                  its pool         (2) (4)
+                                                     a checkpoint is begun                    its pool         (2) (4)
                                                      a checkpoint waits for an evaluation     pinned.wait      (5)
     _send, per step    a version      free slots     the learner stores the weights, or the   their pools      (2)
                                                      actors load them
@@ -58,6 +58,7 @@ from services.coordinator.pinned_evaluation import PinnedEvaluation
 from services.coordinator.records import Batch, FinishedStep, Hooks, ReadyGroup, ResumePoint, StepTimes
 from services.coordinator.refill import is_dead
 from services.coordinator.roles import Roles
+from services.coordinator.saving import Saving
 from services.coordinator.schedule import evaluates_at, longest_wait, request_of, saves_at, starts_with_evaluation
 from services.coordinator.selection import PromptSelection
 from services.coordinator.solve_rates import SolveRates
@@ -113,7 +114,7 @@ class Coordinator:
         self._episodes = EpisodeLog(turns.environments if isinstance(turns, Episodes) else None)
         self._dead_batches = DeadBatches(job.max_dead_batches, resume.dead_batches)
         self._clipped_steps = ClippedSteps(job.optimizer.clip_norm)
-        self._saved_at = self.version if self.version else None
+        self._saving = Saving(self.waits, version=self.version or None)
         self._served_checked = False
         self._served_mismatch: float | None = None  # of a check that no step has reported yet
 
@@ -262,13 +263,14 @@ class Coordinator:
                 await sending  # a checkpoint never runs ahead of the rows of its steps
                 if self.pinned.version is None:
                     await self._check_served()
-                await self._save()
+                await self._save(tasks)
         if sending is not None:
             await sending
             if not self._served_checked:
                 await self._check_served()
-        if self._saved_at != self.version:
-            await self._save()
+        if self._saving.version != self.version:
+            await self._save(tasks)
+        await self._saving.wait()
 
     async def _check_served(self) -> None:
         """Check that the actors serve what the learner trained; the next step reports how well they agree."""
@@ -299,12 +301,10 @@ class Coordinator:
         """Whether the group would have no gradient in the next step."""
         return is_dead(ready, self._objective(self.version), self._solve_rates, self.job.update)
 
-    async def _save(self) -> None:
+    async def _save(self, tasks: asyncio.TaskGroup) -> None:
         with self.waits.record("learner", lambda: f"the evaluation of version {self.pinned.version}"):
             await self.pinned.wait()
-        self._saved_at = self.version
-        with self.waits.record("learner", lambda: f"the checkpoint of step {self.version}"):
-            await self.hooks.checkpoint(self.version, self._state(), self.admission.waiting())
+        await self._saving.begin(tasks, self.hooks, self.version, self._state(), self.admission.waiting())
 
     async def _next_batch(self) -> Batch | None:
         """Wait for the next batch; None if the run is to stop. Note (3) above says when this wait has no bound."""

@@ -1,6 +1,6 @@
 """What the coordinator records of groups and steps, and what it calls besides the roles."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -163,7 +163,7 @@ class ResumePoint:
 
     @classmethod
     def of(cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = ()) -> "ResumePoint":
-        """The resume point that `Coordinator` passed to `Hooks.checkpoint` as ``state``."""
+        """The resume point that `Coordinator` passed to `Hooks.begin_checkpoint` as ``state``."""
         rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
         ledger, refills = Ledger.of(state["ledger"]), int(state["refills"])
         dead_batches, evaluated = int(state["dead_batches"]), bool(state.get("evaluated", True))
@@ -192,8 +192,10 @@ class Hooks:
 
     Attributes:
         evaluate: called with a version at the job's evaluation steps; the actors serve that version until it returns.
-        checkpoint: called between steps, at the job's checkpoint steps and at the end, with the number of steps done,
-            the JSON state for `ResumePoint.of`, and the groups that wait to be trained on.
+        begin_checkpoint: called between steps, at the job's checkpoint steps and at the end, with the number of steps
+            done, the JSON state for `ResumePoint.of`, and the groups that wait to be trained on; returns when the
+            learner may take its next step.
+        checkpoint_stored: called after it; returns when the checkpoint is complete.
         check_served: called after the first update that all actors took and before every checkpoint, while learner and
             actors hold the same version; returns the largest difference of a log-prob, in nats, or None if no
             actor could be checked, and raises `ServedWeightsDiffer` if it is more than rounding.
@@ -201,5 +203,6 @@ class Hooks:
 
     recorder: Recorder
     evaluate: Callable[[int], Awaitable[None]]
-    checkpoint: Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
+    begin_checkpoint: Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
+    checkpoint_stored: Callable[[], Coroutine[Any, Any, None]]
     check_served: Callable[[], Awaitable[float | None]]

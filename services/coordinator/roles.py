@@ -72,7 +72,20 @@ class Learner(Protocol):
         """Returns when the actors can fetch what `begin_publish` began."""
         ...
 
-    async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None: ...
+    async def begin_save(
+        self,
+        folder: Path,
+        extra: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        *,
+        background: bool = True,
+    ) -> None:
+        """Returns when the learner can take its next step."""
+        ...
+
+    async def saved(self) -> None:
+        """Returns when the checkpoint that `begin_save` began is complete."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,23 +28,34 @@ class DiskGuard:
     def __init__(self, report: Callable[[str], Awaitable[None]]) -> None:
         self.problem = ""
         self._report = report
+        self._waiting = 0  # writes
 
     async def retry_while_full(self, write: Callable[[], Awaitable[T]]) -> T:
         """Call ``write`` until the disk is not full, and return its result. Other errors are raised."""
-        waited = False
+        waits = False
         while True:
             try:
                 result = await write()
             except (DiskFull, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in FULL:
                     raise
-                if not waited:
-                    waited = True
-                    self.problem = f"the disk is full: {error}. Free some space and the run continues"
-                    await self._report(self.problem)
+                if not waits:
+                    waits = True
+                    await self._begin_wait(error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                if waited:
-                    self.problem = ""
-                    await self._report("")
+                if waits:
+                    await self._end_wait()
                 return result
+
+    async def _begin_wait(self, error: Exception) -> None:
+        self._waiting += 1
+        if self._waiting == 1:
+            self.problem = f"the disk is full: {error}. Free some space and the run continues"
+            await self._report(self.problem)
+
+    async def _end_wait(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self.problem = ""
+            await self._report("")

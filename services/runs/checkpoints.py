@@ -26,29 +26,35 @@ def newest_checkpoint_or_none(folder: RunFolder) -> Path | None:
     return next(reversed(complete_checkpoints(folder)), None)
 
 
-async def save_checkpoint(
-    learner: Learner,
-    folder: RunFolder,
-    spec: CheckpointSpec,
-    step: int,
-    state: Mapping[str, Any],
-    files: Mapping[str, bytes] | None = None,
-) -> None:
-    """Write ``checkpoints/step-<step>``, then remove the checkpoints that ``spec`` does not keep.
+class CheckpointWriter:
+    """Writes the checkpoints of a run, one at a time, to ``checkpoints/step-<step>``."""
 
-    Args:
-        step: steps done.
-        state: what else a resumed run must know; JSON.
-        files: contents of further files, by name.
+    def __init__(self, folder: RunFolder, spec: CheckpointSpec) -> None:
+        self._folder, self._spec = folder, spec
 
-    Raises:
-        DiskFull: the disk has no space for it now; earlier checkpoints are untouched.
-        HostError: it cannot be written; earlier checkpoints are untouched.
-    """
-    await learner.save(folder.checkpoints / f"step-{step}", {"step": step, **state}, files)
-    for old in complete_checkpoints(folder)[: -spec.keep]:
-        if spec.keep_every is None or steps_of(old) % spec.keep_every:
-            await asyncio.to_thread(shutil.rmtree, old)
+    async def begin(
+        self, learner: Learner, step: int, state: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Start to write a checkpoint; returns when the learner may take its next step.
+
+        Args:
+            step: steps done.
+            state: what else a resumed run must know; JSON.
+            files: contents of further files, by name.
+
+        Raises:
+            DiskFull: the disk has no space for it now; earlier checkpoints are untouched.
+            HostError: it cannot be written; earlier checkpoints are untouched.
+        """
+        path, extra = self._folder.checkpoints / f"step-{step}", {"step": step, **state}
+        await learner.begin_save(path, extra, files, background=self._spec.background)
+
+    async def stored(self, learner: Learner) -> None:
+        """Wait until the checkpoint is complete, then remove those that the job does not keep. Raises as `begin`."""
+        await learner.saved()
+        for old in complete_checkpoints(self._folder)[: -self._spec.keep]:
+            if self._spec.keep_every is None or steps_of(old) % self._spec.keep_every:
+                await asyncio.to_thread(shutil.rmtree, old)
 
 
 def steps_of(checkpoint: Path) -> int:

@@ -34,7 +34,7 @@ from services.jobs.runtime_env import code_is_here
 from services.recording.recorder import RunRecorder
 from services.runs.checkpointed_groups import FILE as GROUPS_FILE
 from services.runs.checkpointed_groups import CheckpointedGroup, pack, unpack
-from services.runs.checkpoints import newest_checkpoint_or_none, save_checkpoint, steps_of
+from services.runs.checkpoints import CheckpointWriter, newest_checkpoint_or_none, steps_of
 from services.runs.context import Context, start_turn
 from services.runs.episodes import (
     NoEnvironments,
@@ -175,6 +175,8 @@ class RLSession:
         self._run, self._context, self._recorder = run, context, recorder
         self._stack, self._pools = stack, pools
         self._restarts = Restarts(run.job.learner.max_restarts)
+        self._checkpoints = CheckpointWriter(context.folder, run.job.checkpoint)
+        self._checkpoint_begun = 0, 0.0  # its step, and when
         self._steering = Steering(
             run.job,
             context.folder,
@@ -215,7 +217,7 @@ class RLSession:
             self._run.job,
             self._run.prompts,
             Roles(pools.actors, pools.rewards, pools.learner),
-            Hooks(self._recorder, self._evaluate, self._checkpoint, self._check_served),
+            Hooks(self._recorder, self._evaluate, self._begin_checkpoint, self._checkpoint_stored, self._check_served),
             desired=self._steering.desired,
             resume=resume,
             stop_requested=self._context.stop_signal.requested,
@@ -268,15 +270,20 @@ class RLSession:
             first = replace(first, tokens_p=first.tokens_p[: max(1, self._run.length // 2)])
         return await check_served(self._pools.actors, self._pools.learner, self._run.job, first)
 
-    async def _checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
+    async def _begin_checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
+        self._checkpoint_begun = step, time.monotonic()
         groups = [CheckpointedGroup.of(each, await fetched(each.group)) for each in ready]
         files = {GROUPS_FILE: await asyncio.to_thread(pack, groups)}
-        spec, folder, begun = self._run.job.checkpoint, self._context.folder, time.monotonic()
-        await self._recorder.disk.retry_while_full(
-            partial(save_checkpoint, self._pools.learner, folder, spec, step, state, files)
-        )
+        begin = partial(self._checkpoints.begin, self._pools.learner, step, state, files)
+        await self._recorder.disk.retry_while_full(begin)
+
+    async def _checkpoint_stored(self) -> None:
+        step, begun = self._checkpoint_begun
+        waited = time.monotonic() - begun
+        await self._recorder.disk.retry_while_full(partial(self._checkpoints.stored, self._pools.learner))
         self._context.status.set(checkpoint=step, checkpointed=time.time())
-        await self._recorder.event("checkpoint", step=step, seconds=time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        await self._recorder.event("checkpoint", step=step, seconds=seconds, waited_seconds=waited)
 
     async def _evaluate(self, version: int) -> None:
         run, plan = self._run, self._run.job.evaluation

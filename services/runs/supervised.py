@@ -1,5 +1,6 @@
 """The training part of an sft or rft job: start the learner, train on rows, export the model."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ from learner.records import SFTRow
 from services.data.mixture import PromptOrder
 from services.jobs.needs import Needs
 from services.recording.display import Bar
-from services.runs.checkpoints import save_checkpoint, steps_of
+from services.runs.checkpoints import CheckpointWriter, steps_of
 from services.runs.context import Context, start_turn
 from services.runs.role_configs import supervised_learner_config
-from services.tasks import start_all
-from volley.job import RFTJob, SFTJob
+from services.tasks import cancel_all, start_all
+from volley.job import CheckpointSpec, RFTJob, SFTJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,16 @@ async def fine_tune(
             await learner.load(checkpoint)
             first = steps_of(checkpoint)
         context.status.set(state="running", step=first, steps=plan.steps)
-        stop_signal = context.stop_signal
+        stop_signal, saver = context.stop_signal, _Saver(learner, context, job.checkpoint)
+        stack.push_async_callback(saver.cancel)
         with display.bar(f"{job.name} steps", plan.steps) as bar, stop_signal.grace_period(job.checkpoint.grace_s):
             bar.go_to(first)
             for step in range(first, plan.steps):
-                await _step(job, plan, step, learner, context, bar)
+                await _step(job, plan, step, learner, context, bar, saver)
                 if stop_signal.requested.is_set() and step + 1 < plan.steps:
+                    await saver.stored()
                     raise context.stop_exception()
+            await saver.stored()
         await learner.export(folder.model)
     from services.recording import plots  # imported here because matplotlib takes a second
 
@@ -70,8 +74,10 @@ async def fine_tune(
     display.say(f"  model: {folder.model}")
 
 
-async def _step(job: SFTJob | RFTJob, plan: Plan, step: int, learner: LearnerPool, context: Context, bar: Bar) -> None:
-    """Train one step, record it, and write a checkpoint if one is due."""
+async def _step(
+    job: SFTJob | RFTJob, plan: Plan, step: int, learner: LearnerPool, context: Context, bar: Bar, saver: "_Saver"
+) -> None:
+    """Train one step, record it, and begin a checkpoint if one is due."""
     begun = time.monotonic()
     report = await learner.sft_step(plan.batch(step))
     row = {"step": step, "time": time.time(), **report.metrics, "seconds_step": time.monotonic() - begun}
@@ -83,5 +89,32 @@ async def _step(job: SFTJob | RFTJob, plan: Plan, step: int, learner: LearnerPoo
     bar.advance(f"loss {row['loss']:.3f}")
     due = job.checkpoint.every is not None and done % job.checkpoint.every == 0
     if due or done == plan.steps or context.stop_signal.requested.is_set():
-        await save_checkpoint(learner, context.folder, job.checkpoint, done, {})
-        context.status.set(checkpoint=done, checkpointed=time.time())
+        await saver.begin(done)
+
+
+class _Saver:
+    """Writes checkpoints while the learner takes its next steps."""
+
+    def __init__(self, learner: LearnerPool, context: Context, spec: CheckpointSpec) -> None:
+        self._learner, self._context = learner, context
+        self._writer = CheckpointWriter(context.folder, spec)
+        self._storing: asyncio.Task[None] | None = None
+
+    async def begin(self, done: int) -> None:
+        await self.stored()
+        await self._writer.begin(self._learner, done, {})
+        self._storing = asyncio.create_task(self._store(done))
+
+    async def stored(self) -> None:
+        """Wait until the last checkpoint is complete."""
+        if self._storing is not None:
+            await self._storing
+
+    async def cancel(self) -> None:
+        """Give up the last checkpoint if it is not complete."""
+        if self._storing is not None:
+            await cancel_all([self._storing])
+
+    async def _store(self, done: int) -> None:
+        await self._writer.stored(self._learner)
+        self._context.status.set(checkpoint=done, checkpointed=time.time())

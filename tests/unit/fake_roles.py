@@ -104,7 +104,17 @@ class FakeLearner:
     async def published(self, version: int) -> WeightUpdate:
         return WeightUpdate(version, (), None, 0.0)
 
-    async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+    async def begin_save(
+        self,
+        folder: Path,
+        extra: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        *,
+        background: bool = True,
+    ) -> None:
+        raise AssertionError("the coordinator does not save")
+
+    async def saved(self) -> None:
         raise AssertionError("the coordinator does not save")
 
 
@@ -113,6 +123,7 @@ class Recorded:
     steps: list[FinishedStep] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     checkpoints: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    stored: list[tuple[int, int]] = field(default_factory=list)  # of each checkpoint: its step, and the version then
     ready: list[ReadyGroup] = field(default_factory=list)
     served_checks: list[int] = field(default_factory=list)
 
@@ -153,6 +164,7 @@ def coordinator(
     evaluation_seconds: float = 0.0,
     stop_requested: asyncio.Event | None = None,
     on_checkpoint: Callable[[Checkpoint], Checkpoint] | None = None,
+    storing_seconds: float = 0.0,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
@@ -169,6 +181,12 @@ def coordinator(
         recorded.checkpoints.append((step, json.loads(json.dumps(state))))
         recorded.ready = ready
 
+    async def stored() -> None:
+        step, _ = recorded.checkpoints[-1]
+        await asyncio.sleep(storing_seconds)
+        assert recorded.checkpoints[-1][0] == step, "one checkpoint is stored before another begins"
+        recorded.stored.append((step, made.version))
+
     async def check_served() -> float:
         assert actors.version == made.version, "actors and learner hold the same version"
         recorded.served_checks.append(made.version)
@@ -179,7 +197,7 @@ def coordinator(
         spec,
         prompts,
         Roles(actors, rewards or FakeRewards(), learner),
-        Hooks(recorded, evaluate, on_checkpoint(checkpoint) if on_checkpoint else checkpoint, check_served),
+        Hooks(recorded, evaluate, on_checkpoint(checkpoint) if on_checkpoint else checkpoint, stored, check_served),
         resume=resume,
         desired=desired,
         stop_requested=stop_requested,

@@ -13,7 +13,7 @@ from learner.records import ScoredGroup, StepReport
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.records import ReadyGroup, ResumePoint
 from tests.unit.fake_roles import Checkpoint, FakeActors, FakeLearner, FakeRewards, coordinator, job
-from volley.errors import DeadlineExceeded, JobError, NoSignal, ServedWeightsDiffer, WorkerDied
+from volley.errors import DeadlineExceeded, HostError, JobError, NoSignal, ServedWeightsDiffer, WorkerDied
 from volley.objectives import MaxAtK
 from volley.records import GroupMeta, Prompt, Scores
 
@@ -276,6 +276,29 @@ async def test_a_checkpoint_is_written_after_the_evaluation_of_its_version() -> 
     made, _, _, evaluated = coordinator(spec, FakeActors(random.Random(0)), on_checkpoint=watched)
     await made.run()
     assert seen == [(10, [0, 10]), (20, [0, 10, 20]), (25, [0, 10, 20, 25])]
+
+
+async def test_steps_go_on_while_a_checkpoint_is_stored_and_the_run_ends_after_it() -> None:
+    made, learner, recorded, _ = coordinator(
+        job(checkpoint={"every": 10}), FakeActors(random.Random(0), slowest=0.001), storing_seconds=0.03
+    )
+    assert await made.run()
+    assert [step for step, _ in recorded.stored] == [10, 20, 25]
+    assert recorded.stored[0][1] > 10
+    assert len(learner.trained) == 100
+
+
+async def test_a_checkpoint_that_cannot_be_stored_ends_the_run() -> None:
+    made, learner, _, _ = coordinator(job(checkpoint={"every": 10}), FakeActors(random.Random(0), slowest=0.001))
+
+    async def broken() -> None:
+        await asyncio.sleep(0.01)
+        raise HostError("checkpoint step-10: read-only file system")
+
+    made.hooks = replace(made.hooks, checkpoint_stored=broken)
+    with pytest.raises(HostError, match="read-only"):
+        await made.run()
+    assert len(learner.trained) < 100
 
 
 async def test_a_resumed_run_has_the_solve_rates_of_its_checkpoint() -> None:

@@ -18,6 +18,9 @@ from benchmarks.reproductions import (
     harder,
     lag,
     majority,
+    maze,
+    maze_rates,
+    mazes,
     products,
     programs,
     steady,
@@ -35,7 +38,21 @@ from services.sweeps.conduct import SweepStop
 from volley.errors import JobError
 from volley.job import RLJob
 
-MODULES = (trade_off, steady, annealing, harder, adaptive, worth, lag, majority, code_task, clipping, tool_use)
+MODULES = (
+    trade_off,
+    steady,
+    annealing,
+    harder,
+    adaptive,
+    worth,
+    lag,
+    majority,
+    code_task,
+    clipping,
+    tool_use,
+    maze,
+    maze_rates,
+)
 STUDIES = [module.STUDY for module in MODULES]
 
 
@@ -165,6 +182,35 @@ def test_the_products_of_the_warm_up_are_written_as_the_template_writes_them(tmp
     messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "359871"}]
     assert rendered() == answered["prompt"]
     assert len(tokenizer(asked["answer"]).input_ids) + len(answered["answer"]) + 2 == 21
+
+
+def test_a_maze_is_a_tree_and_its_answer_the_only_path() -> None:
+    rng = random.Random(0)
+    for side in (2, 3, 5):
+        maze = mazes.grow(rng, side)
+        doors = [(room, mazes.step(room, move)) for room, moves in maze.items() for move in moves]
+        assert all(other in maze and (other, room) in doors for room, other in doors)
+        assert len(doors) == 2 * (side * side - 1)  # with every room reached, as below, a tree
+        for start in maze:
+            for goal in maze:
+                walked = [start]
+                for move in mazes.path(maze, start, goal):
+                    assert move in maze[walked[-1]]
+                    walked.append(mazes.step(walked[-1], move))
+                assert walked[-1] == goal
+                assert len(set(walked)) == len(walked)
+    lower = {(0, 0): {"D", "R"}, (0, 1): {"L", "D"}, (1, 0): {"U"}, (1, 1): {"U"}}
+    assert mazes.prompt(lower, (1, 0), (1, 1)) + mazes.path(lower, (1, 0), (1, 1)) == "6c11WVWW:URD"
+
+
+def test_mazes_are_in_the_models_tokens_and_in_one_file_only(tmp_path: Path) -> None:
+    mazes.make(tmp_path, supervised=80, train=20, heldout=10)
+    files = [(tmp_path / f"{name}.jsonl").read_text().splitlines() for name in ("sft", "train", "heldout")]
+    assert [len(lines) for lines in files] == [80, 20, 10]
+    every = [json.loads(line) for lines in files for line in lines]
+    assert len({row["prompt"] for row in every}) == 110
+    assert {*"".join(row["prompt"] + row["answer"] for row in every)} <= {*mazes.CHARACTERS}
+    assert min(len(row["answer"]) for row in every) >= mazes.SHORTEST
 
 
 def conversation(seed: int) -> list[dict[str, str]]:

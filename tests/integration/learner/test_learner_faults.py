@@ -26,6 +26,17 @@ async def test_a_rank_stopped_before_a_checkpoint_is_named_and_ended(
         assert not list(tmp_path.glob("*step-0*")), "a checkpoint is complete or absent"
 
 
+async def test_a_rank_stopped_while_a_checkpoint_is_written_is_named_and_ended(
+    ray_local: None, model: Path, tmp_path: Path
+) -> None:
+    learner = await LearnerPool.start(config(model, tmp_path, 2, learner={"step_deadline_s": 3}))
+    await learner.begin_save(tmp_path / "step-0", {})
+    async with rank_stopped(learner):
+        with pytest.raises(DeadlineExceeded, match=r"coordinator waited 3 s for learner-1: checkpoint"):
+            await learner.saved()
+        assert not list(tmp_path.glob("*step-0*")), "a checkpoint is complete or absent"
+
+
 async def test_a_model_that_does_not_load_is_named(ray_local: None, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     settings = replace(config(tmp_path, tmp_path, 1), model=ModelSpec(path=tmp_path / "nothing"))

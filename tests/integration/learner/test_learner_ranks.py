@@ -34,7 +34,7 @@ from tests.integration.learner.conftest import (
 from tests.learner_batches import naive_logprobs
 from tests.plain_engine import PlainEngine
 from volley.checksum import weights_checksum
-from volley.errors import DeadlineExceeded, Diverged, WorkerDied
+from volley.errors import DeadlineExceeded, Diverged, HostError, WorkerDied
 from volley.objectives import advantages
 from volley.processes import is_alive
 
@@ -131,6 +131,36 @@ async def test_training_resumes_bitwise_on_one_rank_and_equally_on_two(learners:
     assert updates[0].checksum == updates[1].checksum  # for any split of the weights
     assert updates[0].checksum == weights_checksum(np.frombuffer(file, np.uint8) for file in files_of(updates[1]))
     assert_near(await continued(two), first)
+
+
+async def test_a_checkpoint_is_the_state_at_its_beginning_whatever_is_trained_while_it_is_written(
+    learners: Learners, tmp_path: Path
+) -> None:
+    for learner in learners:
+        folder = tmp_path / f"of-{learner.config.learner.ranks}" / "step-3"
+        await learner.begin_save(folder, {"cursor": 7}, {"more": b"files"})
+        assert not folder.exists()
+        first, _ = await asyncio.gather(continued(learner), learner.saved())
+        assert [path.name for path in folder.parent.iterdir()] == ["step-3"]
+        assert (folder / "more").read_bytes() == b"files"
+        assert await learner.load(folder) == {"cursor": 7}
+        assert same(first, await continued(learner))
+
+
+async def test_a_checkpoint_that_could_not_be_written_is_written_when_there_is_a_way(
+    learners: Learners, tmp_path: Path
+) -> None:
+    for learner in learners:
+        in_the_way = tmp_path / f"of-{learner.config.learner.ranks}"
+        in_the_way.write_text("a file, not a folder")
+        await learner.begin_save(in_the_way / "step-3", {"cursor": 8})
+        first = await continued(learner)
+        with pytest.raises(HostError, match="step-3: Not a directory"):
+            await learner.saved()
+        in_the_way.unlink()
+        await learner.saved()
+        assert await learner.load(in_the_way / "step-3") == {"cursor": 8}
+        assert same(first, await continued(learner))
 
 
 async def continued(learner: LearnerPool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from learner.loss import KL_RANGE, adapted_coefficient
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_rank_worker import engine_files, worker  # noqa: F401 - a fixture
+from tests.unit.learner.test_rank_worker import no_engine_files, worker  # noqa: F401 - a fixture
 from tests.unit.learner.test_reinforce import batch_of, groups_of, reinforcer, step
 from volley.objectives import Mean
 from volley.update import KLPenalty, PolicyUpdate
@@ -61,7 +61,7 @@ def test_the_next_step_has_the_adapted_coefficient(place: dict[str, str], target
         torch.testing.assert_close(engine.seen[1][name], gradient)
 
 
-@pytest.mark.usefixtures("engine_files")
+@pytest.mark.usefixtures("no_engine_files")
 def test_a_checkpoint_restores_the_coefficient(tmp_path: Path) -> None:
     spec = PolicyUpdate(kl=KLPenalty(coefficient=0.2, target=0.1))
     first, again = worker(tmp_path), worker(tmp_path)

@@ -1,17 +1,21 @@
 """The parts of a rank that need neither DeepSpeed nor Ray, with both replaced by small fakes."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from learner import rank_worker
+from learner.checkpoint import text_parts, write_file
 from learner.config import LearnerConfig
 from learner.publishing import Publisher
 from learner.rank_worker import RankWorker
+from learner.weights import file_parts
 from tests.unit.learner.test_publishing import Store, tensors_of
 from volley.model import ModelSpec
 from volley.objectives import Mean
@@ -34,15 +38,14 @@ def worker(folder: Path, rank: int = 0, publisher: Publisher | None = None) -> R
 
 
 @pytest.fixture
-def engine_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Problems that saving an engine reports; nothing is written or read."""
-    problems: list[str] = []
-    monkeypatch.setattr(rank_worker, "save_engine", lambda *_, **__: next(iter(problems), ""))
+def no_engine_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines add one file to a checkpoint and read none."""
+    monkeypatch.setattr(rank_worker, "engine_files", lambda *_, **__: iter([("policy.json", text_parts("{}"))]))
     monkeypatch.setattr(rank_worker, "load_engine", lambda *_, **__: None)
-    return problems
 
 
-def test_a_checkpoint_restores_the_step_count_and_the_extra_data(tmp_path: Path, engine_files: list[str]) -> None:
+@pytest.mark.usefixtures("no_engine_files")
+def test_a_checkpoint_restores_the_step_count_and_the_extra_data(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"steps_taken": 7, "extra": {"seen": 3}}))
     again = worker(tmp_path)
     assert again.load(tmp_path) == {"seen": 3}
@@ -50,11 +53,58 @@ def test_a_checkpoint_restores_the_step_count_and_the_extra_data(tmp_path: Path,
     assert json.loads((tmp_path / "run.json").read_text()) == {"steps_taken": 7, "extra": {"seen": 4}}
 
 
-def test_saving_returns_the_first_problem_and_does_not_raise(tmp_path: Path, engine_files: list[str]) -> None:
-    assert "run.json" in worker(tmp_path).save(tmp_path / "missing", {})
-    assert worker(tmp_path, rank=1).save(tmp_path / "missing", {}) == ""  # rank 0 alone writes run.json
-    engine_files.append("policy-00000.safetensors: No space left on device")
-    assert worker(tmp_path, rank=1).save(tmp_path, {}) == engine_files[0]
+@pytest.mark.usefixtures("no_engine_files")
+def test_saving_returns_the_first_problem_and_does_not_raise(tmp_path: Path) -> None:
+    assert "policy.json: " in worker(tmp_path).save(tmp_path / "missing", {})
+    assert worker(tmp_path, rank=1).save(tmp_path, {}) == ""
+    assert not (tmp_path / "run.json").exists(), "rank 0 alone writes it"
+    (tmp_path / "run.json").mkdir()
+    assert "run.json: " in worker(tmp_path).save(tmp_path, {})
+
+
+@pytest.mark.usefixtures("no_engine_files")
+def test_what_was_captured_is_written_as_it_was_then_as_often_as_needed(tmp_path: Path) -> None:
+    one = worker(tmp_path)
+    with pytest.raises(RuntimeError, match="nothing was captured"):
+        one.write_captured(tmp_path)
+    one.capture({"seen": 3})
+    one._steps_taken = 9
+    assert "policy.json: " in one.write_captured(tmp_path / "missing")
+    assert one.write_captured(tmp_path) == ""
+    assert json.loads((tmp_path / "run.json").read_text()) == {"steps_taken": 0, "extra": {"seen": 3}}
+    one.drop_captured()
+    with pytest.raises(RuntimeError, match="nothing was captured"):
+        one.write_captured(tmp_path)
+
+
+@pytest.mark.parametrize(("available", "room"), [(0, False), (1 << 60, True)])
+def test_a_copy_is_made_only_if_memory_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int, room: bool
+) -> None:
+    monkeypatch.setattr(rank_worker, "available_memory", lambda: available)
+    assert worker(tmp_path).has_room_for_checkpoint() is room
+
+
+def test_a_copy_of_the_state_takes_twelve_bytes_per_trained_parameter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = worker(tmp_path)
+    spare = int(rank_worker.SPARE_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for more, room in ((-8, False), (8, True)):
+        monkeypatch.setattr(rank_worker, "available_memory", lambda more=more: spare + 12 * 4 + more)
+        assert one.has_room_for_checkpoint() is room
+    one._engine.module.lm.weight.requires_grad = False
+    monkeypatch.setattr(rank_worker, "available_memory", lambda: spare + 8)
+    assert one.has_room_for_checkpoint()
+
+
+def test_a_file_of_parts_is_one_that_the_safetensors_library_reads(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 5), "none": torch.zeros(0, 2), "b": torch.arange(7, dtype=torch.bfloat16)}
+    assert write_file(tmp_path / "x.safetensors", file_parts(tensors)) == ""
+    read = load_file(tmp_path / "x.safetensors")
+    assert {name: (each.dtype, each.tolist()) for name, each in read.items()} == {
+        name: (each.dtype, each.tolist()) for name, each in tensors.items()
+    }
 
 
 def test_rank_0_publishes_the_trained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,138 @@
+"""What the learner waits for between its steps: publishing a version, and a checkpoint, at once or in the background.
+
+    python -m benchmarks.learner.waiting [--model 135M] [--ranks 1] [--rounds 3] [--folder FOLDER]
+
+A random Llama with AdamW's moments, on CPU in float32. Each row begins one of the three between two supervised steps,
+as a run does, and says how long the learner waited, when it was stored, and how much longer the next step took.
+"""
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.local_ray import local_ray
+from benchmarks.objectives.report import print_table
+from learner.config import LearnerConfig
+from learner.pool import LearnerPool
+from learner.records import SFTRow
+from volley.model import ModelSpec
+from volley.update import LearnerSpec, Optimizer
+
+VOCABULARY = 49_152
+# width, feed-forward width, layers, heads, key-value heads; the second is that of SmolLM2-135M
+SHAPES = {"3M": (48, 128, 6, 6, 2), "135M": (576, 1536, 30, 9, 3), "1B": (2048, 5632, 20, 32, 8)}
+ROWS, HALF = 8, 64  # of a step, and half the tokens of a row
+
+
+@dataclass(slots=True)
+class Kind:
+    """One thing to wait for.
+
+    Attributes:
+        begin: returns when the next step may begin.
+        end: returns when it is stored.
+        waited, stored, alone, beside: seconds, one per round.
+    """
+
+    begin: Callable[[], Awaitable[object]]
+    end: Callable[[], Awaitable[object]]
+    waited: list[float] = field(default_factory=list)
+    stored: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+
+    async def measure(self, step: Callable[[], Awaitable[object]]) -> None:
+        """Take a step, begin, and take another step while it is stored."""
+        self.alone.append(await seconds(step()))
+        begun = time.perf_counter()
+        await self.begin()
+        self.waited.append(time.perf_counter() - begun)
+        beside = asyncio.create_task(seconds(step()))
+        await self.end()
+        self.stored.append(time.perf_counter() - begun)
+        self.beside.append(await beside)
+
+    def row(self) -> list[str]:
+        share = statistics.median(self.waited) / statistics.median(self.alone)
+        longer = statistics.median(after / before for after, before in zip(self.beside, self.alone, strict=True))
+        return [shown(self.waited), f"{share:.1%}", shown(self.stored), f"{longer:.2f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="135M")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="on the disk for checkpoints; without it, that of temporary files")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder, local_ray(cpus=args.ranks, store_bytes=6 << 30):
+        asyncio.run(measure(Path(folder), args.model, args.ranks, args.rounds))
+
+
+def write_model(folder: Path, name: str) -> None:
+    """Write a random model, in a separate process, which gives its memory back."""
+    width, inner, layers, heads, kv_heads = SHAPES[name]
+    code = (
+        "import sys; from pathlib import Path; from tests.models import tiny_llama; tiny_llama(Path(sys.argv[1]), "
+        f"vocab_size={VOCABULARY}, hidden_size={width}, intermediate_size={inner}, num_hidden_layers={layers}, "
+        f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, tie_word_embeddings=True, "
+        "initializer_range=0.02)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True)
+
+
+async def measure(folder: Path, name: str, ranks: int, rounds: int) -> None:
+    """Measure every kind in turn, and print a table."""
+    write_model(folder / "model", name)
+    spec = LearnerSpec(ranks=ranks, tokens_per_micro_batch=512)
+    config = LearnerConfig(ModelSpec(path=folder / "model"), spec, Optimizer(lr=1e-6), 1, 0, folder)
+    learner = await LearnerPool.start(config)
+    checkpoint = folder / "checkpoint"
+    kinds = {
+        "publish": Kind(lambda: learner.begin_publish(1), lambda: learner.published(1)),
+        "checkpoint, at once": Kind(lambda: learner.begin_save(checkpoint, {}, background=False), learner.saved),
+        "checkpoint, in the background": Kind(lambda: learner.begin_save(checkpoint, {}), learner.saved),
+    }
+    try:
+        await step(learner)
+        for _ in range(rounds):
+            for kind in kinds.values():
+                await kind.measure(lambda: step(learner))
+                if checkpoint.exists():
+                    size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**30
+                    shutil.rmtree(checkpoint)
+    finally:
+        await learner.stop()
+    header = ("the learner waits, s", f"of a step of {ROWS * 2 * HALF} tokens", "stored after, s", "next step, times")
+    print_table([f"{name}, {ranks} rank(s)", *header], [[what, *kind.row()] for what, kind in kinds.items()])
+    print(f"The checkpoint has {size:.2f} GiB.")
+
+
+def shown(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+async def seconds(work: Awaitable[object]) -> float:
+    begun = time.perf_counter()
+    await work
+    return time.perf_counter() - begun
+
+
+async def step(learner: LearnerPool) -> None:
+    rng = np.random.default_rng(0)
+    rows = [SFTRow(*rng.integers(3, VOCABULARY, (2, HALF)).astype(np.int32)) for _ in range(ROWS)]
+    await learner.sft_step(rows)
+
+
+if __name__ == "__main__":
+    main()
