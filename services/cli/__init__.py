@@ -55,7 +55,24 @@ app.add_typer(env.app, name="env")
 
 
 def main() -> None:
-    """Entry point: a `VolleyError` is printed as one line and sets the exit code; typer turns Ctrl-C into 130."""
+    """Entry point. A thread that the user's code left running does not keep the command from ending."""
+    from services.signals import leave_soon
+
+    code = 0
+    try:
+        _run()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    except BaseException:
+        code = 1
+        raise
+    finally:
+        leave_soon(code)
+
+
+def _run() -> None:
+    """Run the command: a `VolleyError` is printed as one line and sets the exit code; typer turns Ctrl-C into 130."""
     from volley.errors import VolleyError
 
     try:

@@ -26,7 +26,7 @@ from services.jobs.runtime_env import for_ray
 from services.recording.display import Display
 from services.runs.checkpoints import newest_checkpoint_or_none
 from services.runs.run import prepare_alone, run_on
-from services.signals import StopSignal, run_in_foreground
+from services.signals import StopSignal, leave_soon, run_in_foreground
 from services.stack.ephemeral import Stack
 from services.stack.ray import ray_cluster
 from services.store.folder import RunFolder
@@ -170,4 +170,6 @@ async def _locked(folder: RunFolder) -> AsyncIterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    leave_soon(exit_code)
+    sys.exit(exit_code)

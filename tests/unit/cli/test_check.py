@@ -240,3 +240,15 @@ def test_a_signal_during_the_check_ends_it_in_order(job: Path, command: str, num
         process.send_signal(number)
         assert process.wait(30) == 130
     assert not list(scratch.glob("volley-*"))
+
+
+@pytest.mark.parametrize(("reward", "code"), [("1.0", 0), ("None + 1", 1)])
+def test_a_thread_that_the_users_module_leaves_running_does_not_keep_the_check_alive(
+    job: Path, reward: str, code: int
+) -> None:
+    threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='watcher').start()\n"
+    (job.parent / "my_checked_scores.py").write_text(f"{threads}def reward(sample, row):\n    return {reward}\n")
+    done = subprocess.run([*VOLLEY, "check", job], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stderr
+    assert "did not wait for the thread watcher" in done.stderr
+    assert ("are valid" in done.stdout) == (code == 0)
