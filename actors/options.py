@@ -58,6 +58,9 @@ def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
     }
     if spec.gpus == 0:
         options["enforce_eager"] = True
+        # Only whole blocks are shared, and vLLM's own on CPUs has 128 tokens, more than many prompts: each of a group's
+        # samples would compute its prompt. Its attention wants a multiple of 32.
+        options["block_size"] = 32
     if spec.gpus < 1:  # on a part of a GPU vLLM would count what others take there while it measures
         options["kv_cache_memory_bytes"] = int(spec.kv_cache_gb * 2**30)
     if 0 < spec.gpus < 1:  # vLLM refuses to start unless this share of the GPU is free

@@ -21,7 +21,7 @@ SMALL = (32, 32, 1, 1)  # their hidden size, feed-forward size, heads, key-value
 LONE, CROWD = 2, 32  # samples at once
 ROWS, FEW_ROWS = 1024, 32  # of the matmuls of training, and of an engine
 COPIED = 64 << 20
-CACHE_BLOCK = 128  # of vLLM on CPUs
+CACHE_BLOCK = 32  # as `actors.options` sets on CPUs
 
 
 def measure_device(folder: Path, work: Work) -> Device:

@@ -47,13 +47,13 @@ def test_on_a_part_of_a_gpu_vllm_asks_for_no_more_than_the_actors_share() -> Non
 @pytest.mark.parametrize("engine", [{}, {"tensor_parallel_size": 2}], ids=["one", "two"])
 def test_on_whole_gpus_vllm_measures_its_cache(engine: dict[str, int]) -> None:
     args = args_of({"gpus": engine.get("tensor_parallel_size", 1), "engine": engine})
-    assert (args.kv_cache_memory_bytes, args.enforce_eager) == (None, False)
+    assert (args.kv_cache_memory_bytes, args.enforce_eager, args.block_size) == (None, False, None)
     assert args.gpu_memory_utilization == default("gpu_memory_utilization") == DEFAULT_UTILIZATION
 
 
 def test_on_a_cpu_the_cache_has_the_jobs_size_and_nothing_is_compiled() -> None:
     args = args_of({"kv_cache_gb": 0.5})
-    assert (args.kv_cache_memory_bytes, args.enforce_eager) == (2**29, True)
+    assert (args.kv_cache_memory_bytes, args.enforce_eager, args.block_size) == (2**29, True, 32)
     assert args.gpu_memory_utilization == default("gpu_memory_utilization")
 
 
