@@ -10,7 +10,6 @@ Parameters that are not trained are left out, because the job's model has them.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -40,16 +39,13 @@ class Snapshot:
 
 
 def write_file(file: Path, parts: list[Tensor]) -> str:
-    """Write ``parts``, uint8 [bytes] each, to disk; returns why that failed, or "".
+    """Write ``parts``, uint8 [bytes] each; returns why that failed, or "".
 
     The safetensors library would hold the interpreter's lock while it writes, and keep other threads from training.
     """
     try:
         with file.open("wb") as out:
-            for part in parts:
-                out.write(part.numpy().data)
-            out.flush()
-            os.fsync(out.fileno())
+            out.writelines(part.numpy().data for part in parts)
     except OSError as error:
         return f"{file.name}: {error}"
     return ""

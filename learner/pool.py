@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import shutil
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from volley.objectives import Objective
 from volley.records import Group, WeightUpdate, WorkerInfo
 from volley.refs import Ref
 from volley.weight_group import WeightGroupTerms
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +166,6 @@ class LearnerPool:
         self.weight_group = terms.name if formed else None
         return bool(formed)
 
-    async def save(self, folder: Path, extra: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
-        """Write a checkpoint to ``folder``; see `begin_save` and `saved`, which it combines."""
-        await self.begin_save(folder, extra, files, background=False)
-        await self.saved()
-
     async def begin_save(
         self,
         folder: Path,
@@ -176,14 +174,15 @@ class LearnerPool:
         *,
         background: bool = True,
     ) -> None:
-        """Start to write a checkpoint to ``folder``; returns when the next step may begin.
+        """Take a checkpoint, which `saved` writes to ``folder``; returns when the next step may begin.
 
         At every moment the folder is either complete or absent. Call `saved` before another `begin_save`.
 
         Args:
             extra: JSON that `load` returns.
             files: further files by name, written beside the learner's.
-            background: copy the state if the hosts of all ranks have room for it, and let `saved` write the copy.
+            background: copy the state if the hosts of all ranks have room for it, and let `saved` write the copy;
+                otherwise it is written before this returns.
 
         Raises:
             DiskFull: the disk has no space for it.
@@ -198,7 +197,7 @@ class LearnerPool:
             await self._write(folder, files or {}, "save", dict(extra))
 
     async def saved(self) -> None:
-        """Wait until the checkpoint of `begin_save` is complete; steps may run meanwhile.
+        """Write what `begin_save` copied, unless that was done; steps may run meanwhile.
 
         Raises:
             DiskFull: the disk has no space for it; call again once there is some.
@@ -219,12 +218,13 @@ class LearnerPool:
                 await asyncio.to_thread((partial / name).write_bytes, content)
             problems = await self._call("checkpoint", method, partial, *arguments)
             if problem := next(filter(None, problems), ""):
-                raise (DiskFull if "No space left" in problem else HostError)(f"checkpoint {folder}: {problem}")
+                full = any(os.strerror(each) in problem for each in FULL)
+                raise (DiskFull if full else HostError)(f"checkpoint {folder}: {problem}")
             await _to_its_end(asyncio.to_thread(replace_folder, partial, folder))
         except DeadlineExceeded:  # a TimeoutError, and so an OSError
             raise
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in FULL
             raise (DiskFull if full else HostError)(f"checkpoint {folder}: {error.strerror or error}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
@@ -245,6 +245,7 @@ class LearnerPool:
 
     async def stop(self) -> None:
         """End every rank."""
+        self._unsaved = None
         await self._ranks.stop()
 
     async def _call(self, awaited: str, method: str, *arguments: object) -> list[Any]:
@@ -281,13 +282,16 @@ def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await ``work``; if this is cancelled meanwhile, only once ``work`` has ended."""
+    """Await ``work``; if this is cancelled meanwhile, however often, only once ``work`` has ended."""
     task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    cancelled: BaseException | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if (problem := cancelled or task.exception()) is not None:
+        raise problem
 
 
 def _merged(reports: Sequence[StepReport], batch: Mapping[str, float], dropped: Mapping[int, str]) -> StepReport:

@@ -1,7 +1,6 @@
 """What one learner rank does: steps, publishing weights, checkpoints. Needs no Ray; `learner.rank.Rank` wraps it."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from learner.reinforce import Reinforcer
 from learner.supervised import supervised_step
 from learner.value import Critic
 from learner.weights import buckets, export, gathered_views, in_checkpoint_form, resident
-from volley.memory import available_memory
+from volley.memory import available_memory, beyond_now, return_freed_memory, total_memory
 from volley.objectives import Objective
 from volley.records import Group
 from volley.update import PolicyUpdate
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from transformers import PreTrainedModel
 
-RUN_FILE = "run.json"  # in a checkpoint: steps taken, and what the caller of `save` adds
+RUN_FILE = "run.json"  # in a checkpoint: steps taken, and what the caller of `save` or `capture` adds
 SPARE_MEMORY = 0.1  # of the host's, which a copy of the state leaves free: Ray ends processes when 5% are left
 
 
@@ -173,9 +172,13 @@ class RankWorker:
             self._publisher.end()
 
     def has_room_for_checkpoint(self) -> bool:
-        """Whether this host's memory has room for the whole state, should all ranks be on this host."""
-        spare = SPARE_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return sum(map(state_bytes, self._engines.values())) + spare < available_memory()
+        """Whether this host's memory has room for the whole state, should all ranks be on this host.
+
+        Room is left for what the ranks need within a step, by this rank's peak so far.
+        """
+        state = sum(map(state_bytes, self._engines.values()))
+        within_step = self._config.learner.ranks * beyond_now()
+        return state + within_step + SPARE_MEMORY * total_memory() < available_memory()
 
     def capture(self, extra: Mapping[str, Any]) -> None:
         """Copy this rank's part of a checkpoint, for `write_captured`."""
@@ -195,8 +198,9 @@ class RankWorker:
         return self._captured.write(folder)
 
     def drop_captured(self) -> None:
-        """Free the memory that `capture` took."""
+        """Give the memory that `capture` took back to the host."""
         self._captured = None
+        return_freed_memory()
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> str:
         """Write this rank's part of a checkpoint into ``folder`` file by file, which takes little memory.
@@ -208,6 +212,7 @@ class RankWorker:
         problem = ""
         for file, parts in self._checkpoint_files(extra):
             problem = problem or write_file(folder / file, parts)
+            del parts  # before the next file is gathered
         return problem
 
     def _checkpoint_files(self, extra: Mapping[str, Any]) -> Iterator[tuple[str, list[torch.Tensor]]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 5.0  # with threads that the user's code left running
+PATIENCE_SECONDS = 10.0  # with threads that the user's code left running
 
 
 class StopSignal:
@@ -135,21 +135,24 @@ def interruptible() -> Iterator[None]:
 
 
 def leave_soon(code: int) -> None:
-    """End the process with ``code`` if nothing but other threads keeps it alive 5 s from now."""
+    """End the process, whose work is done, with ``code`` if threads keep it alive 10 s from now.
+
+    Python would wait for threads that a user's code left running. Handlers of `atexit` are then skipped.
+    """
     threading.Thread(target=_end_if_left, args=(code,), name="leave", daemon=True).start()
 
 
 def _end_if_left(code: int) -> None:
     time.sleep(PATIENCE_SECONDS)
-    if threading.main_thread().is_alive():
-        return
     left = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
-    if left:
-        what = f"the thread {left[0]}" if len(left) == 1 else f"{len(left)} threads ({', '.join(left)})"
-        with contextlib.suppress(OSError):  # nobody may be reading any more
-            sys.stderr.write(f"volley: note: did not wait for {what}, which the job's code left running\n")
-            sys.stdout.flush()
-            sys.stderr.flush()
+    if not left:
+        return
+    what = f"the thread {left[0]}" if len(left) == 1 else f"{len(left)} threads ({', '.join(left)})"
+    try:
+        sys.stdout.flush()
+        sys.stderr.write(f"volley: note: did not wait for {what}, which the job's code left running\n")
+        sys.stderr.flush()
+    finally:  # even if nobody reads any more
         os._exit(code)
 
 

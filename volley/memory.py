@@ -1,5 +1,6 @@
 """Memory this process may still take: the machine's, or less where a control group bounds it, as in a pod."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +22,41 @@ def available_memory(root: Path = ROOT) -> int:
     return free
 
 
+def total_memory(root: Path = ROOT) -> int:
+    """Bytes of the machine's memory, or the smallest limit of a control group.
+
+    Args:
+        root: of the file system; tests pass another one.
+    """
+    machine = _kibibytes(root / "proc/meminfo", "MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = (_limit_and_usage(folder)[0] for folder in _control_groups(root))
+    return min([machine, *(limit for limit in limits if limit is not None)])
+
+
+def beyond_now() -> int:
+    """By how many bytes this process's resident memory was once larger than now."""
+    peak, now = (_kibibytes(ROOT / "proc/self/status", field) for field in ("VmHWM", "VmRSS"))
+    return max(0, (peak or 0) - (now or 0))
+
+
+def return_freed_memory() -> None:
+    """Give the system what the allocator keeps for later, where the C library is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _machine(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+    free = _kibibytes(root / "proc/meminfo", "MemAvailable")
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free
+
+
+def _kibibytes(file: Path, field: str) -> int | None:
+    """The field of a file of the kernel, in bytes; None if it is not there."""
+    for line in file.read_text().splitlines():
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _control_groups(root: Path) -> Iterator[Path]:

@@ -54,24 +54,22 @@ app.add_typer(model.app, name="model")
 app.add_typer(env.app, name="env")
 
 
-def main() -> None:
-    """Entry point. A thread that the user's code left running does not keep the command from ending."""
+def entry() -> None:
+    """Entry point of a process, which ends even if the user's code left a thread running."""
     from services.signals import leave_soon
 
-    code = 0
+    code = 1
     try:
-        _run()
+        main()
+        code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        raise
-    except BaseException:
-        code = 1
         raise
     finally:
         leave_soon(code)
 
 
-def _run() -> None:
+def main() -> None:
     """Run the command: a `VolleyError` is printed as one line and sets the exit code; typer turns Ctrl-C into 130."""
     from volley.errors import VolleyError
 

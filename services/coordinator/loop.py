@@ -19,7 +19,7 @@ Who waits for whom, in which task:
                                                      that is due is not
                                                      the learner takes a step                 its pool         (2)
                                                      the broadcast before is under way        its _send        (2) (4)
-                                                     a checkpoint is begun                    its pool         (2) (4)
+                                                     a checkpoint is begun or stored          its pool         (2) (4)
                                                      a checkpoint waits for an evaluation     pinned.wait      (5)
     _send, per step    a version      free slots     the learner stores the weights, or the   their pools      (2)
                                                      actors load them
@@ -35,7 +35,7 @@ Who waits for whom, in which task:
     nor while a version is evaluated, which may keep all slots and actors busy.
 (4) No bound while the disk is full: rows and checkpoints wait for space, and the run says that it is paused.
 (5) No bound of its own: an evaluation is a finite number of groups under (2), and a run that is stopped cancels it.
-Two further tasks, `_watch_stop_request` and `_stop_evaluations`, wait for a stop as long as the run lasts.
+Further tasks: `_watch_stop_request` and `_stop_evaluations` wait for a stop, and one stores a checkpoint: (2) (4).
 
 The coordinator touches metadata only: token arrays stay in Ray's object store.
 """

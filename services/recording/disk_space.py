@@ -33,29 +33,29 @@ class DiskGuard:
     async def retry_while_full(self, write: Callable[[], Awaitable[T]]) -> T:
         """Call ``write`` until the disk is not full, and return its result. Other errors are raised."""
         waits = False
-        while True:
-            try:
-                result = await write()
-            except (DiskFull, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in FULL:
-                    raise
-                if not waits:
-                    waits = True
-                    await self._begin_wait(error)
-                await asyncio.sleep(RETRY_SECONDS)
-            else:
-                if waits:
-                    await self._end_wait()
-                return result
+        try:
+            while True:
+                try:
+                    result = await write()
+                except (DiskFull, OSError) as error:
+                    if isinstance(error, OSError) and error.errno not in FULL:
+                        raise
+                    if not waits:
+                        waits, self._waiting = True, self._waiting + 1
+                        await self._begin_wait(error)
+                    await asyncio.sleep(RETRY_SECONDS)
+                else:
+                    break
+        finally:  # a write that was cancelled or failed waits no longer
+            self._waiting -= waits
+            ended = waits and not self._waiting
+            if ended:
+                self.problem = ""
+        if ended:
+            await self._report("")
+        return result
 
     async def _begin_wait(self, error: Exception) -> None:
-        self._waiting += 1
         if self._waiting == 1:
             self.problem = f"the disk is full: {error}. Free some space and the run continues"
             await self._report(self.problem)
-
-    async def _end_wait(self) -> None:
-        self._waiting -= 1
-        if not self._waiting:
-            self.problem = ""
-            await self._report("")

@@ -170,6 +170,9 @@ async def _locked(folder: RunFolder) -> AsyncIterator[None]:
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
-    leave_soon(exit_code)
+    exit_code = 1
+    try:
+        exit_code = main(sys.argv[1:])
+    finally:
+        leave_soon(exit_code)
     sys.exit(exit_code)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,11 +52,12 @@ from services.runs.served_check import check_served
 from services.runs.weight_groups import WeightGroups
 from services.store.desired import check_desired
 from services.tasks import start_all, timed
-from volley.errors import DeadlineExceeded, HostError, WeightsGone, WorkerDied
+from volley.errors import DeadlineExceeded, HostError, VolleyError, WeightsGone, WorkerDied
 from volley.job import RLJob
 from volley.restarts import Restarts
 from volley.state import Desired
 
+log = logging.getLogger(__name__)
 LOST_WITH_A_NODE = (ObjectLostError, WeightsGone)  # arrays of groups, or weights: the newest checkpoint has them
 
 
@@ -154,6 +156,15 @@ class Pools:
     episodes: Episodes | None
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointBegun:
+    """When a checkpoint was begun, by the monotonic clock, and for how many seconds the learner waited for it."""
+
+    step: int
+    at: float
+    waited: float
+
+
 class RLSession:
     """Runs the coordinator, and runs it again from the newest checkpoint, with the same actors, if the learner dies.
 
@@ -176,7 +187,7 @@ class RLSession:
         self._stack, self._pools = stack, pools
         self._restarts = Restarts(run.job.learner.max_restarts)
         self._checkpoints = CheckpointWriter(context.folder, run.job.checkpoint)
-        self._checkpoint_begun = 0, 0.0  # its step, and when
+        self._checkpoint_begun: CheckpointBegun | None = None  # and not yet stored
         self._steering = Steering(
             run.job,
             context.folder,
@@ -213,6 +224,7 @@ class RLSession:
 
     async def _coordinate(self, resume: ResumePoint) -> bool:
         pools, status = self._pools, self._context.status
+        self._checkpoint_begun = None
         coordinator = Coordinator(
             self._run.job,
             self._run.prompts,
@@ -229,6 +241,9 @@ class RLSession:
         try:
             async with WeightGroups(self._run.job, pools.actors, pools.learner).maintained():
                 return await coordinator.run()
+        except Exception:
+            await self._keep_checkpoint()
+            raise
         finally:
             status.source = ObservedUpdate
             last: ObservedUpdate = {**self._steering.view(), "state": "starting"}
@@ -271,19 +286,33 @@ class RLSession:
         return await check_served(self._pools.actors, self._pools.learner, self._run.job, first)
 
     async def _begin_checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
-        self._checkpoint_begun = step, time.monotonic()
+        begun = time.monotonic()
         groups = [CheckpointedGroup.of(each, await fetched(each.group)) for each in ready]
         files = {GROUPS_FILE: await asyncio.to_thread(pack, groups)}
         begin = partial(self._checkpoints.begin, self._pools.learner, step, state, files)
         await self._recorder.disk.retry_while_full(begin)
+        self._checkpoint_begun = CheckpointBegun(step, begun, waited=time.monotonic() - begun)
 
     async def _checkpoint_stored(self) -> None:
-        step, begun = self._checkpoint_begun
-        waited = time.monotonic() - begun
         await self._recorder.disk.retry_while_full(partial(self._checkpoints.stored, self._pools.learner))
-        self._context.status.set(checkpoint=step, checkpointed=time.time())
-        seconds = time.monotonic() - begun
-        await self._recorder.event("checkpoint", step=step, seconds=seconds, waited_seconds=waited)
+        await self._note_checkpoint()
+
+    async def _keep_checkpoint(self) -> None:
+        """Store a checkpoint that was begun before the run failed, if the ranks are well."""
+        if self._checkpoint_begun is not None and self._pools.learner.failure is None:
+            try:
+                await self._checkpoints.stored(self._pools.learner)
+            except (VolleyError, OSError) as error:
+                log.warning("the checkpoint of step %d is lost: %s", self._checkpoint_begun.step, error)
+            else:
+                await self._note_checkpoint()
+
+    async def _note_checkpoint(self) -> None:
+        begun, self._checkpoint_begun = self._checkpoint_begun, None
+        if begun is not None:
+            self._context.status.set(checkpoint=begun.step, checkpointed=time.time())
+            seconds = time.monotonic() - begun.at
+            await self._recorder.event("checkpoint", step=begun.step, seconds=seconds, waited_seconds=begun.waited)
 
     async def _evaluate(self, version: int) -> None:
         run, plan = self._run, self._run.job.evaluation

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from learner.pool import LearnerPool
 from learner.records import SFTRow
@@ -17,6 +19,8 @@ from services.runs.context import Context, start_turn
 from services.runs.role_configs import supervised_learner_config
 from services.tasks import cancel_all, start_all
 from volley.job import CheckpointSpec, RFTJob, SFTJob
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ async def fine_tune(
             first = steps_of(checkpoint)
         context.status.set(state="running", step=first, steps=plan.steps)
         stop_signal, saver = context.stop_signal, _Saver(learner, context, job.checkpoint)
-        stack.push_async_callback(saver.cancel)
+        await stack.enter_async_context(saver)
         with display.bar(f"{job.name} steps", plan.steps) as bar, stop_signal.grace_period(job.checkpoint.grace_s):
             bar.go_to(first)
             for step in range(first, plan.steps):
@@ -80,6 +84,7 @@ async def _step(
     """Train one step, record it, and begin a checkpoint if one is due."""
     begun = time.monotonic()
     report = await learner.sft_step(plan.batch(step))
+    saver.check()
     row = {"step": step, "time": time.time(), **report.metrics, "seconds_step": time.monotonic() - begun}
     context.folder.append("metrics", [row])
     context.outbox.step(row, {})
@@ -100,6 +105,19 @@ class _Saver:
         self._writer = CheckpointWriter(context.folder, spec)
         self._storing: asyncio.Task[None] | None = None
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Store a checkpoint that was begun, unless the run is cancelled or a rank has failed."""
+        if self._storing is None:
+            return
+        if (kind is not None and not issubclass(kind, Exception)) or self._learner.failure is not None:
+            await cancel_all([self._storing])
+        await asyncio.wait([self._storing])
+        if not self._storing.cancelled() and (problem := self._storing.exception()) is not None and kind is not None:
+            log.warning("the last checkpoint is lost: %s", problem)
+
     async def begin(self, done: int) -> None:
         await self.stored()
         await self._writer.begin(self._learner, done, {})
@@ -110,10 +128,10 @@ class _Saver:
         if self._storing is not None:
             await self._storing
 
-    async def cancel(self) -> None:
-        """Give up the last checkpoint if it is not complete."""
-        if self._storing is not None:
-            await cancel_all([self._storing])
+    def check(self) -> None:
+        """Raise why the last checkpoint could not be stored, if that is known."""
+        if self._storing is not None and self._storing.done():
+            self._storing.result()
 
     async def _store(self, done: int) -> None:
         await self._writer.stored(self._learner)

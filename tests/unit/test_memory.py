@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from volley.memory import available_memory
+from volley.memory import available_memory, beyond_now, return_freed_memory, total_memory
 
 GIB = 2**30
 
@@ -70,3 +70,17 @@ def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.current": str(GIB + 1),
     }
     assert available_memory(tree(tmp_path, files)) == 0
+
+
+def test_the_total_is_the_machines_or_the_tightest_limit(tmp_path: Path) -> None:
+    assert total_memory(tree(tmp_path, {})) == 999 * 1024
+    group = {"proc/self/cgroup": "0::/pod\n", "sys/fs/cgroup/pod/memory.max": "4096\n"}
+    assert total_memory(tree(tmp_path, group)) == 4096
+    assert available_memory() <= total_memory()
+
+
+def test_freed_memory_is_given_back_and_was_once_used() -> None:
+    kept = [bytearray(b"x" * 4096) for _ in range(30_000)]  # too small for the allocator to map each by itself
+    del kept
+    return_freed_memory()
+    assert beyond_now() > 60_000_000

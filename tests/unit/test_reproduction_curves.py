@@ -28,7 +28,7 @@ from benchmarks.reproductions import (
     trade_off,
     worth,
 )
-from benchmarks.reproductions.results import at_kl, heldout
+from benchmarks.reproductions.results import PassAtK, at_kl, heldout
 from benchmarks.reproductions.runs import Options, Planned
 from benchmarks.reproductions.study import Study
 from services.recording.display import Display
@@ -211,6 +211,18 @@ def test_mazes_are_in_the_models_tokens_and_in_one_file_only(tmp_path: Path) -> 
     assert len({row["prompt"] for row in every}) == 110
     assert {*"".join(row["prompt"] + row["answer"] for row in every)} <= {*mazes.CHARACTERS}
     assert min(len(row["answer"]) for row in every) >= mazes.SHORTEST
+
+
+def test_gaps_to_the_best_are_paired_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {
+        "steady": [PassAtK(1, (0.25, 0.5, 0.75), 0, 1), PassAtK(8, (0.5, 0.5, 0.5), 0, 1)],
+        "wide": [PassAtK(1, (0.20, 0.45, 0.70), 0, 1), PassAtK(8, (0.75, 0.5, 0.625), 0, 1)],
+    }
+    maze.print_gaps(rows)
+    steady_row, wide_row = capsys.readouterr().out.splitlines()[2:4]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (steady_row, wide_row)]
+    assert cells[0] == ["steady", "0.0 ± 0.0", "12.5 ± 31.1", "12.5"]
+    assert cells[1] == ["wide", "5.0 ± 0.0", "0.0 ± 0.0", "5.0"]
 
 
 def conversation(seed: int) -> list[dict[str, str]]:

@@ -93,6 +93,12 @@ async def rank_stopped(learner: LearnerPool) -> AsyncIterator[None]:
     await asyncio.to_thread(wait_until_gone, pids)
 
 
+async def save(learner: LearnerPool, folder: Path, extra: dict[str, Any], *, background: bool = True) -> None:
+    """Take a checkpoint and wait until it is stored."""
+    await learner.begin_save(folder, extra, background=background)
+    await learner.saved()
+
+
 def batch(step: int, *, groups: int = 5) -> tuple[list[Group], list[ScoredGroup]]:
     """Groups of unequal size for step ``step``, with one unscored sample."""
     rng = np.random.default_rng(step)

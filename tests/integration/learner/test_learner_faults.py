@@ -9,7 +9,7 @@ import pytest
 from ray.util import list_named_actors
 
 from learner.pool import LearnerPool
-from tests.integration.learner.conftest import config, rank_stopped
+from tests.integration.learner.conftest import config, rank_stopped, save
 from volley.errors import DeadlineExceeded, HostError, JobError
 from volley.model import ModelSpec
 
@@ -22,7 +22,7 @@ async def test_a_rank_stopped_before_a_checkpoint_is_named_and_ended(
     learner = await LearnerPool.start(config(model, tmp_path, 2, learner={"step_deadline_s": 3}))
     async with rank_stopped(learner):
         with pytest.raises(DeadlineExceeded, match=r"coordinator waited 3 s for learner-1: checkpoint"):
-            await learner.save(tmp_path / "step-0", {})
+            await save(learner, tmp_path / "step-0", {}, background=False)
         assert not list(tmp_path.glob("*step-0*")), "a checkpoint is complete or absent"
 
 

@@ -8,7 +8,7 @@ import torch
 
 from learner.policy import load_lm
 from learner.pool import LearnerPool
-from tests.integration.learner.conftest import SHARDED, assert_near, batch, config, same, tensors_of
+from tests.integration.learner.conftest import SHARDED, assert_near, batch, config, same, save, tensors_of
 from volley.errors import JobError
 from volley.update import PolicyUpdate
 
@@ -48,7 +48,7 @@ async def test_two_sparing_ranks_make_the_update_of_one_that_keeps_everything(
                 assert ours[name] == pytest.approx(theirs[name], rel=5e-3, abs=2e-5), (step, name)
         assert ours["kl_k3"] > 1e-4  # the weights have left the starting policy
         assert_near(*[tensors_of(await each.publish(3)) for each in (sparing, plain)])
-        await sparing.save(tmp_path / "step-3", {})
+        await save(sparing, tmp_path / "step-3", {})
         await sparing.step(batch(3)[1], version=3)
         once = tensors_of(await sparing.publish(4))
         await sparing.load(tmp_path / "step-3")

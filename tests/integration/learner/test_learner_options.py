@@ -13,7 +13,7 @@ from learner.policy import Policy
 from learner.pool import LearnerPool
 from learner.reinforce import Reinforcer
 from learner.value import Critic, PromptValue
-from tests.integration.learner.conftest import OPTIMIZER, VOCABULARY, assert_near, batch, config, same, tensors_of
+from tests.integration.learner.conftest import OPTIMIZER, VOCABULARY, assert_near, batch, config, same, save, tensors_of
 from tests.models import tiny_llama
 from tests.plain_engine import PlainEngine, process_group_of_one
 from volley.model import ModelSpec
@@ -52,7 +52,7 @@ async def compare(learner: LearnerPool, model: Path, spec: PolicyUpdate, tmp_pat
         engine = worker.engine
         expected = {name.removeprefix("lm."): each.detach().numpy() for name, each in engine.module.named_parameters()}
         assert_near(tensors_of(await learner.publish(2)), expected)
-        await learner.save(tmp_path / "step-2", {})
+        await save(learner, tmp_path / "step-2", {})
         first = await learner.step(batch(2)[1], version=2)
         weights = tensors_of(await learner.publish(3))
         await learner.load(tmp_path / "step-2")
@@ -98,7 +98,7 @@ async def test_bfloat16_with_every_option(ray_local: None, model: Path, tmp_path
         update = await learner.publish(1)
         tensors = load(b"".join(part.tobytes() for part in ray.get(update.buckets[0].ref)))
         assert {each.dtype for each in tensors.values()} == {torch.bfloat16}
-        await learner.save(tmp_path / "step-1", {})
+        await save(learner, tmp_path / "step-1", {})
         await learner.step(batch(1)[1], version=1)
         first = (await learner.publish(2)).checksum
         await learner.load(tmp_path / "step-1")

@@ -29,6 +29,7 @@ from tests.integration.learner.conftest import (
     batch,
     rank_stopped,
     same,
+    save,
     tensors_of,
 )
 from tests.learner_batches import naive_logprobs
@@ -118,7 +119,7 @@ async def test_published_weights_equal_the_parameters_bitwise(learners: Learners
 
 async def test_training_resumes_bitwise_on_one_rank_and_equally_on_two(learners: Learners, tmp_path: Path) -> None:
     one, two = learners
-    await one.save(tmp_path / "step-3", {"cursor": 7})
+    await save(one, tmp_path / "step-3", {"cursor": 7})
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
     first = await continued(one)
     assert await one.load(tmp_path / "step-3") == {"cursor": 7}
@@ -178,7 +179,7 @@ def files_of(update: Any) -> list[bytes]:
 
 async def test_a_checkpoint_of_two_ranks_can_be_resumed_by_one(learners: Learners, tmp_path: Path) -> None:
     one, two = learners
-    await two.save(tmp_path / "step-5", {})
+    await save(two, tmp_path / "step-5", {}, background=False)
     assert len(list((tmp_path / "step-5").glob("policy-*.safetensors"))) > 2
     await one.load(tmp_path / "step-5")
     updates = [await learner.publish(5) for learner in learners]
@@ -200,7 +201,7 @@ async def test_groups_beyond_the_lag_are_dropped_and_change_nothing(learners: Le
 async def test_supervised_steps_agree(learners: Learners, tmp_path: Path) -> None:
     """Cross-entropy over answers of unequal length; five rows on one rank and on two."""
     one, two = learners
-    await one.save(tmp_path / "same", {})
+    await save(one, tmp_path / "same", {})
     await two.load(tmp_path / "same")
     folder = await one.export(tmp_path / "model")
     rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from learner.policy import Policy, StartingPolicy, load_trained
 from learner.pool import LearnerPool
 from learner.records import SFTRow
 from learner.reinforce import Reinforcer
-from tests.integration.learner.conftest import OBJECTIVE, OPTIMIZER, assert_near, batch, config, same, tensors_of
+from tests.integration.learner.conftest import OBJECTIVE, OPTIMIZER, assert_near, batch, config, same, save, tensors_of
 from tests.plain_engine import PlainEngine, process_group_of_one
 from volley.lora import LoraSpec
 from volley.model import ModelSpec
@@ -54,7 +54,7 @@ async def test_two_ranks_make_the_update_of_plain_pytorch(learner: LearnerPool) 
 async def test_a_checkpoint_holds_only_adapters_and_resumes_on_another_number_of_ranks(
     learner: LearnerPool, model: Path, tmp_path: Path
 ) -> None:
-    await learner.save(tmp_path / "step-3", {"cursor": 7})
+    await save(learner, tmp_path / "step-3", {"cursor": 7})
     kept = sum(file.stat().st_size for file in (tmp_path / "step-3").iterdir())
     assert kept < 4 * (await learner.publish(3)).nbytes
     first = await continued(learner)

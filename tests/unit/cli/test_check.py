@@ -19,7 +19,7 @@ from tests.models import tiny_llama
 from tests.unit.cli.commands import Volley
 from volley.job import JOB
 
-VOLLEY = (sys.executable, "-c", "from services.cli import main; main()")
+VOLLEY = (sys.executable, "-c", "from services.cli import entry; entry()")
 SCORER = """
 import os
 
@@ -242,12 +242,16 @@ def test_a_signal_during_the_check_ends_it_in_order(job: Path, command: str, num
     assert not list(scratch.glob("volley-*"))
 
 
-@pytest.mark.parametrize(("reward", "code"), [("1.0", 0), ("None + 1", 1)])
+THREAD = "threading.Thread(target=time.sleep, args=(600,), name='watcher').start()"
+POOL = "concurrent.futures.ThreadPoolExecutor(thread_name_prefix='watcher').submit(time.sleep, 600)"
+
+
+@pytest.mark.parametrize(("started", "reward", "code"), [(THREAD, "1.0", 0), (POOL, "None + 1", 1)])
 def test_a_thread_that_the_users_module_leaves_running_does_not_keep_the_check_alive(
-    job: Path, reward: str, code: int
+    job: Path, started: str, reward: str, code: int
 ) -> None:
-    threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='watcher').start()\n"
-    (job.parent / "my_checked_scores.py").write_text(f"{threads}def reward(sample, row):\n    return {reward}\n")
+    module = f"import concurrent.futures, threading, time\n{started}\ndef reward(sample, row):\n    return {reward}\n"
+    (job.parent / "my_checked_scores.py").write_text(module)
     done = subprocess.run([*VOLLEY, "check", job], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stderr
     assert "did not wait for the thread watcher" in done.stderr
