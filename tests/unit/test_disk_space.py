@@ -19,6 +19,9 @@ class Disk:
         self.space = 0
         self.guard = DiskGuard(self._report)
 
+    def paused(self) -> bool:
+        return bool(self.guard.problem)
+
     async def _report(self, problem: str) -> None:
         self.reported.append(problem)
 
@@ -63,17 +66,17 @@ async def test_a_write_that_gives_up_no_longer_waits(disk: Disk, ends: str) -> N
     problems: list[Exception] = [full()]
     waiting = asyncio.create_task(disk.guard.retry_while_full(disk.writing(1, lambda: problems[-1])))
     await asyncio.sleep(0.01)
-    assert disk.guard.problem
+    assert disk.paused()
     if ends == "cancelled":
         waiting.cancel()
     else:
         problems.append(HostError("read-only file system"))
     with pytest.raises((HostError, asyncio.CancelledError)):
         await waiting
-    assert not disk.guard.problem
+    assert not disk.paused()
     again = asyncio.create_task(disk.guard.retry_while_full(disk.writing(1, full)))
     await asyncio.sleep(0.01)
-    assert disk.guard.problem, "a full disk is reported again"
+    assert disk.paused(), "a full disk is reported again"
     disk.space = 1
     await again
-    assert not disk.guard.problem
+    assert not disk.paused()
