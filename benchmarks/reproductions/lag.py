@@ -20,6 +20,7 @@ from services.sweeps.statistics import Interval
 
 LAGS = (4, 8)
 TRIES = {"mean": 1, "max@8": 8}
+CORRECTIONS = ("none", "token", "sequence", "masked", "first order", "exact")  # the mean has the first four
 LATE = 40  # steps
 
 
@@ -68,9 +69,10 @@ def late_pass_at(runs: Sequence[Planned], k: int) -> Any:
 
 def draw_lag(axis: Any, made: Runs, objective: str, lag: int) -> None:
     """Plot training pass@k against steps: lag 0, and every correction at one lag."""
-    k, prefix = TRIES[objective], f"{objective}, lag {lag}, "
-    corrections = {name.removeprefix(prefix): runs for name, runs in made.items() if name.startswith(prefix)}
-    shown = {"lag 0": made[f"{objective}, lag 0"], **corrections}
+    k = TRIES[objective]
+    corrections = {each: f"{objective}, lag {lag}, {each}" for each in CORRECTIONS}
+    shown = {"lag 0": made[f"{objective}, lag 0"]}
+    shown |= {each: made[name] for each, name in corrections.items() if name in made}
     draw_curves(axis, shown, f"pass_at_{k}", f"pass@{k}, % of training prompts", skip=0)
     axis.set(title=f"trained for {objective}, lag {lag}")
 
