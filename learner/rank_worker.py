@@ -22,7 +22,7 @@ from learner.reinforce import Reinforcer
 from learner.supervised import supervised_step
 from learner.value import Critic
 from learner.weights import buckets, export, gathered_views, in_checkpoint_form, resident
-from volley.memory import available_memory, beyond_now, return_freed_memory, total_memory
+from volley.memory import available_memory, peak_above_now, return_freed_memory, total_memory
 from volley.objectives import Objective
 from volley.records import Group
 from volley.update import PolicyUpdate
@@ -177,7 +177,7 @@ class RankWorker:
         Room is left for what the ranks need within a step, by this rank's peak so far.
         """
         state = sum(map(state_bytes, self._engines.values()))
-        within_step = self._config.learner.ranks * beyond_now()
+        within_step = self._config.learner.ranks * peak_above_now()
         return state + within_step + SPARE_MEMORY * total_memory() < available_memory()
 
     def capture(self, extra: Mapping[str, Any]) -> None:

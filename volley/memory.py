@@ -33,7 +33,7 @@ def total_memory(root: Path = ROOT) -> int:
     return min([machine, *(limit for limit in limits if limit is not None)])
 
 
-def beyond_now() -> int:
+def peak_above_now() -> int:
     """By how many bytes this process's resident memory was once larger than now."""
     peak, now = (_kibibytes(ROOT / "proc/self/status", field) for field in ("VmHWM", "VmRSS"))
     return max(0, (peak or 0) - (now or 0))

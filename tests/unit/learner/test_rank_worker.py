@@ -81,7 +81,7 @@ def test_a_copy_of_the_state_takes_twelve_bytes_per_trained_parameter(
 ) -> None:
     one = worker(tmp_path)
     monkeypatch.setattr(rank_worker, "total_memory", lambda: 10_000)
-    monkeypatch.setattr(rank_worker, "beyond_now", lambda: 500)  # on each of the two ranks
+    monkeypatch.setattr(rank_worker, "peak_above_now", lambda: 500)  # on each of the two ranks
     spare = 1_000 + 2 * 500
     for more, room in ((-8, False), (8, True)):
         monkeypatch.setattr(rank_worker, "available_memory", lambda more=more: spare + 12 * 4 + more)
