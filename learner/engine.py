@@ -16,13 +16,12 @@ from volley.errors import Diverged
 from volley.update import Optimizer
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroup, TCPStore  # type: ignore[attr-defined]
 
 # Parameters of a model this small are not worth sharding: every rank keeps them whole between steps, and ZeRO's hooks,
 # which otherwise take a large part of the time, treat a layer as one unit. Gradients and moments are still sharded.
 SMALL_BYTES = 64 << 20
 KEPT_WHOLE = {"stage3_param_persistence_threshold": SMALL_BYTES, "memory_efficient_linear": False}
-GRACE_SECONDS = 30.0  # how long after its step's deadline a collective times out
 
 
 def open_store(host: str, port: int, world: int) -> Any:
@@ -36,7 +35,11 @@ def open_store(host: str, port: int, world: int) -> Any:
 
 
 def join_ranks(rank: int, world: int, store: "TCPStore | None", *, cuda: bool, deadline_s: float) -> None:
-    """Make this process rank ``rank`` of ``world``: gloo on CPU, NCCL on CUDA."""
+    """Make this process rank ``rank`` of ``world``: gloo on CPU, NCCL on CUDA.
+
+    Args:
+        deadline_s: limit on a collective.
+    """
     # Ray shows each rank only its own device, so its local rank is 0.
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world), LOCAL_SIZE="1")
     import deepspeed
@@ -48,9 +51,15 @@ def join_ranks(rank: int, world: int, store: "TCPStore | None", *, cuda: bool, d
     if cuda:
         torch.cuda.set_device(0)
     torch.distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=deadline_s + GRACE_SECONDS)
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=deadline_s)
     )
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
+def another_group(deadline_s: float) -> "ProcessGroup":
+    """A second process group of all ranks, on their CPUs, for collectives of another thread. All ranks must call it."""
+    group: ProcessGroup = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
+    return group
 
 
 def _quiet() -> None:

@@ -148,7 +148,7 @@ class LearnerPool:
     async def published(self, version: int) -> WeightUpdate:
         """Wait until the version that `begin_publish` started is stored; steps may run meanwhile."""
         awaited = f"weights {version} to be stored"
-        update: WeightUpdate = await self._ranks.call_first(awaited, "published", version, seconds=self._deadline)
+        update: WeightUpdate = (await self._call(awaited, "published", version))[0]
         if update.lost_group == self.weight_group:
             self.weight_group = None
         return update

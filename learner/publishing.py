@@ -1,8 +1,9 @@
-"""Publishes weights from the first rank while it keeps learning.
+"""Publishes weights while the ranks keep learning.
 
-The rank's own thread only gathers. A second thread stores each bucket in the object store and sends it to the weight
-group, if there is one, while the next bucket is gathered and the next batch runs forward and backward. That thread
-reads the weights in place, so the optimiser's next step waits for it: `Publisher.settle`.
+A second thread of rank 0 stores each bucket in the object store and sends it to the weight group, if there is one,
+while the next batch runs forward and backward. Ranks on CPUs also gather their shards in such a thread each, through a
+process group of their own; ranks on GPUs gather before the next batch begins, which NCCL does quickly. These threads
+read the weights in place, so the optimiser's next step waits for them: `settle`.
 
 The object store gets every version, even one sent to the weight group: actors that join later, or that the group lost,
 fetch it from there.
@@ -30,6 +31,7 @@ from volley.weight_group import SENDER, WeightGroup, WeightGroupTerms
 logger = logging.getLogger(__name__)
 REMEMBERED = 2  # versions for which `Publisher.update` still answers
 Arrays = tuple[NDArray[np.uint8], ...]
+Tensors = dict[str, torch.Tensor]
 
 
 class ObjectStore(Protocol):
@@ -75,20 +77,21 @@ class Publisher:
             del self._publications[old]
         self._thread.submit(self._announce, version)
 
-    def add(self, tensors: dict[str, torch.Tensor], *, resident: bool) -> None:
+    def add(self, bucket: Callable[[], Tensors], *, gathered: bool) -> None:
         """Store a bucket in the background.
 
         Args:
-            resident: ZeRO keeps these tensors in memory anyway, so any number of buckets may wait to be stored. Other
-                tensors take extra memory until they are stored: `add` waits for the bucket before.
+            bucket: called in the storing thread.
+            gathered: its tensors already take memory that ZeRO would have freed: `add` waits for the bucket before.
+                Of others any number may wait to be stored.
 
         Raises:
             DeadlineExceeded: the storing thread hangs.
         """
-        if not resident and not self._extra_bucket.acquire(timeout=self._deadline):
+        if gathered and not self._extra_bucket.acquire(timeout=self._deadline):
             raise self._late(self._newest.version)
-        stored = self._thread.submit(self._store, self._newest, tensors)
-        if not resident:
+        stored = self._thread.submit(self._store, self._newest, bucket)
+        if gathered:
             stored.add_done_callback(lambda _: self._extra_bucket.release())
         self._newest.stored.append(stored)
 
@@ -148,8 +151,8 @@ class Publisher:
             self._group = next_group
         self._use_group(lambda group: group.announce(version))
 
-    def _store(self, publication: _Publication, tensors: dict[str, torch.Tensor]) -> WeightBucket:
-        parts = file_parts(tensors)
+    def _store(self, publication: _Publication, bucket: Callable[[], Tensors]) -> WeightBucket:
+        parts = file_parts(bucket())
         if self._group is not None:
             whole = torch.cat([part.to(parts[-1].device) for part in parts])
             self._use_group(lambda group: group.send(whole))
@@ -191,6 +194,42 @@ class Publisher:
 
     def _late(self, version: int) -> DeadlineExceeded:
         return DeadlineExceeded("learner-0", f"weights {version} to be stored", self._deadline)
+
+
+class Contributor:
+    """Belongs to every other rank: a thread that sends its shards to the first.
+
+    Args:
+        name: of the rank, in errors.
+        deadline_s: limit on every wait for the thread.
+    """
+
+    def __init__(self, name: str, deadline_s: float) -> None:
+        self._name, self._deadline = name, deadline_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._version = -1
+        self._sent: list[Future[Tensors]] = []
+
+    def begin(self, version: int) -> None:
+        """Start publishing ``version``; `add` its buckets next. Raises whatever `settle` raises."""
+        self.settle()
+        self._version, self._sent = version, []
+
+    def add(self, bucket: Callable[[], Tensors]) -> None:
+        """Send the shards of a bucket in the background."""
+        self._sent.append(self._thread.submit(bucket))
+
+    def settle(self) -> None:
+        """Wait until the weights may change.
+
+        Raises:
+            DeadlineExceeded: the thread hangs.
+            RuntimeError: a rank that it sent to, or waited for, has ended.
+        """
+        if wait(self._sent, self._deadline).not_done:
+            raise DeadlineExceeded(self._name, f"shards of weights {self._version} to be sent", self._deadline)
+        for sent in self._sent:
+            sent.result()
 
 
 def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:

@@ -98,9 +98,9 @@ class Rank:
         self._started.publish(version)
 
     @ray.method(concurrency_group="publish")  # type: ignore[untyped-decorator]
-    def published(self, version: int) -> WeightUpdate:
-        """See `Publisher.update`. Only for rank 0; runs in a separate thread."""
-        return self._started.publisher.update(version)
+    def published(self, version: int) -> WeightUpdate | None:
+        """See `RankWorker.published`. Runs in a separate thread."""
+        return self._started.published(version)
 
     @ray.method(concurrency_group="join")  # type: ignore[untyped-decorator]
     def join_weight_group(self, terms: WeightGroupTerms) -> bool:

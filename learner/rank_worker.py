@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +13,27 @@ from numpy.typing import NDArray
 from learner.batch import Packer, rank_batch, sft_pieces, usable
 from learner.checkpoint import Snapshot, engine_files, load_engine, state_bytes, text_parts, write_file
 from learner.config import LearnerConfig
-from learner.engine import Engine, frozen, join_ranks
+from learner.engine import Engine, another_group, frozen, join_ranks
 from learner.layout import Piece
 from learner.lora import published
 from learner.policy import Policy, StartingPolicy, load_trained, probe_layouts
-from learner.publishing import ObjectStore, Publisher
+from learner.publishing import Contributor, ObjectStore, Publisher
 from learner.records import ScoredGroup, SFTRow, StepReport
 from learner.reinforce import Reinforcer
 from learner.supervised import supervised_step
 from learner.value import Critic
-from learner.weights import buckets, export, gathered_views, in_checkpoint_form, resident
+from learner.weights import Bucket, buckets, export, gathered_views, in_checkpoint_form, resident, sent_to_first
 from volley.memory import available_memory, peak_above_now, return_freed_memory, total_memory
 from volley.objectives import Objective
-from volley.records import Group
+from volley.records import Group, WeightUpdate
 from volley.update import PolicyUpdate
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroup, TCPStore  # type: ignore[attr-defined]
     from transformers import PreTrainedModel
 
 RUN_FILE = "run.json"  # in a checkpoint: steps taken, and what the caller of `save` or `capture` adds
+GRACE_SECONDS = 30.0  # how much longer than the coordinator a rank waits, so that the error is the coordinator's
 SPARE_MEMORY = 0.1  # of the host's, which a copy of the state leaves free: Ray ends processes when 5% are left
 
 
@@ -43,6 +45,8 @@ class RankWorker:
         pack: lays out micro-batches.
         reinforcer: takes reinforcement steps; None in supervised jobs.
         publisher: stores and sends weights; None on all ranks but the first.
+        gathering: the process group of all ranks that publishes in the background; None if one rank has all weights,
+            or if they are gathered before the next step.
     """
 
     def __init__(
@@ -53,10 +57,14 @@ class RankWorker:
         pack: Packer,
         reinforcer: Reinforcer | None = None,
         publisher: Publisher | None = None,
+        gathering: "ProcessGroup | None" = None,
     ) -> None:
         self._config, self._rank = config, rank
         self._engine, self._pack = engine, pack
-        self._reinforcer, self._publisher = reinforcer, publisher
+        self._reinforcer, self._gathering = reinforcer, gathering
+        self._publisher = publisher
+        self._contributor = Contributor(f"learner-{rank}", config.learner.step_deadline_s + GRACE_SECONDS)
+        engine.before_update = self._settle
         self._engines = {"policy": engine}
         if reinforcer is not None and reinforcer.critic is not None:
             self._engines["value"] = reinforcer.critic.engine
@@ -73,7 +81,8 @@ class RankWorker:
         spec = config.learner
         torch.set_num_threads(spec.threads_per_rank)
         torch.manual_seed(config.seed)
-        join_ranks(rank, spec.ranks, store, cuda=spec.gpus_per_rank > 0, deadline_s=spec.step_deadline_s)
+        patience = spec.step_deadline_s + GRACE_SECONDS
+        join_ranks(rank, spec.ranks, store, cuda=spec.gpus_per_rank > 0, deadline_s=patience)
         engine = _policy_engine(config)
         pack = Packer(
             budget=config.micro_batch_tokens,
@@ -83,14 +92,15 @@ class RankWorker:
         )
         publisher = None
         if rank == 0:
-            publisher = Publisher(object_store, verify=spec.verify_weights, deadline_s=spec.step_deadline_s)
-            engine.before_update = publisher.settle
+            publisher = Publisher(object_store, verify=spec.verify_weights, deadline_s=patience)
+        background = spec.ranks > 1 and not spec.gpus_per_rank
+        gathering = another_group(patience) if background else None
         reinforcer = None if config.update is None else _reinforcer(config, config.update, engine, pack)
-        return cls(config, rank, engine, pack, reinforcer, publisher)
+        return cls(config, rank, engine, pack, reinforcer, publisher, gathering)
 
     @property
     def publisher(self) -> Publisher:
-        """Rank 0's publisher."""
+        """Rank 0's."""
         if self._publisher is None:
             raise RuntimeError("only rank 0 publishes")
         return self._publisher
@@ -156,20 +166,47 @@ class RankWorker:
         return scored
 
     def publish(self, version: int) -> None:
-        """Gather the trained weights bucket by bucket; rank 0 stores them in the background.
-
-        Returns when the next step may begin.
-        """
+        """Start publishing the trained weights, bucket by bucket; returns when the next step may begin."""
         if self._publisher is not None:
             self._publisher.begin(version)
+        self._contributor.begin(version)
         for bucket in buckets(published(self._lm), self._bucket_bytes):
-            views = gathered_views(bucket)
-            if self._publisher is not None:
-                if self._config.model.lora is None:
-                    views = in_checkpoint_form(self._lm, views)
-                self._publisher.add(views, resident=resident(bucket))
+            if self._gathering is None:
+                self._publish_gathered(bucket)
+            elif self._publisher is None:
+                self._contributor.add(partial(sent_to_first, bucket, self._gathering))
+            else:
+                self._publisher.add(partial(self._received, bucket, self._gathering), gathered=False)
         if self._publisher is not None:
             self._publisher.end()
+
+    def _publish_gathered(self, bucket: Bucket) -> None:
+        views = gathered_views(bucket)
+        if self._publisher is not None:
+            self._publisher.add(partial(self._served, views), gathered=not resident(bucket))
+
+    def _received(self, bucket: Bucket, group: "ProcessGroup") -> dict[str, torch.Tensor]:
+        return self._served(sent_to_first(bucket, group))
+
+    def _served(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors as the actors load them."""
+        return tensors if self._config.model.lora is not None else in_checkpoint_form(self._lm, tensors)
+
+    def published(self, version: int) -> WeightUpdate | None:
+        """Wait, in a thread other than that of the steps, until ``version`` is stored; None on all ranks but the first.
+
+        Raises whatever `Publisher.update` raises, or RuntimeError if another rank has ended.
+        """
+        if self._publisher is not None:
+            return self._publisher.update(version)
+        self._contributor.settle()
+        return None
+
+    def _settle(self) -> None:
+        """Wait until the weights may change."""
+        if self._publisher is not None:
+            self._publisher.settle()
+        self._contributor.settle()
 
     def has_room_for_checkpoint(self) -> bool:
         """Whether this host's memory has room for the whole state, should all ranks be on this host.
@@ -231,8 +268,7 @@ class RankWorker:
         Raises:
             JobError: the checkpoint belongs to another model.
         """
-        if self._publisher is not None:
-            self._publisher.settle()
+        self._settle()
         for name, engine in self._engines.items():
             load_engine(engine, name, folder, rank=self._rank, ranks=self._config.learner.ranks)
         run = json.loads((folder / RUN_FILE).read_text())

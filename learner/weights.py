@@ -14,6 +14,7 @@ from learner.lora import FOLDER, split, write_adapters
 from volley.model import ModelSpec
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -29,6 +30,9 @@ TOKENIZER_FILES = (
 )
 
 
+Bucket = list[tuple[str, nn.Parameter]]
+
+
 class TensorEntry(TypedDict):
     """A tensor in the header of a safetensors file; offsets count from the end of the header."""
 
@@ -37,11 +41,9 @@ class TensorEntry(TypedDict):
     data_offsets: tuple[int, int]
 
 
-def buckets(
-    parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int
-) -> Iterator[list[tuple[str, nn.Parameter]]]:
+def buckets(parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> Iterator[Bucket]:
     """Split named parameters into buckets of at most ``bucket_bytes``; a larger parameter has a bucket of its own."""
-    bucket: list[tuple[str, nn.Parameter]] = []
+    bucket: Bucket = []
     size = 0
     for name, parameter in parameters:
         nbytes = full_elements(parameter) * parameter.element_size()
@@ -59,7 +61,7 @@ def full_elements(parameter: nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def gathered(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> dict[str, torch.Tensor]:
+def gathered(bucket: Bucket, *, keep: bool) -> dict[str, torch.Tensor]:
     """The bucket's whole tensors on the CPU; {} on ranks with ``keep`` False. Every rank must call it."""
     import deepspeed
 
@@ -67,7 +69,7 @@ def gathered(bucket: list[tuple[str, nn.Parameter]], *, keep: bool) -> dict[str,
         return {name: parameter.detach().cpu().clone() for name, parameter in bucket} if keep else {}
 
 
-def gathered_views(bucket: list[tuple[str, nn.Parameter]]) -> dict[str, torch.Tensor]:
+def gathered_views(bucket: Bucket) -> dict[str, torch.Tensor]:
     """The bucket's whole tensors as gathered, without a copy. Every rank must call it.
 
     The tensors stay valid, but the optimiser's next step changes those of resident buckets in place.
@@ -78,6 +80,34 @@ def gathered_views(bucket: list[tuple[str, nn.Parameter]]) -> dict[str, torch.Te
         return {name: parameter.ds_tensor.detach().view(parameter.ds_shape) for name, parameter in bucket}  # type: ignore[attr-defined]
     with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
         return {name: parameter.detach() for name, parameter in bucket}
+
+
+def sent_to_first(bucket: Bucket, group: "ProcessGroup") -> dict[str, torch.Tensor]:
+    """The bucket's whole tensors, copied from the shards of all ranks, on rank 0; {} on the others.
+
+    It needs nothing of DeepSpeed, so it may run in any thread while steps are taken, until the optimiser changes the
+    weights. Every rank must make the same calls in the same order.
+
+    Args:
+        group: of all ranks, used by nobody else; gloo, and so for shards on the CPU.
+    """
+    from torch import distributed
+
+    shards = [parameter.ds_tensor.detach().view(-1).view(torch.uint8) for _, parameter in bucket]  # type: ignore[attr-defined]
+    mine, sizes = torch.cat(shards), [len(shard) for shard in shards]
+    if distributed.get_rank(group) != 0:
+        distributed.gather(mine, group=group, group_dst=0)
+        return {}
+    of_ranks = [torch.empty_like(mine) for _ in range(group.size())]
+    distributed.gather(mine, of_ranks, group=group, group_dst=0)
+    pieces = zip(*(torch.split(of_rank, sizes) for of_rank in of_ranks), strict=True)
+    return {name: _whole(parameter, torch.cat(each)) for (name, parameter), each in zip(bucket, pieces, strict=True)}
+
+
+def _whole(parameter: nn.Parameter, padded: torch.Tensor) -> torch.Tensor:
+    """The tensor of ``parameter`` from the bytes of its shards end to end, which DeepSpeed pads to equal lengths."""
+    flat = padded.view(parameter.dtype)[: full_elements(parameter)]
+    return flat.view(parameter.ds_shape)  # type: ignore[attr-defined]
 
 
 def in_checkpoint_form(lm: "PreTrainedModel", tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -92,7 +122,7 @@ def in_checkpoint_form(lm: "PreTrainedModel", tensors: dict[str, torch.Tensor]) 
     return converted
 
 
-def resident(bucket: list[tuple[str, nn.Parameter]]) -> bool:
+def resident(bucket: Bucket) -> bool:
     """True if this rank's shards are the whole tensors, as with one rank: holding them takes no extra memory."""
     return all(_shard_size(parameter) == full_elements(parameter) for _, parameter in bucket)
 

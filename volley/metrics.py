@@ -145,7 +145,7 @@ _METRICS: dict[str, dict[str, Metric]] = {
             "Part of it: layout, passes before the update (starting policy, anchor, value model), advantages.",
         ),
         "seconds_update": Metric("s", "Part of it: forward, backward and optimiser."),
-        "seconds_publish": Metric("s", "Gathering the weights, during which the learner cannot step."),
+        "seconds_publish": Metric("s", "Beginning to publish, before the next step: on GPUs, gathering the weights."),
         "seconds_broadcast": Metric("s", "Storing and sending the weights, until the last actor serves them."),
         "seconds_stalled_max": Metric("s", "Longest pause of any actor to load them."),
         "seconds_generate_mean": Metric("s", "Time to generate a group, mean over the batch."),

@@ -82,10 +82,10 @@ async def whole(ray_local: None, model: Path, tmp_path_factory: pytest.TempPathF
 
 
 @contextlib.asynccontextmanager
-async def rank_stopped(learner: LearnerPool) -> AsyncIterator[None]:
-    """Stop the learner's second rank for the length of the block, then end the learner: no process of it is left."""
+async def rank_stopped(learner: LearnerPool, number: int = signal.SIGSTOP) -> AsyncIterator[None]:
+    """Stop (or kill) the learner's second rank before the block, and end the learner after it: no process is left."""
     pids = {process.pid for process in learner._ranks.processes}
-    os.kill(learner._ranks.processes[1].pid, signal.SIGSTOP)
+    os.kill(learner._ranks.processes[1].pid, number)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ray.util import list_named_actors
 
 from learner.pool import LearnerPool
 from tests.integration.learner.conftest import config, rank_stopped, save
-from volley.errors import DeadlineExceeded, HostError, JobError
+from volley.errors import DeadlineExceeded, HostError, JobError, WorkerDied
 from volley.model import ModelSpec
 
 pytestmark = pytest.mark.integration
@@ -35,6 +36,17 @@ async def test_a_rank_stopped_while_a_checkpoint_is_written_is_named_and_ended(
         with pytest.raises(DeadlineExceeded, match=r"coordinator waited 3 s for learner-1: checkpoint"):
             await learner.saved()
         assert not list(tmp_path.glob("*step-0*")), "a checkpoint is complete or absent"
+
+
+async def test_a_rank_stopped_or_killed_while_a_version_is_gathered_is_named(
+    ray_local: None, model: Path, tmp_path: Path
+) -> None:
+    for number, expected in ((signal.SIGSTOP, DeadlineExceeded), (signal.SIGKILL, WorkerDied)):
+        learner = await LearnerPool.start(config(model, tmp_path, 2, learner={"step_deadline_s": 3}))
+        await learner.begin_publish(1)
+        async with rank_stopped(learner, number):
+            with pytest.raises(expected, match=r"coordinator waited 3 s for learner-1: weights 1|learner-1 died"):
+                await learner.published(1)
 
 
 async def test_a_model_that_does_not_load_is_named(ray_local: None, tmp_path: Path) -> None:

@@ -117,6 +117,17 @@ async def test_published_weights_equal_the_parameters_bitwise(learners: Learners
         assert torch.equal(fresh(ids).logits, lm(ids).logits)
 
 
+async def test_a_version_is_the_weights_at_its_beginning_whatever_is_trained_while_it_is_published(
+    learners: Learners,
+) -> None:
+    for learner in learners:
+        at_rest = tensors_of(await learner.publish(5))
+        await learner.begin_publish(6)
+        _, update = await asyncio.gather(learner.step(batch(5)[1], version=5), learner.published(6))
+        assert same(tensors_of(update), at_rest)
+        assert not same(tensors_of(await learner.publish(7)), at_rest)
+
+
 async def test_training_resumes_bitwise_on_one_rank_and_equally_on_two(learners: Learners, tmp_path: Path) -> None:
     one, two = learners
     await save(one, tmp_path / "step-3", {"cursor": 7})

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actors.receiver import Receiver
 from actors.weight_files import close_all
-from learner.publishing import Publisher
+from learner.publishing import Contributor, Publisher
 from volley.errors import DeadlineExceeded, HostError
 from volley.records import WeightBucket, WeightUpdate
 from volley.weight_group import WeightGroupTerms
@@ -62,7 +63,7 @@ def test_settle_waits_until_all_buckets_are_stored(store: Store) -> None:
     store.open.clear()
     publisher.begin(7)
     for name, tensor in weights.items():
-        publisher.add({name: tensor}, resident=True)
+        publisher.add(partial(dict, {name: tensor}), gathered=False)
     publisher.end()
     threading.Timer(0.2, store.open.set).start()
     begun = time.monotonic()
@@ -80,20 +81,72 @@ def test_only_one_bucket_with_extra_memory_waits_to_be_stored(store: Store) -> N
     publisher = Publisher(store, verify=False, deadline_s=10)
     store.open.clear()
     publisher.begin(1)
-    publisher.add({"a": torch.ones(4)}, resident=False)
+    publisher.add(partial(dict, {"a": torch.ones(4)}), gathered=True)
     threading.Timer(0.2, store.open.set).start()
     begun = time.monotonic()
-    publisher.add({"b": torch.ones(4)}, resident=False)
+    publisher.add(partial(dict, {"b": torch.ones(4)}), gathered=True)
     assert time.monotonic() - begun > 0.15
     publisher.end()
     assert tensors_of(publisher.update(1)).keys() == {"a", "b"}
+
+
+def test_any_number_of_buckets_that_are_not_gathered_yet_may_wait(store: Store) -> None:
+    publisher = Publisher(store, verify=False, deadline_s=10)
+    store.open.clear()
+    publisher.begin(1)
+    gathered: list[str] = []
+    for name in "abc":
+        publisher.add(partial(gather, name, gathered), gathered=False)
+    publisher.end()
+    assert gathered in ([], ["a"]), "each is gathered when the one before is stored"
+    store.open.set()
+    assert tensors_of(publisher.update(1)).keys() == {*"abc"}
+    assert gathered == [*"abc"]
+
+
+def gather(name: str, gathered: list[str]) -> dict[str, Tensor]:
+    gathered.append(name)
+    return {name: torch.ones(4)}
+
+
+def test_the_optimiser_waits_for_shards_on_their_way_to_the_first_rank() -> None:
+    contributor, opened = Contributor("learner-1", 10), threading.Event()
+    contributor.settle()  # nothing was begun
+    contributor.begin(1)
+    contributor.add(partial(sent_after, opened))
+    threading.Timer(0.2, opened.set).start()
+    begun = time.monotonic()
+    contributor.settle()
+    assert time.monotonic() - begun > 0.15
+
+
+def test_shards_that_are_not_sent_are_an_error() -> None:
+    contributor, opened = Contributor("learner-1", 0.2), threading.Event()
+    contributor.begin(3)
+    contributor.add(partial(sent_after, opened))
+    with pytest.raises(DeadlineExceeded, match=r"learner-1 waited 0\.2 s for shards of weights 3 to be sent"):
+        contributor.settle()
+    opened.set()
+    contributor.begin(4)
+    contributor.add(closed)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        contributor.settle()
+
+
+def sent_after(opened: threading.Event) -> dict[str, Tensor]:
+    assert opened.wait(10)
+    return {}
+
+
+def closed() -> dict[str, Tensor]:
+    raise RuntimeError("Connection closed by peer")
 
 
 def test_a_version_is_available_while_the_next_is_published(store: Store) -> None:
     publisher = Publisher(store, verify=False, deadline_s=10)
     for version in (1, 2, 3):
         publisher.begin(version)
-        publisher.add({"a": torch.full((2,), float(version))}, resident=True)
+        publisher.add(partial(dict, {"a": torch.full((2,), float(version))}), gathered=False)
         publisher.end()
     assert [float(tensors_of(publisher.update(version))["a"][0]) for version in (2, 3)] == [2, 3]
     with pytest.raises(ValueError, match="version 1 is not being published"):
@@ -104,14 +157,14 @@ def test_update_raises_the_error_of_storing(store: Store) -> None:
     publisher = Publisher(store, verify=False, deadline_s=10)
     store.full = True
     publisher.begin(1)
-    publisher.add({"a": torch.ones(2)}, resident=False)
+    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=True)
     publisher.end()
     publisher.settle()
     with pytest.raises(HostError, match="the object store is full"):
         publisher.update(1)
     store.full = False
     publisher.begin(2)
-    publisher.add({"a": torch.ones(2)}, resident=False)
+    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=True)
     publisher.end()
     assert publisher.update(2).version == 2
 
@@ -120,7 +173,7 @@ def test_a_hung_object_store_is_an_error_at_the_deadline(store: Store) -> None:
     publisher = Publisher(store, verify=False, deadline_s=0.2)
     store.open.clear()
     publisher.begin(1)
-    publisher.add({"a": torch.ones(2)}, resident=False)
+    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=True)
     publisher.end()
     for call in (publisher.settle, lambda: publisher.update(1)):
         with pytest.raises(DeadlineExceeded, match=r"learner-0 waited 0\.2 s for weights 1 to be stored"):
@@ -139,8 +192,8 @@ def test_the_newest_weight_group_receives_the_stored_weights_and_older_ones_end(
             continue  # the next group replaces this one before it has sent a version
         version = int(name)
         publisher.begin(version)
-        publisher.add({"a": torch.full((3,), float(version))}, resident=True)
-        publisher.add({"b": torch.full((2, 2), float(version))}, resident=False)
+        publisher.add(partial(dict, {"a": torch.full((3,), float(version))}), gathered=False)
+        publisher.add(partial(dict, {"b": torch.full((2, 2), float(version))}), gathered=True)
         publisher.end()
         update = publisher.update(version)
         assert (update.received, update.lost_group) == (frozenset({"actor-0"}), None if name == "2" else "2")
@@ -159,7 +212,7 @@ def test_publishing_works_without_a_weight_group_that_did_not_form(store: Store)
     terms = WeightGroupTerms("127.0.0.1", server.port, "1", (("actor-0", 1),), False, False, 0.2)
     assert not publisher.join(terms)
     publisher.begin(1)
-    publisher.add({"a": torch.ones(2)}, resident=True)
+    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=False)
     publisher.end()
     update = publisher.update(1)
     assert (len(update.buckets), update.received, update.lost_group) == (1, frozenset(), None)

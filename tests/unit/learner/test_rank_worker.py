@@ -105,10 +105,13 @@ def test_rank_0_publishes_the_trained_weights(tmp_path: Path, monkeypatch: pytes
     publisher = Publisher(Store(), verify=False, deadline_s=10)
     first = worker(tmp_path, publisher=publisher)
     first.publish(3)
-    (weight,) = tensors_of(first.publisher.update(3)).values()
+    update = first.published(3)
+    assert update is not None
+    (weight,) = tensors_of(update).values()
     assert torch.equal(weight, first._engine.module.lm.weight)
     other = worker(tmp_path, rank=1)
     other.publish(3)
+    assert other.published(3) is None
     with pytest.raises(RuntimeError, match="only rank 0 publishes"):
         _ = other.publisher
 
