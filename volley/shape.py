@@ -12,6 +12,7 @@ from volley.update import LearnerSpec
 BF16, FP32 = 2, 4
 WIDTHS = {"bfloat16": BF16, "float32": FP32}
 MOST_TOKENS, LEAST_TOKENS = 16384, 512  # of a micro-batch, unless the job says otherwise
+CPU_TOKENS = 2048  # the same on a CPU, where larger ones only add padding and leave the caches; measured
 CPU_ACTIVATIONS = 2 << 30  # bytes of activations that a micro-batch may keep on a CPU
 ATTENTION_COST = 1 / 3  # of attending to as many tokens as the hidden size, relative to a token's matmuls; measured
 _FLAGS = ("tie_word_embeddings", "attention_bias")
@@ -112,10 +113,12 @@ def micro_batch_tokens(spec: LearnerSpec, shape: Shape | None, width: int) -> in
     """
     if spec.tokens_per_micro_batch is not None:
         return spec.tokens_per_micro_batch
-    if spec.gpus_per_rank or shape is None:
+    if spec.gpus_per_rank:
         return MOST_TOKENS
+    if shape is None:
+        return CPU_TOKENS
     fit = CPU_ACTIVATIONS // shape.kept_bytes(width, checkpointed=spec.gradient_checkpointing)
-    return min(MOST_TOKENS, max(LEAST_TOKENS, 1 << max(0, fit.bit_length() - 1)))
+    return min(CPU_TOKENS, max(LEAST_TOKENS, 1 << max(0, fit.bit_length() - 1)))
 
 
 def samples_sharing_row(prompt: int, sample: float, longest: float, n: int, *, budget: int, width: int) -> int:

@@ -295,8 +295,8 @@ class LearnerSpec(Spec):
     tokens_per_micro_batch: int | None = Field(
         None,
         ge=1,
-        description="padded tokens per forward pass of a rank; null: 16384, or on a CPU fewer (512 at least) if that "
-        "many would keep more than 2 GiB of activations",
+        description="padded tokens per forward pass of a rank; null: 16384; on a CPU 2048, or fewer (512 at least) "
+        "if that many would keep more than 2 GiB of activations",
     )
     gradient_checkpointing: bool = Field(
         False, description="recompute layers in the backward pass: less memory, a third more compute"

@@ -70,14 +70,15 @@ def test_the_activations_of_a_micro_batch_are_part_of_the_needs(tmp_path: Path) 
     assert kept(learner={"gradient_checkpointing": True}) < 1 << 31
 
 
-def test_a_micro_batch_is_large_for_a_small_model_and_on_a_gpu(tmp_path: Path) -> None:
+def test_a_micro_batch_is_large_on_a_gpu_and_small_for_a_large_model_on_a_cpu(tmp_path: Path) -> None:
     def tokens(shape: dict[str, Any] | None, **learner: Any) -> int:
         made = None if shape is None else Shape.of_config(shape)
         return micro_batch_tokens(LearnerSpec.model_validate(learner), made, 4)
 
     small = {**SMOLLM2, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    assert tokens(small) == 16384
-    assert tokens(SMOLLM2, gpus_per_rank=1) == tokens(None) == 16384
+    assert tokens(small) == tokens(None) == 2048
+    assert tokens(SMOLLM2) == 1024
+    assert tokens(SMOLLM2, gpus_per_rank=1) == tokens(None, gpus_per_rank=1) == 16384
     assert tokens({**SMOLLM2, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}) == 512
     assert tokens(SMOLLM2, tokens_per_micro_batch=100) == 100
 
