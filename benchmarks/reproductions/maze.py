@@ -1,9 +1,9 @@
 """Mazes, after arXiv 2602.02710: which objective is best for one try and for many?
 
-    python -m benchmarks.reproductions.maze [--seeds 3] [--steps 120] [--at-most 4]
+    python -m benchmarks.reproductions.maze [--seeds 3] [--steps 100] [--at-most 4]
 
 A Qwen2 model of 3.9 million parameters first learns from solved mazes, then from right and wrong paths, with n = 64.
-The published mazes have 17 x 17 cells and n = 128; these have 11 x 11, for two cores. Every method has its best rate of
+The published mazes have 17 x 17 cells and n = 128; these have 9 x 9, for two cores. Every method has its best rate of
 `maze_rates`. On right-or-wrong rewards, TailRL (arXiv 2609.02987) and the harmonic sum up to n are MaxRL.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.reproductions.tasks import make_once, run_module, warm_up_run
 from services.recording.display import Display
 from services.sweeps.statistics import Interval
 
-WARM_UP = 600
+WARM_UP = 350
 
 
 def task(wanted: Options) -> Path:

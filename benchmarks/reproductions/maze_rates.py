@@ -1,4 +1,4 @@
-"""The learning rate of each method of `maze`: three rates, half the steps, one seed.
+"""The learning rate of each method of `maze`: three rates, 40 steps, one seed.
 
     python -m benchmarks.reproductions.maze_rates [--at-most 4]
 

@@ -1,11 +1,14 @@
 """Mazes after arXiv 2602.02710: data, and an untrained Qwen2 model of 3.9 million parameters.
 
 A maze is a tree over SIDE x SIDE rooms, grown by Prim's algorithm; with its walls it has 2 * SIDE + 1 cells a side. A
-prompt has one token per room, a hexadecimal digit whose bits are its open sides, then row and column of start and goal.
-The answer is the only path between them, one token per room entered. Two by two rooms with a wall between the lower
-ones, from the lower left to the lower right:
+prompt has two tokens per room, its name and a hexadecimal digit whose bits are its open sides, then start and goal. The
+answer is the only path between them, one token per room entered. Two by two rooms with a wall between the lower ones,
+from the lower left to the lower right:
 
-    6c11WVWW:    ->  URD
+    A6BcC1D1CD:    ->  ABD
+
+Mazes of four by four rooms have prompts of 35 tokens: the samples of a group share the first 32, a whole block of the
+engine's cache.
 """
 
 import argparse
@@ -21,9 +24,9 @@ Maze = dict[Room, set[str]]  # the open sides of each room
 MOVES = {"U": (-1, 0), "R": (0, 1), "D": (1, 0), "L": (0, -1)}
 BITS = {"U": 1, "R": 2, "D": 4, "L": 8}
 BACK = {"U": "D", "R": "L", "D": "U", "L": "R"}
-PLACES = "VWXYZ"
-CHARACTERS = "0123456789abcdef" + PLACES + ":" + "".join(MOVES)
-SIDE, SHORTEST = 5, 4  # rooms of a side, moves of a path
+NAMES = "ABCDEFGHIJKLMNOP"
+CHARACTERS = "123456789abcdef" + NAMES + ":"
+SIDE, SHORTEST = 4, 4  # rooms of a side, rooms entered on a path
 
 
 def step(room: Room, move: str) -> Room:
@@ -46,22 +49,25 @@ def grow(rng: random.Random, side: int = SIDE) -> Maze:
     return maze
 
 
-def path(maze: Maze, start: Room, goal: Room) -> str:
-    """The moves of the only path from ``start`` to ``goal``."""
-    ways, queue = {start: ""}, deque([start])
+def path(maze: Maze, start: Room, goal: Room) -> list[Room]:
+    """The rooms entered on the only path from ``start`` to ``goal``."""
+    ways: dict[Room, list[Room]] = {start: []}
+    queue = deque([start])
     while goal not in ways:
         room = queue.popleft()
-        for move in sorted(maze[room]):
-            if (other := step(room, move)) not in ways:
-                ways[other] = ways[room] + move
+        for other in (step(room, move) for move in sorted(maze[room])):
+            if other not in ways:
+                ways[other] = [*ways[room], other]
                 queue.append(other)
     return ways[goal]
 
 
-def prompt(maze: Maze, start: Room, goal: Room) -> str:
-    """The maze and its ends as the model reads them."""
-    rooms = "".join(f"{sum(BITS[move] for move in maze[room]):x}" for room in sorted(maze))
-    return rooms + "".join(PLACES[place] for place in (*start, *goal)) + ":"
+def text(maze: Maze, start: Room, goal: Room) -> tuple[str, str]:
+    """The maze and its ends as the model reads them, and the path as it should answer."""
+    names = dict(zip(sorted(maze), NAMES, strict=False))
+    rooms = "".join(f"{name}{sum(BITS[move] for move in maze[room]):x}" for room, name in names.items())
+    answer = "".join(names[room] for room in path(maze, start, goal))
+    return f"{rooms}{names[start]}{names[goal]}:", answer
 
 
 def rows(rng: random.Random, total: int, taken: set[str]) -> Iterator[dict[str, str]]:
@@ -69,7 +75,7 @@ def rows(rng: random.Random, total: int, taken: set[str]) -> Iterator[dict[str, 
     while total:
         maze = grow(rng)
         start, goal = rng.sample(sorted(maze), 2)
-        asked, answer = prompt(maze, start, goal), path(maze, start, goal)
+        asked, answer = text(maze, start, goal)
         if len(answer) >= SHORTEST and asked not in taken:
             taken.add(asked)
             total -= 1
@@ -95,7 +101,7 @@ def make_model(folder: Path) -> None:
     tokenizer = tokenizer_of(CHARACTERS, ".")
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=32,
+        vocab_size=64,
         hidden_size=256,
         intermediate_size=1024,
         num_hidden_layers=4,
@@ -116,7 +122,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--supervised", type=int, default=38_400)
     parser.add_argument("--train", type=int, default=800)
-    parser.add_argument("--heldout", type=int, default=200)
+    parser.add_argument("--heldout", type=int, default=100)
     args = parser.parse_args()
     make(args.folder, supervised=args.supervised, train=args.train, heldout=args.heldout)
     make_model(args.folder / "untrained")
