@@ -205,16 +205,15 @@ class SimulatedRanks:
             return [await call for call in calls]
 
     async def call(self, awaited: str, method: str, *arguments: Any, seconds: float) -> list[Any]:
-        if method != "publish":
-            raise NotImplementedError(method)
-        await self._latencies.pass_by(self._latencies.publish)
-        return [None]
-
-    async def call_first(self, awaited: str, method: str, *arguments: Any, seconds: float) -> WeightUpdate:
-        if method != "published":
-            raise NotImplementedError(method)
         nothing: Any = None  # no simulated actor fetches it
-        return WeightUpdate(arguments[0], (WeightBucket(nothing, 64 << 20),) * 32, None, self._latencies.publish)
+        match method:
+            case "publish":
+                await self._latencies.pass_by(self._latencies.publish)
+                return [None]
+            case "published":
+                buckets = (WeightBucket(nothing, 64 << 20),) * 32
+                return [WeightUpdate(arguments[0], buckets, None, self._latencies.publish)]
+        raise NotImplementedError(method)
 
     async def _step(
         self, columns: Sequence[ScoredGroup], version: int, _objective: Any, _rate: float | None, *_groups: Any

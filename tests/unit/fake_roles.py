@@ -161,16 +161,18 @@ def coordinator(
     learner: FakeLearner | None = None,
     resume: ResumePoint | None = None,
     desired: Desired | None = None,
-    evaluation_seconds: float = 0.0,
+    during_evaluation: Callable[[int], Awaitable[object]] | None = None,
     stop_requested: asyncio.Event | None = None,
     on_checkpoint: Callable[[Checkpoint], Checkpoint] | None = None,
     storing_seconds: float = 0.0,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
+    """A coordinator over the fakes, with what they saw. An evaluation lasts as long as ``during_evaluation``."""
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
     async def evaluate(version: int) -> None:
         assert actors.version == version, "the actors serve the evaluated version"
-        await asyncio.sleep(evaluation_seconds)
+        if during_evaluation:
+            await during_evaluation(version)
         assert actors.version == version, "until the evaluation ends"
         evaluated.append(version)
 

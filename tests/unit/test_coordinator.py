@@ -12,26 +12,30 @@ from actors.config import GenerateRequest
 from learner.records import ScoredGroup, StepReport
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.records import ReadyGroup, ResumePoint
-from tests.unit.fake_roles import Checkpoint, FakeActors, FakeLearner, FakeRewards, coordinator, job
+from tests.unit.fake_roles import Checkpoint, FakeActors, FakeLearner, FakeRewards, coordinator, job, until
 from volley.errors import DeadlineExceeded, HostError, JobError, NoSignal, ServedWeightsDiffer, WorkerDied
 from volley.objectives import MaxAtK
 from volley.records import GroupMeta, Prompt, Scores
 
 
 @pytest.mark.parametrize(
-    ("changes", "seconds", "earliest"),
+    ("changes", "earliest"),
     [
-        ({}, 0.0, 1),
-        ({"steps": 1}, 0.0, 1),
-        ({"evaluation": {"data": {"path": "h"}}}, 0.3, 2),  # the learner does not wait for the start's evaluation
-        ({"steps": 1, "evaluation": {"data": {"path": "h"}}}, 0.3, 1),
+        ({}, 1),
+        ({"steps": 1}, 1),
+        ({"evaluation": {"data": {"path": "h"}}}, 2),  # the learner does not wait for the start's evaluation
+        ({"steps": 1, "evaluation": {"data": {"path": "h"}}}, 1),
     ],
 )
-async def test_what_the_actors_serve_is_checked_after_the_first_update(
-    changes: dict[str, Any], seconds: float, earliest: int
-) -> None:
-    spec = job(**changes, checkpoint={"every": None})
-    made, _, recorded, _ = coordinator(spec, FakeActors(random.Random(0)), evaluation_seconds=seconds)
+async def test_what_the_actors_serve_is_checked_after_the_first_update(changes: dict[str, Any], earliest: int) -> None:
+    spec, learner = job(**changes, checkpoint={"every": None}), FakeLearner()
+
+    async def steps(version: int) -> None:
+        if version == 0:
+            await until(lambda: len(learner.trained) >= earliest * spec.prompts_per_step)
+
+    actors = FakeActors(random.Random(0))
+    made, _, recorded, _ = coordinator(spec, actors, learner=learner, during_evaluation=steps)
     assert await made.run()
     (checked,) = recorded.served_checks
     assert earliest <= checked <= earliest + 2
@@ -233,8 +237,14 @@ async def test_best_of_k_passes_ranks_on_and_ends_the_run_if_a_sample_has_none()
 async def test_training_continues_while_a_version_is_evaluated() -> None:
     plan = {"data": {"path": "held"}, "every": 5, "sampling": {"n": 8}, "ks": [1, 8]}
     actors = FakeActors(random.Random(0), slowest=0.001)
-    made, learner, recorded, evaluated = coordinator(job(evaluation=plan), actors, evaluation_seconds=0.2)
     steps_ahead: dict[int, int] = {}
+
+    async def two_steps(evaluated: int) -> None:
+        if evaluated < 25:
+            await until(lambda: steps_ahead.get(evaluated) == 2)
+            await asyncio.sleep(0.05)  # time for one step too many
+
+    made, learner, recorded, evaluated = coordinator(job(evaluation=plan), actors, during_evaluation=two_steps)
 
     async def step(batch: Sequence[ScoredGroup], *, version: int, **options: Any) -> StepReport:
         if (under := made.pinned.version) is not None:
@@ -255,7 +265,9 @@ async def test_without_lag_the_learner_waits_for_an_evaluation_beyond_every_boun
     brief = {"group_deadline_s": 0.03, "start_deadline_s": 0.02}
     deadlines = {"actors": brief, "reward_workers": brief}
     spec = job(max_lag=0, steps=3, evaluation=plan, **deadlines)
-    made, learner, _, evaluated = coordinator(spec, FakeActors(random.Random(0), slowest=0.001), evaluation_seconds=0.5)
+    made, learner, _, evaluated = coordinator(
+        spec, FakeActors(random.Random(0), slowest=0.001), during_evaluation=lambda _: asyncio.sleep(0.5)
+    )
     assert await made.run()
     assert evaluated == [0, 1, 2, 3]
     assert set(learner.lags) == {0}

@@ -72,7 +72,7 @@ async def test_a_stop_cancels_an_evaluation_which_the_resumed_run_then_makes(
         FakeActors(random.Random(0)),
     )
     made, learner, recorded, evaluated = coordinator(
-        spec, actors, stop_requested=stop_requested, evaluation_seconds=3600
+        spec, actors, stop_requested=stop_requested, during_evaluation=lambda _: asyncio.sleep(3600)
     )
     run = asyncio.create_task(made.run())
     await until(lambda: made.pinned.version == version and "learner" in made.waits)
