@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from actors.dealing import LeastLoaded
 from environments.records import EnvironmentConfig, EpisodesDone, Usage
 from environments.worker import EnvironmentWorker
 from volley import pool_size
@@ -44,9 +45,12 @@ class EnvironmentPool:
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
         self._workers: dict[int, _Worker] = {}
+        self._dealing: LeastLoaded[_Worker] = LeastLoaded()  # those of them that take groups
+        self._running = 0  # episodes
         self._births: Counter[int] = Counter()
         self._base = self._wanted = config.workers.count  # the user's number, and what autoscaling makes of it
         self._waiting = 0
+        self._turn = asyncio.Lock()  # held by the first of the waiting groups
         self._living: set[_Worker] = set()
         self._deaths: list[VolleyError] = []
         self._restarts = Restarts(config.workers.max_replacements)
@@ -114,6 +118,7 @@ class EnvironmentPool:
         row = {**prompt.reference, "id": prompt.id, "prompt": prompt.text}
         self._note_usage()
         worker.episodes += len(keys)
+        self._running += len(keys)
         try:
             done = await self._ask(worker, row, base_url, keys)
         except (WorkerDied, DeadlineExceeded) as end:
@@ -122,11 +127,14 @@ class EnvironmentPool:
         finally:
             self._note_usage(ended=len(keys))
             worker.episodes -= len(keys)
+            self._running -= len(keys)
+            self._dealing.lighter(worker)
             await self._notify()
             if worker.retired and worker.episodes == 0:
                 self._end(worker)
         if done.stuck:
             worker.stuck = worker.stuck or f"a program that timed out still blocks its {done.stuck}"
+            self._dealing.remove(worker)
         if worker.stuck and (done.stuck == "loop" or worker.episodes == 0):
             await self._lost(worker, WorkerDied(worker.name, worker.stuck))
         return replace(done, worker=worker.name)
@@ -158,19 +166,19 @@ class EnvironmentPool:
         await self._notify()
 
     async def _with_room(self, episodes: int) -> "_Worker":
-        def free() -> list[_Worker]:
-            room = self._config.workers.episodes - episodes
-            return [each for each in self._workers.values() if not each.stuck and each.episodes <= room]
-
-        async with self._changed:
-            self._waiting += 1
-            try:
-                await self._changed.wait_for(lambda: self._failure or free())
-            finally:
-                self._waiting -= 1
-            if self._failure is not None:
-                raise self._failure
-            return min(free(), key=lambda worker: (worker.episodes, worker.index))
+        """The least loaded worker, once it has room. Groups get it in the order of their calls."""
+        room = self._config.workers.episodes - episodes
+        self._waiting += 1
+        try:
+            async with self._turn, self._changed:
+                await self._changed.wait_for(
+                    lambda: self._failure or (self._dealing and self._dealing.first().episodes <= room)
+                )
+        finally:
+            self._waiting -= 1
+        if self._failure is not None:
+            raise self._failure
+        return self._dealing.first()
 
     async def _ask(
         self, worker: "_Worker", row: Mapping[str, Any], base_url: str, keys: tuple[str, ...]
@@ -199,13 +207,19 @@ class EnvironmentPool:
                     raise failures[0]
             self._wanted = count
             self._note_usage()
-            self._workers |= fresh
+            for worker in fresh.values():
+                self._take(worker)
             for index in [i for i in self._workers if i >= count]:
                 self._retire(self._workers.pop(index))
         await self._notify()
 
+    def _take(self, worker: "_Worker") -> None:
+        self._workers[worker.index] = worker
+        self._dealing.add(worker)
+
     def _retire(self, worker: "_Worker") -> None:
         worker.retired = True
+        self._dealing.remove(worker)
         if worker.episodes == 0:
             self._end(worker)
 
@@ -282,6 +296,7 @@ class EnvironmentPool:
             return
         self._note_usage()
         del self._workers[worker.index]
+        self._dealing.remove(worker)
         log.warning("%s; replacing it", str(end).partition("\n")[0])
         self._kill(worker)
         if self._count_death(end):
@@ -300,7 +315,7 @@ class EnvironmentPool:
                 else:
                     break
             self._note_usage()
-            self._workers[index] = fresh
+            self._take(fresh)
             if index >= self._wanted:  # scaled down in the meantime
                 self._retire(self._workers.pop(index))
         except Exception as error:  # noqa: BLE001 - nothing awaits this task: every `run` raises it
@@ -315,7 +330,7 @@ class EnvironmentPool:
         seconds, self._noted = now - self._noted, now
         self._usage = Usage(
             self._usage.episodes + ended,
-            self._usage.busy_seconds + seconds * sum(each.episodes for each in self._workers.values()),
+            self._usage.busy_seconds + seconds * self._running,
             self._usage.room_seconds + seconds * len(self._workers) * self._config.workers.episodes,
         )
 
@@ -360,3 +375,7 @@ class _Worker:
     stuck: str = ""
     retired: bool = False
     closing: bool = False
+
+    @property
+    def samples(self) -> int:
+        return self.episodes

@@ -121,21 +121,24 @@ class SimulatedActor:
 
     def _generate(self, request: GenerateRequest) -> tuple[StoredGroup, Coroutine[Any, Any, GroupMeta]]:
         seconds = next(self._times)
-        meta = GroupMeta(
-            group_id=request.group_id,
-            prompt_id=request.prompt_id,
+        meta = self._meta(request.group_id, request.prompt_id, request.n, seconds, len(request.prompt_p))
+        return StoredGroup(meta), self._sample(meta, seconds)
+
+    def _meta(self, group_id: int, prompt_id: str, n: int, seconds: float, prompt_tokens: int = 64) -> GroupMeta:
+        return GroupMeta(
+            group_id=group_id,
+            prompt_id=prompt_id,
             actor=self._name,
-            n=request.n,
-            prompt_tokens=len(request.prompt_p),
-            sample_tokens=int(seconds * TOKENS_PER_SECOND) * request.n // 2,  # the longest sample ends the group
+            n=n,
+            prompt_tokens=prompt_tokens,
+            sample_tokens=int(seconds * TOKENS_PER_SECOND) * n // 2,  # the longest sample ends the group
             logprob_sum=0.0,
-            turns=request.n,
+            turns=n,
             oldest_version=self._version,
             newest_version=self._version,
             truncated=0,
             seconds=seconds / self._latencies.scale,
         )
-        return StoredGroup(meta), self._sample(meta, seconds)
 
     async def _sample(self, meta: GroupMeta, seconds: float) -> GroupMeta:
         await self._latencies.pass_by(seconds)
@@ -227,7 +230,7 @@ class SimulatedRanks:
         return StepReport({"live_group_fraction": 1.0, "clipped_share": 0.0, "grad_norm": 1.0}, lags, advantages)
 
 
-def stand_in(latencies: Latencies) -> None:
+def stand_in(latencies: Latencies, actor: "Callable[[Latencies, int], SimulatedActor]" = SimulatedActor) -> None:
     """Make this process create its actor and learner pools on the simulated cluster from here on."""
 
     class Handles:
@@ -237,7 +240,7 @@ def stand_in(latencies: Latencies) -> None:
             return self
 
         def remote(self, _config: ActorConfig, index: int, _scratch: Path) -> SimulatedActor:
-            return SimulatedActor(latencies, index)
+            return actor(latencies, index)
 
     member_module._RemoteActor = Handles()
     pool_module.RankActors = functools.partial(SimulatedRanks, latencies)  # type: ignore[misc,assignment,attr-defined,unused-ignore]

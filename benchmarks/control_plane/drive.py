@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 import redis
 
-from actors.config import GenerateRequest
+from actors.config import EpisodesRequest, GenerateRequest
+from actors.gateway.session import Limits
 from actors.pool import ActorPool
 from benchmarks.control_plane.cluster import Latencies, SimulatedActor, SimulatedRewards, SimulatedWorker, stand_in
+from benchmarks.control_plane.episodes import SimulatedEnvironments, SimulatedGateway, SimulatedPrograms
 from learner.pool import LearnerPool
 from services.control.heartbeat import Status
 from services.control.steering import Steering
 from services.coordinator import loop as coordinator_module
+from services.coordinator.episodes import Episodes
 from services.coordinator.loop import Coordinator
 from services.coordinator.records import FinishedStep, Hooks, ReadyGroup
 from services.coordinator.roles import Roles
@@ -32,7 +35,7 @@ from services.recording.display import Display
 from services.recording.recorder import RunRecorder
 from services.runs.context import heartbeats
 from services.runs.episodes import NoEnvironments
-from services.runs.role_configs import actor_config, reward_config, rl_learner_config
+from services.runs.role_configs import actor_config, environment_config, reward_config, rl_learner_config
 from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
 from services.store.outbox import Outbox
@@ -54,6 +57,7 @@ class Setting:
         groups: the run trains on at least this many groups.
         plain: use the plain slot buffer of the tests instead of the real one.
         profile: print a profile of the run.
+        episodes: samples are episodes of a program.
     """
 
     actors: int
@@ -63,6 +67,7 @@ class Setting:
     n: int = 16
     plain: bool = False
     profile: bool = False
+    episodes: bool = False
 
     @property
     def prompts_per_step(self) -> int:
@@ -123,7 +128,7 @@ def measure(setting: Setting) -> Measured:
     simulated = Latencies(1.0)
     rate = setting.actors * GROUPS_PER_ACTOR / (simulated.generate * 1.28 + simulated.learn)
     latencies = replace(simulated, scale=setting.groups_per_second / rate)
-    stand_in(latencies)
+    stand_in(latencies, SimulatedGateway if setting.episodes else SimulatedActor)
     with tempfile.TemporaryDirectory() as scratch:
         return asyncio.run(_measure(setting, latencies, Path(scratch)))
 
@@ -131,7 +136,7 @@ def measure(setting: Setting) -> Measured:
 async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Measured:
     job = _job(setting)
     folder = RunFolder.at(scratch / "run", job)
-    simulation_ms = await _simulation_ms(latencies, setting.n)
+    simulation_ms = await (_episodes_ms if setting.episodes else _simulation_ms)(latencies, setting.n)
     async with contextlib.AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_redis(scratch / "redis", scratch / "redis.log"))
         outbox = await stack.enter_async_context(Outbox(url, folder.run_id))
@@ -144,11 +149,18 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
         rewards = SimulatedRewards(reward_config(job, job.scorer, folder), latencies)
         await rewards.scale(job.reward_workers.count)
         learner = LearnerPool(rl_learner_config(job, folder))
+        environments: NoEnvironments | SimulatedEnvironments = NoEnvironments()
+        turns = None
+        if job.rollout is not None:
+            environments = SimulatedEnvironments(environment_config(job, job.rollout, folder), latencies)
+            await environments.scale(job.environment_workers.count)
+            turns = Episodes(job.rollout, actors, environments, 4096, scored=False)
         coordinator = Coordinator(
             job,
             _prompts(),
             Roles(actors, rewards, learner),
             Hooks(recorder, _never, _no_checkpoint, _nothing_stored, _agreed),
+            turns=turns,
         )
         steering = Steering(
             job,
@@ -157,7 +169,7 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
             recorder,
             actors=actors,
             rewards=rewards,
-            environments=NoEnvironments(),
+            environments=environments,
             desired=Desired(),
         )
         steering.steer(coordinator, learner)
@@ -228,6 +240,22 @@ async def _simulation_ms(latencies: Latencies, n: int) -> float:
     return time.process_time() - cpu  # seconds per 1000 groups are milliseconds per group
 
 
+async def _episodes_ms(latencies: Latencies, n: int) -> float:
+    """The same with episodes."""
+    actor, worker = SimulatedGateway(latencies, 0), SimulatedPrograms(latencies, 0)
+
+    async def one(group_id: int) -> None:
+        request = EpisodesRequest(group_id, "p", n, 1.0, 1.0, Limits(4, 1, 4096))
+        opened = await actor.open_sessions.remote(request)
+        await worker.run.remote({}, opened.url, opened.keys)
+        _, record = actor.close_sessions.remote(request, opened)
+        await record
+
+    cpu = time.process_time()
+    await asyncio.gather(*map(one, range(1000)))
+    return time.process_time() - cpu
+
+
 def _job(setting: Setting) -> RLJob:
     return RLJob.model_validate(
         {
@@ -242,8 +270,17 @@ def _job(setting: Setting) -> RLJob:
             "objective": {"kind": "max_at_k", "k": 4},
             "actors": {"count": setting.actors, "cpus": 0},
             "reward_workers": {"count": setting.actors, "cpus": 0},
+            **(_episodes(setting) if setting.episodes else {}),
         }
     )
+
+
+def _episodes(setting: Setting) -> dict[str, Any]:
+    """A worker per actor, with room for the episodes of the actor's groups and a few more."""
+    return {
+        "rollout": {"kind": "program", "target": "simulated:program"},
+        "environment_workers": {"count": setting.actors, "cpus": 0, "episodes": (GROUPS_PER_ACTOR + 2) * setting.n},
+    }
 
 
 def _prompts(count: int = 1000) -> list[EncodedPrompt]:

@@ -1,6 +1,6 @@
 """Runs the real control plane on a simulated cluster: what one group costs the coordinator, from 8 to 2048 actors.
 
-    python -m benchmarks.control_plane.simulate [--actors 8 64 512 2048] [--out docs/figures] [--profile]
+    python -m benchmarks.control_plane.simulate [--actors 8 64 512 2048] [--episodes] [--out docs/figures] [--profile]
 
 Coordinator, slot buffer, ledger, pools, steering, heartbeat, recorder, outbox and an embedded Redis are the real ones;
 Ray's handles are replaced by coroutines that take as long as the real calls would (`cluster.py`). P, the prompts per
@@ -26,11 +26,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="+", default=[8, 64, 512, 2048])
     parser.add_argument("--groups", type=int, default=4000, help="train on at least this many groups at each size")
+    parser.add_argument("--episodes", action="store_true", help="samples are episodes, run by environment workers")
     parser.add_argument("--plain", action="store_true", help="at the largest size, also run with the plain slot buffer")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--out", type=Path, help="folder for control_plane.json and control_plane.png")
     options = parser.parse_args()
-    settings = [Setting(count, groups=options.groups, profile=options.profile) for count in options.actors]
+    settings = [
+        Setting(count, groups=options.groups, profile=options.profile, episodes=options.episodes)
+        for count in options.actors
+    ]
     results = in_processes(settings)
     report(results)
     if options.plain:

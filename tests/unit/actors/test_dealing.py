@@ -1,4 +1,4 @@
-"""The least loaded item of the heap, compared with a search through all."""
+"""The least loaded item of the heap, compared with a search through all; items replace others of the same index."""
 
 import random
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ def test_the_least_loaded_item_is_found_after_any_changes(seed: int) -> None:
     for number in range(300):
         event = rng.random()
         if event < 0.05 or not present:
-            present.append(Item(number))
+            used = {item.index for item in present}
+            present.append(Item(rng.choice([index for index in range(number + 2) if index not in used])))
             dealing.add(present[-1])
         elif event < 0.08:
             gone.append(present.pop(rng.randrange(len(present))))
@@ -37,6 +38,7 @@ def test_the_least_loaded_item_is_found_after_any_changes(seed: int) -> None:
             item = rng.choice(present + gone)
             item.samples -= rng.randint(0, item.samples)
             dealing.lighter(item)
+        assert len(dealing) == len(present)
         if present:
             assert dealing.first() is min(present, key=lambda item: (item.samples, item.index))
 
