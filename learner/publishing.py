@@ -207,17 +207,16 @@ class Contributor:
     def __init__(self, name: str, deadline_s: float) -> None:
         self._name, self._deadline = name, deadline_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        self._version = -1
-        self._sent: list[Future[Tensors]] = []
+        self._newest: tuple[int, list[Future[Tensors]]] = (-1, [])
 
     def begin(self, version: int) -> None:
         """Start publishing ``version``; `add` its buckets next. Raises whatever `settle` raises."""
         self.settle()
-        self._version, self._sent = version, []
+        self._newest = (version, [])
 
     def add(self, bucket: Callable[[], Tensors]) -> None:
         """Send the shards of a bucket in the background."""
-        self._sent.append(self._thread.submit(bucket))
+        self._newest[1].append(self._thread.submit(bucket))
 
     def settle(self) -> None:
         """Wait until the weights may change.
@@ -226,10 +225,11 @@ class Contributor:
             DeadlineExceeded: the thread hangs.
             RuntimeError: a rank that it sent to, or waited for, has ended.
         """
-        if wait(self._sent, self._deadline).not_done:
-            raise DeadlineExceeded(self._name, f"shards of weights {self._version} to be sent", self._deadline)
-        for sent in self._sent:
-            sent.result()
+        version, sent = self._newest  # read once: another thread may begin the next version meanwhile
+        if wait(sent, self._deadline).not_done:
+            raise DeadlineExceeded(self._name, f"shards of weights {version} to be sent", self._deadline)
+        for each in sent:
+            each.result()
 
 
 def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:

@@ -9,7 +9,7 @@ Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 REASONING = ("reasoning_content", "reasoning")  # both names are in use for the same field
-SHOWN = 80  # characters of a message in an error
+SHOWN, BEFORE = 80, 20  # characters of a message in an error, and of those before the first difference
 
 
 class BadMessages(ValueError):
@@ -110,14 +110,29 @@ def first_difference(recorded: Sequence[Message], given: Sequence[Message]) -> i
 
 def describe_difference(recorded: Sequence[Message], given: Sequence[Message], number: int) -> str:
     """A sentence about message ``number``, which `first_difference` found."""
-    old = recorded[number]
+    role, old = _described(recorded[number])
     if number >= len(given):
-        return f"the history ends before message {number}, which was {_shown(old)}"
-    return f"message {number} was {_shown(old)} and is {_shown(given[number])}"
+        return f"the history ends before message {number}, which was {role} {_shown(old)}"
+    given_role, new = _described(given[number])
+    if (role, old) == (given_role, new):
+        old, new = (json.dumps(reasoning_of(message)) for message in (recorded[number], given[number]))
+        role = given_role = f"{role} with the reasoning"
+    same = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    return f"message {number} was {role} {_shown(old, same)} and is {given_role} {_shown(new, same)}"
 
 
-def _shown(message: Message) -> str:
+def _described(message: Message) -> tuple[str, str]:
+    """A message's role and the rest of it as ASCII."""
     fields = canonical(message)
-    role = fields.pop("role", "?")
-    text = json.dumps(fields.get("content", "") if set(fields) <= {"content"} else fields, ensure_ascii=True)
-    return f"{role} {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
+    role = str(fields.pop("role", "?"))
+    return role, json.dumps(fields.get("content", "") if set(fields) <= {"content"} else fields)
+
+
+def _shown(text: str, different: int = 0) -> str:
+    """At most `SHOWN` characters of ``text``, those around character ``different`` among them."""
+    if len(text) <= SHOWN:
+        return text
+    if different <= SHOWN - BEFORE:
+        return f"{text[: SHOWN - 3]}..."
+    rest = text[different - BEFORE :]
+    return f"...{rest if len(rest) <= SHOWN - 3 else rest[: SHOWN - 6] + '...'}"

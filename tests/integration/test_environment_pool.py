@@ -133,16 +133,28 @@ async def test_a_program_that_blocks_the_loop_is_ended_with_its_worker(folder: P
 
 
 async def test_a_function_that_hangs_is_ended_when_the_other_groups_have_ended(folder: Path) -> None:
-    pool = await started(folder, "plain", timeout=3)
+    pool = await started(folder, "plain", timeout=6)
     (before,) = pool.workers()
     stuck = asyncio.create_task(pool.run(row(seconds=600, slow="b"), "", ("a", "b")))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(4)
     other = asyncio.create_task(pool.run(row(seconds=2.5), "", ("c",)))
     done = await stuck
     assert (done.stuck, done.outcomes[0].reward) == ("thread", 1.0)
     assert (await other).outcomes[0].reward == 1.0, "it was left to end"
     wait_until_gone({before.pid})
     assert (await pool.run(row(), "", ("a",))).outcomes[0].reward == 1.0
+    await pool.stop()
+
+
+async def test_a_slow_episode_holds_up_its_group_alone(folder: Path) -> None:
+    pool = await started(folder, "plain", timeout=120)
+    slow = asyncio.create_task(pool.run(row(seconds=600, slow="b"), "", ("a", "b")))
+    for _ in range(3):
+        done = await pool.run(row(), "", ("c", "d"))
+        assert [each.reward for each in done.outcomes] == [1.0, 1.0]
+    assert [each.busy for each in pool.workers()] == [2]
+    assert not slow.done()
+    slow.cancel()
     await pool.stop()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import subprocess
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from environments.outside.programs import OutsidePrograms
 from environments.records import Outcome
 from services.runs.run import Result
 from services.stack.ephemeral import Stack
+from tests.gateway_server import Served
 from tests.integration.environment_pages import section, volley, write_small
 from tests.integration.jobs import run_job
 from tests.integration.openai_stub import calling, stub
 from volley.errors import JobError
+from volley.gateway import GatewaySpec
 from volley.rollout import OpenEnvRollout
 
 pytestmark = pytest.mark.integration
@@ -50,6 +53,30 @@ def test_seeds_become_data(folder: Path) -> None:
     assert rows == [
         {"prompt": f"Say a word with {vowel}.", "reset": {"seed": seed}} for seed, vowel in enumerate("aeio")
     ]
+
+
+async def test_openenvs_own_probe_finds_what_training_needs(folder: Path) -> None:
+    """It makes several conversations, and asks for temperatures and top log-probs of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's import warns of many things
+        served = Served(GatewaySpec(tool_parser="hermes"))
+    client = served.client("ok", BASH, "o", rule="override", on_rewrite="keep_longest")
+    python = yaml.safe_load((folder / "job.yaml").read_text())["rollout"]["python"]
+    command = [python, "-c", PROBE, served.server.url, client.api_key]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
+    await served.close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["tokens", True, "ok", []]
+
+
+BASH = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls /tmp"}}\n</tool_call>'
+PROBE = """
+import json, sys
+from openenv.core.harness.capture.validate_llm import validate_llm
+
+report = validate_llm(sys.argv[1], "tiny", api_key=sys.argv[2])
+print(json.dumps([report.capture_level, report.ok, report.tool_support, report.findings]))
+"""
 
 
 async def test_check_runs_an_episode(folder: Path) -> None:

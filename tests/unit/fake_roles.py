@@ -164,9 +164,14 @@ def coordinator(
     during_evaluation: Callable[[int], Awaitable[object]] | None = None,
     stop_requested: asyncio.Event | None = None,
     on_checkpoint: Callable[[Checkpoint], Checkpoint] | None = None,
-    storing_seconds: float = 0.0,
+    while_storing: Callable[[int], Awaitable[object]] | None = None,
 ) -> tuple[Coordinator, FakeLearner, Recorded, list[int]]:
-    """A coordinator over the fakes, with what they saw. An evaluation lasts as long as ``during_evaluation``."""
+    """A coordinator over the fakes, with what they saw.
+
+    Args:
+        during_evaluation: lasts as long as the evaluation of the version that it is called with.
+        while_storing: lasts as long as it takes to store the checkpoint of the step that it is called with.
+    """
     learner, recorded, evaluated = learner or FakeLearner(), Recorded(), []
 
     async def evaluate(version: int) -> None:
@@ -185,7 +190,8 @@ def coordinator(
 
     async def stored() -> None:
         step, _ = recorded.checkpoints[-1]
-        await asyncio.sleep(storing_seconds)
+        if while_storing:
+            await while_storing(step)
         assert recorded.checkpoints[-1][0] == step, "one checkpoint is stored before another begins"
         recorded.stored.append((step, made.version))
 

@@ -299,19 +299,19 @@ async def test_with_lag_refill_keeps_the_bound_and_trains_each_group_once(max_la
 
 async def test_dead_groups_in_a_row_are_progress_for_the_wait_for_a_batch() -> None:
     """Six groups one after another take longer than the bound, but each ends within it."""
-    brief = {"group_deadline_s": 0.06, "start_deadline_s": 0.01}
+    brief = {"group_deadline_s": 0.3, "start_deadline_s": 0.05}
     spec = job(
         prompts_per_step=2,
         steps=1,
         sampling={"n": 4, "refill": 4},
         max_lag=0,
         actors=brief,
-        reward_workers={"group_deadline_s": 0.02, "start_deadline_s": 0.01},
+        reward_workers={"group_deadline_s": 0.1, "start_deadline_s": 0.05},
     )
 
     class Slow(FakeActors):
         async def generate(self, request: GenerateRequest) -> tuple[Any, GroupMeta]:
-            await asyncio.sleep(0.04)
+            await asyncio.sleep(0.2)
             return await super().generate(request)
 
     class Dead(FakeRewards):

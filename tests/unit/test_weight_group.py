@@ -132,10 +132,10 @@ def test_a_member_that_leaves_is_immediately_an_error_for_the_others(
 
 
 def test_a_member_that_hangs_is_an_error_at_the_deadline(store: TCPStore, threads: ThreadPoolExecutor) -> None:
-    sender, *receivers = joined(threads, terms_at(store, deadline_s=1))
+    sender, *receivers = joined(threads, terms_at(store, deadline_s=3))
     staying = [threads.submit(receive, each) for each in receivers[1:]]
     begun = time.monotonic()
-    assert "waited 1 s" in problem_of(sender)
-    assert 0.5 < time.monotonic() - begun < 10
+    assert "waited 3 s" in problem_of(sender)
+    assert 1.5 < time.monotonic() - begun < 15
     for done in staying:
         assert isinstance(done.exception(), DeadlineExceeded | RuntimeError)

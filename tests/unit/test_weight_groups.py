@@ -8,6 +8,7 @@ import pytest
 
 from services.runs import weight_groups
 from services.runs.weight_groups import WeightGroups
+from tests.unit.fake_roles import until
 from volley.errors import WorkerDied
 from volley.job import RLJob
 from volley.weight_group import WeightGroupTerms
@@ -61,22 +62,19 @@ async def test_another_group_is_formed_when_the_actors_change_or_the_group_is_lo
     actors, learner = Actors(), Learner()
     weight_group = groups(actors, learner, broadcast={"transport": "collective", "deadline_s": 60})
     async with weight_group.maintained():
-        await asyncio.sleep(0.1)
+        await until(lambda: weight_group.complete)
         (first,) = actors.invited
         assert (first.host, first.port, first.members, first.cuda) == ("host", 1, actors.weight_group_members, False)
         actors.weight_group_members = (("actor-0", 1),)
-        complete = [weight_group.complete]
-        await asyncio.sleep(0.1)
-        complete.append(weight_group.complete)
+        assert not weight_group.complete
+        await until(lambda: weight_group.complete)
         learner.weight_group = None
-        await asyncio.sleep(0.1)
-        complete.append(weight_group.complete)
+        assert not weight_group.complete
+        await until(lambda: weight_group.complete)
         actors.weight_group_members = ()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # time to form one too many
         actors.weight_group_members = first.members
-        await asyncio.sleep(0.1)
-        complete.append(weight_group.complete)
-    assert complete == [False, True, True, True]
+        await until(lambda: weight_group.complete)
     one = (("actor-0", 1),)
     assert [terms.members for terms in actors.invited] == [first.members, one, one, first.members]
     assert len({terms.name for terms in actors.invited}) == 4
@@ -86,9 +84,8 @@ async def test_a_group_that_was_not_formed_is_tried_again() -> None:
     actors, learner = Actors(), Learner(answers=[False, WorkerDied("learner-0", "killed"), True])
     weight_group = groups(actors, learner)
     async with weight_group.maintained():
-        await asyncio.sleep(0.3)
+        await until(lambda: weight_group.complete)
     assert len(actors.invited) == 3
-    assert weight_group.complete
 
 
 async def test_the_group_uses_cuda_if_both_sides_have_gpus() -> None:

@@ -61,6 +61,27 @@ def test_the_first_difference_is_found_and_described() -> None:
     assert len(sentence) < 200
 
 
+@pytest.mark.parametrize("length", [10, 70, 90, 400])
+def test_a_difference_at_the_end_of_a_long_message_is_shown(length: int) -> None:
+    old, new = ([{"role": "assistant", "content": "x" * length + end}] for end in ("</code>", "</code></code>"))
+    sentence = describe_difference(old, new, 0)
+    assert 'x</code>" and is assistant ' in sentence
+    assert sentence.endswith('x</code></code>"')
+    assert len(sentence) < 200
+    longer = describe_difference(new, [{"role": "assistant", "content": "x" * length + "y" * 500}], 0)
+    assert "xyy" in longer
+    assert longer.endswith("y...")
+    assert len(longer) < 200
+
+
+def test_a_difference_in_the_reasoning_is_shown() -> None:
+    old, new = ([{"role": "assistant", "content": "4", "reasoning": said}] for said in ("two twos", "2 + 2"))
+    sentence = describe_difference(old, new, 0)
+    assert sentence == (
+        'message 0 was assistant with the reasoning "two twos" and is assistant with the reasoning "2 + 2"'
+    )
+
+
 def test_text_parts_are_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert checked([{"role": "user", "content": parts}]) == [{"role": "user", "content": "a\nb"}]

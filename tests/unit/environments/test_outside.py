@@ -72,6 +72,8 @@ def plain(row, base_url, api_key):
     if row["does"] == "pid":
         return os.getpid()
     time.sleep(row.get("seconds", 0))
+    while "until" in row and not os.path.exists(row["until"]):
+        time.sleep(0.01)
     return {"reward": eval(row["returns"]), "answer": 4, "detail": "fi\\nne"}
 
 class Klass:
@@ -208,14 +210,15 @@ async def test_an_async_program_that_waits_too_long_is_cancelled_alone(started: 
     assert await pid_of(programs) == before
 
 
-async def test_a_function_that_hangs_is_ended_when_the_other_episodes_have_ended(started: Make) -> None:
-    programs = await started("plain", timeout=4.0)
+async def test_a_function_that_hangs_is_ended_when_the_other_episodes_have_ended(started: Make, tmp_path: Path) -> None:
+    programs = await started("plain", timeout=6.0)
     before = await pid_of(programs)
     hung = asyncio.create_task(run(programs, "return", seconds=600, returns="1"))
-    await asyncio.sleep(2.5)
-    other = asyncio.create_task(run(programs, "return", seconds=3.8, returns="1"))
+    await asyncio.sleep(4)
+    other = asyncio.create_task(run(programs, "return", until=str(tmp_path / "end"), returns="1"))
     assert "timeout_s" in (await hung).failure
     assert await pid_of(programs) != before, "new episodes go to another process"
+    (tmp_path / "end").touch()
     assert (await other).reward == 1.0, "it was left to end"
     wait_until_gone({before})
 

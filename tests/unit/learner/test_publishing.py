@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actors.receiver import Receiver
 from actors.weight_files import close_all
+from learner import publishing
 from learner.publishing import Contributor, Publisher
 from volley.errors import DeadlineExceeded, HostError
 from volley.records import WeightBucket, WeightUpdate
@@ -57,6 +60,20 @@ def file_of(bucket: WeightBucket) -> bytes:
     return bytes(np.concatenate(arrays))
 
 
+def waits_for(call: Callable[[], object], opened: threading.Event) -> bool:
+    """Make the call, and open a little later; returns whether the call waited for that."""
+    order: list[str] = []
+
+    def open_it() -> None:
+        order.append("opened")
+        opened.set()
+
+    threading.Timer(0.1, open_it).start()
+    call()
+    order.append("returned")
+    return order == ["opened", "returned"]
+
+
 def test_settle_waits_until_all_buckets_are_stored(store: Store) -> None:
     publisher = Publisher(store, verify=True, deadline_s=10)
     weights = {"a": torch.ones(4), "b": torch.full((2, 2), 2.0), "c": torch.zeros(3)}
@@ -65,10 +82,7 @@ def test_settle_waits_until_all_buckets_are_stored(store: Store) -> None:
     for name, tensor in weights.items():
         publisher.add(partial(dict, {name: tensor}), gathered=False)
     publisher.end()
-    threading.Timer(0.2, store.open.set).start()
-    begun = time.monotonic()
-    publisher.settle()
-    assert time.monotonic() - begun > 0.15
+    assert waits_for(publisher.settle, store.open)
     for tensor in weights.values():
         tensor += 1  # in place, like the optimiser
     update = publisher.update(7)
@@ -82,10 +96,7 @@ def test_only_one_bucket_with_extra_memory_waits_to_be_stored(store: Store) -> N
     store.open.clear()
     publisher.begin(1)
     publisher.add(partial(dict, {"a": torch.ones(4)}), gathered=True)
-    threading.Timer(0.2, store.open.set).start()
-    begun = time.monotonic()
-    publisher.add(partial(dict, {"b": torch.ones(4)}), gathered=True)
-    assert time.monotonic() - begun > 0.15
+    assert waits_for(lambda: publisher.add(partial(dict, {"b": torch.ones(4)}), gathered=True), store.open)
     publisher.end()
     assert tensors_of(publisher.update(1)).keys() == {"a", "b"}
 
@@ -114,10 +125,7 @@ def test_the_optimiser_waits_for_shards_on_their_way_to_the_first_rank() -> None
     contributor.settle()  # nothing was begun
     contributor.begin(1)
     contributor.add(partial(sent_after, opened))
-    threading.Timer(0.2, opened.set).start()
-    begun = time.monotonic()
-    contributor.settle()
-    assert time.monotonic() - begun > 0.15
+    assert waits_for(contributor.settle, opened)
 
 
 def test_shards_that_are_not_sent_are_an_error() -> None:
@@ -127,10 +135,30 @@ def test_shards_that_are_not_sent_are_an_error() -> None:
     with pytest.raises(DeadlineExceeded, match=r"learner-1 waited 0\.2 s for shards of weights 3 to be sent"):
         contributor.settle()
     opened.set()
+    contributor = Contributor("learner-1", 10)
     contributor.begin(4)
     contributor.add(closed)
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         contributor.settle()
+
+
+def test_a_wait_for_one_version_does_not_become_one_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank's own thread begins the next version while another one still looks at this one's shards."""
+    contributor, opened = Contributor("learner-1", 10), threading.Event()
+    contributor.begin(1)
+    contributor.add(dict)
+
+    def wait_and_begin_the_next(*arguments: Any) -> Any:
+        waited = wait(*arguments)
+        monkeypatch.undo()
+        contributor.begin(2)
+        contributor.add(partial(sent_after, opened))
+        return waited
+
+    monkeypatch.setattr(publishing, "wait", wait_and_begin_the_next)
+    contributor.settle()
+    opened.set()
+    contributor.settle()
 
 
 def sent_after(opened: threading.Event) -> dict[str, Tensor]:
