@@ -49,7 +49,7 @@ class Policy(nn.Module):
         hidden_RLH = self.lm.base_model(
             input_ids=batch.ids_RL,
             position_ids=batch.positions_RL,
-            attention_mask=batch.mask_R1LL,
+            attention_mask=batch.mask(self.lm.dtype),
             use_cache=False,
         ).last_hidden_state
         scores: tuple[Tensor, Tensor] = self.scorer(hidden_RLH.flatten(0, 1).index_select(0, batch.at_T), batch.token_T)

@@ -84,10 +84,11 @@ class RankWorker:
         patience = spec.step_deadline_s + GRACE_SECONDS
         join_ranks(rank, spec.ranks, store, cuda=spec.gpus_per_rank > 0, deadline_s=patience)
         engine = _policy_engine(config)
+        exact_shared = probe_layouts(engine.module, config.model.dtype, engine.device)
         pack = Packer(
             budget=config.micro_batch_tokens,
             width=engine.module.lm.config.get_text_config().hidden_size,
-            allow_shared=probe_layouts(engine.module, config.model.dtype, engine.device),
+            allow_shared=spec.shares_rows and exact_shared,
             device=engine.device,
         )
         publisher = None

@@ -110,8 +110,8 @@ class Reinforcer:
         clipped = 0
         for _ in range(self.spec.updates_per_batch):
             sums = Sums(self.engine.device)  # metrics are those of the last update; earlier ones are discarded
-            for micro in batches:
-                self._micro_step(tensors, batch.samples, micro, sums, last=micro is batches[-1])
+            for number, micro in enumerate(batches, 1):
+                self._micro_step(tensors, batch.samples, micro, sums, last=number == len(batches))
             grad_norm, rate = self.engine.update(step)
             clipped += self.engine.spec.clips(grad_norm)
         metrics |= _metrics(sums.total(), masks=self.spec.off_policy_mask is not None)

@@ -17,8 +17,8 @@ def supervised_step(engine: Engine, pack: Packer, pieces: Sequence[Piece], step:
     counted.add(tokens=sum(len(piece.tokens_T) for piece in pieces))
     tokens = counted.total()["tokens"]
     sums = Sums(engine.device)
-    for batch in batches:
-        logprob_T, entropy_T = engine(batch, last=batch is batches[-1])
+    for number, batch in enumerate(batches, 1):
+        logprob_T, entropy_T = engine(batch, last=number == len(batches))
         engine.backward(-logprob_T.sum() / tokens)
         sums.add(nll=-logprob_T.sum(), entropy=entropy_T.sum())
     grad_norm, rate = engine.update(step)

@@ -304,6 +304,11 @@ class LearnerSpec(Spec):
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
         None, description="attention implementation; null: transformers' choice, sdpa for most models"
     )
+    shared_rows: bool | None = Field(
+        None,
+        description="samples of a group may share a row with one copy of their prompt, where that is cheaper and the "
+        "model allows it; null: on CPUs only, since masks rule out flash attention and grow with the square of a row",
+    )
     bucket_mb: float = Field(64, gt=0, description="weights are gathered and sent in pieces of this size")
     verify_weights: bool = Field(False, description="send a checksum that every actor verifies")
     start_deadline_s: float = Field(
@@ -318,6 +323,22 @@ class LearnerSpec(Spec):
         if self.attention == "flash_attention_2" and not self.gpus_per_rank:
             raise ValueError("attention: flash_attention_2 needs a GPU: write gpus_per_rank: 1, or attention: sdpa")
         return self
+
+    @model_validator(mode="after")
+    def _shared_rows_have_masks(self) -> Self:
+        if self.shared_rows and self.attention not in (None, "sdpa"):
+            raise ValueError(
+                f"shared_rows: true needs masks, which attention: {self.attention} does not take here: write "
+                "attention: sdpa, or shared_rows: null"
+            )
+        return self
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether samples of a group may share a row, if the model allows it."""
+        if self.shared_rows is None:
+            return not self.gpus_per_rank and self.attention in (None, "sdpa")
+        return self.shared_rows
 
     @field_validator("deepspeed")
     @classmethod
