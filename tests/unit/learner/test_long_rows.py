@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from learner.batch import MicroBatches
 from learner.layout import MicroBatch, micro_batches
 from learner.policy import Policy
+from learner.sequence import RowSplit
 from tests.learner_batches import random_group
 from tests.unit.learner.conftest import tiny_lm
 from tests.unit.learner.test_layout import WIDE, pieces_of
@@ -112,6 +113,29 @@ def test_micro_batches_are_moved_one_by_one_as_often_as_they_are_iterated() -> N
             alive.append(weakref.ref(micro.ids_RL))
             assert sum(each() is not None for each in alive) <= 2
     assert len(alive) == 2 * len(batches) == 10
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"ranks": 6, "sequence_parallel": 4}, "4 does not divide ranks: 6: write ranks: 8, or sequence_parallel: 2"),
+        ({"sequence_parallel": 2}, "2 does not divide ranks: 1: write ranks: 2, or sequence_parallel: 1"),
+        ({"ranks": 2, "sequence_parallel": 2, "attention": "eager"}, "write attention: sdpa, or sequence_parallel: 1"),
+        ({"ranks": 2, "sequence_parallel": 2, "shared_rows": True}, "write shared_rows: null, or sequence_parallel: 1"),
+    ],
+)
+def test_what_split_rows_cannot_have_is_said_with_what_to_write(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LearnerSpec(**keys)
+
+
+def test_rows_that_are_split_are_not_shared() -> None:
+    spec = LearnerSpec(ranks=6, sequence_parallel=2)
+    assert not spec.shares_rows
+    assert spec.sequence_groups == 3
+    part = RowSplit(0, 2, None)  # type: ignore[arg-type]  # it needs no other rank for this
+    with pytest.raises(ValueError, match="a row that samples share cannot be split"):
+        part.part(row_batch(shared=True, n=2))
 
 
 def test_rows_are_shared_on_cpus_only_unless_the_job_says_so() -> None:
