@@ -3,7 +3,7 @@
 Shapes: T sample tokens of the rank, N samples of the rank, G groups of the rank, n samples of a group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -187,6 +187,20 @@ def sft_pieces(rows: Sequence[SFTRow]) -> list[Piece]:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """Micro-batches in the host's memory; iterating, as often as wanted, moves them to ``device`` one by one."""
+
+    on_host: tuple[MicroBatch, ...]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.on_host)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return (batch.to(self.device) for batch in self.on_host)
+
+
+@dataclass(frozen=True, slots=True)
 class Packer:
     """How this rank lays out micro-batches.
 
@@ -202,10 +216,10 @@ class Packer:
     allow_shared: bool
     device: torch.device
 
-    def __call__(self, pieces: Sequence[Piece]) -> list[MicroBatch]:
+    def __call__(self, pieces: Sequence[Piece]) -> MicroBatches:
         """Micro-batches of ``pieces``, the same number on every rank: ZeRO-3 gathers parameters collectively."""
         batches = micro_batches(pieces, self.budget, width=self.width, allow_shared=self.allow_shared)
-        return [batch.to(self.device) for batch in as_many(batches, idle, self.device)]
+        return MicroBatches(tuple(as_many(batches, idle, self.device)), self.device)
 
 
 def as_many(batches: list[T], spare: Callable[[], T], device: torch.device) -> list[T]:

@@ -16,7 +16,7 @@ from volley.errors import Diverged
 from volley.update import Optimizer
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 # Parameters of a model this small are not worth sharding: every rank keeps them whole between steps, and ZeRO's hooks,
 # which otherwise take a large part of the time, treat a layer as one unit. Gradients and moments are still sharded.
@@ -34,7 +34,7 @@ def open_store(host: str, port: int, world: int) -> Any:
     return TCPStore(host, port, world, is_master=port == 0, wait_for_workers=False)
 
 
-def join_ranks(rank: int, world: int, store: "TCPStore | None", *, cuda: bool, deadline_s: float) -> None:
+def join_ranks(rank: int, world: int, store: "Store | None", *, cuda: bool, deadline_s: float) -> None:
     """Make this process rank ``rank`` of ``world``: gloo on CPU, NCCL on CUDA.
 
     Args:
@@ -101,6 +101,9 @@ class Engine:
     Args:
         load: loads the model; its parameters are sharded while they are read.
         optimizer: AdamW and its schedule.
+
+    Attributes:
+        copies: how many ranks hold the same micro-batches: those of a sequence group.
     """
 
     def __init__(self, load: Callable[[], nn.Module], optimizer: Optimizer, config: LearnerConfig) -> None:
@@ -109,6 +112,7 @@ class Engine:
         settings = deepspeed_config(config)
         model = _sharded(load, settings)
         self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
+        self.copies = config.learner.sequence_parallel
         self.rate: float | None = None  # overrides the schedule
         self.before_update: Callable[[], None] = lambda: None  # blocks until the weights may change
         self.adam = _adamw(model, optimizer)

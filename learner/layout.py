@@ -97,7 +97,8 @@ class MicroBatch:
     Attributes:
         ids_RL: int64 token ids, right-padded.
         positions_RL: int64 position ids; None if they count from 0.
-        mask_R1LL: bool, True where a position may attend; None for causal attention.
+        segment_RL: int64, what each position belongs to: -1 padding, 0 the prompt, 1 and more a sample of the row; None
+            if no samples share a row, for plain causal attention.
         at_T: int64 index in the flattened [R * L] of the hidden state that predicts each sample token.
         token_T: int64, the sample tokens.
         index_T: int64, each token's index in the rank's token arrays.
@@ -105,7 +106,7 @@ class MicroBatch:
 
     ids_RL: Tensor
     positions_RL: Tensor | None
-    mask_R1LL: Tensor | None
+    segment_RL: Tensor | None
     at_T: Tensor
     token_T: Tensor
     index_T: Tensor
@@ -115,10 +116,22 @@ class MicroBatch:
         return MicroBatch(
             ids_RL=self.ids_RL.to(device),
             positions_RL=None if self.positions_RL is None else self.positions_RL.to(device),
-            mask_R1LL=None if self.mask_R1LL is None else self.mask_R1LL.to(device),
+            segment_RL=None if self.segment_RL is None else self.segment_RL.to(device),
             at_T=self.at_T.to(device),
             token_T=self.token_T.to(device),
             index_T=self.index_T.to(device),
+        )
+
+    def mask(self, dtype: torch.dtype) -> Tensor | None:
+        """What attention adds to its scores, [R, 1, L, L] of ``dtype``: 0 where a position may attend, else -inf.
+
+        It is made for one forward pass, as it is by far the largest tensor of a micro-batch. With the model's dtype all
+        layers use this one tensor; of a mask of bool, SDPA would make and keep one per layer.
+        """
+        if self.segment_RL is None:
+            return None
+        return torch.zeros((), dtype=dtype, device=self.segment_RL.device).masked_fill(
+            ~_may_attend(self.segment_RL), -torch.inf
         )
 
 
@@ -159,7 +172,7 @@ def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
     plain = all(len(piece.lengths_n) == 1 for piece in rows)
     ids_RL = np.zeros((len(rows), length), np.int64)
     positions_RL = np.zeros((len(rows), length), np.int64)
-    segment_RL = np.full((len(rows), length), -1, np.int64)  # -1 padding, 0 prompt, then the samples
+    segment_RL = np.full((len(rows), length), -1, np.int64)
     at_T, index_T = [], []
     for row, piece in enumerate(rows):
         prompt, end = len(piece.prompt_p), piece.row_tokens
@@ -176,7 +189,7 @@ def _lay_out(rows: Sequence[Piece]) -> MicroBatch:
     return MicroBatch(
         ids_RL=torch.from_numpy(ids_RL),
         positions_RL=None if plain else torch.from_numpy(positions_RL),
-        mask_R1LL=None if plain else _mask(torch.from_numpy(segment_RL)),
+        segment_RL=None if plain else torch.from_numpy(segment_RL),
         at_T=torch.from_numpy(np.concatenate(at_T)),
         token_T=torch.from_numpy(np.concatenate([piece.tokens_T for piece in rows]).astype(np.int64)),
         index_T=torch.from_numpy(np.concatenate(index_T)),
@@ -189,10 +202,10 @@ def _within(lengths_n: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(int(ends_n[-1])) - np.repeat(ends_n - lengths_n, lengths_n)
 
 
-def _mask(segment_RL: Tensor) -> Tensor:
-    """True where a position may attend: to the past of its own segment, and to the prompt."""
+def _may_attend(segment_RL: Tensor) -> Tensor:
+    """True where a position may attend, bool [R, 1, L, L]: to the past of its own segment, and to the prompt."""
     own_RLL = segment_RL[:, :, None] == segment_RL[:, None, :]
     prompt_RLL = (segment_RL == 0)[:, None, :] & (segment_RL >= 0)[:, :, None]
     length = segment_RL.shape[1]
-    causal_LL = torch.ones(length, length, dtype=torch.bool).tril()
+    causal_LL = torch.ones(length, length, dtype=torch.bool, device=segment_RL.device).tril()
     return ((own_RLL | prompt_RLL) & causal_LL)[:, None]

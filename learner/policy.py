@@ -12,6 +12,7 @@ from learner.layout import MicroBatch, Piece, micro_batches
 from learner.linear import speed_up
 from learner.logprobs import TokenScorer
 from learner.lora import add_adapters, without_adapters
+from learner.sequence import RowSplit, attends_to_all, check_model, whole_rows
 from volley.errors import JobError
 from volley.model import ModelSpec
 
@@ -31,14 +32,24 @@ class Policy(nn.Module):
         lm: a Hugging Face causal language model.
         temperature: sampling temperature of the samples.
         entropy_gradient: whether the loss uses the entropy.
+        split: splits rows over ranks; None without sequence parallelism.
 
     Raises:
-        JobError: the model has no linear output embedding.
+        JobError: the model has no linear output embedding, or its rows cannot be split.
     """
 
-    def __init__(self, lm: "PreTrainedModel", temperature: float, *, entropy_gradient: bool = False) -> None:
+    def __init__(
+        self,
+        lm: "PreTrainedModel",
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        split: RowSplit | None = None,
+    ) -> None:
         super().__init__()
-        self.lm = lm
+        self.lm, self.split = lm, split
+        if split is not None:
+            check_model(lm.config, split.size)
         head = lm.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise JobError(f"models of type {lm.config.model_type} have no linear output embedding; use a causal LM")
@@ -46,10 +57,16 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of each sample token of the micro-batch, float32 [T]."""
+        if self.split is None:
+            return self._scores(batch)
+        part = self.split.part(batch)
+        return self.split.joined(self._scores(part), part.index_T, len(batch.token_T))
+
+    def _scores(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         hidden_RLH = self.lm.base_model(
             input_ids=batch.ids_RL,
             position_ids=batch.positions_RL,
-            attention_mask=batch.mask_R1LL,
+            attention_mask=batch.mask(self.lm.dtype),
             use_cache=False,
         ).last_hidden_state
         scores: tuple[Tensor, Tensor] = self.scorer(hidden_RLH.flatten(0, 1).index_select(0, batch.at_T), batch.token_T)
@@ -152,9 +169,11 @@ def probe_layouts(policy: Policy, dtype: str, device: torch.device) -> bool:
     Raises:
         JobError: they differ, so this type of model changes its logits in a way that the policy does not reproduce.
     """
-    group = _probe(policy, device)
+    with whole_rows(policy.lm):
+        group = _probe(policy, device)
     flat_T = _logprobs(policy, [group], device, shared=False)
-    own = [_own_logprobs(policy, piece, device) for piece in group.split(1)]
+    with whole_rows(policy.lm):
+        own = [_own_logprobs(policy, piece, device) for piece in group.split(1)]
     own_T = torch.cat([logprob_T for logprob_T, _ in own])
     rounding = ROUNDINGS * torch.finfo(getattr(torch, dtype)).eps * max(largest for _, largest in own)
     tolerance = max(LEAST_TOLERANCE[dtype], rounding)
@@ -162,7 +181,7 @@ def probe_layouts(policy: Policy, dtype: str, device: torch.device) -> bool:
         raise JobError(
             f"models of type {policy.lm.config.model_type} are not supported: log-probs from the last hidden state "
             f"differ from those of the model's logits by {float((flat_T - own_T).abs().max()):.3g}, where rounding "
-            f"explains {tolerance:.2g}"
+            f"explains {tolerance:.2g}{'' if policy.split is None else '; try learner.sequence_parallel: 1'}"
         )
     if not _takes_masks(policy.lm.config):
         return False
@@ -192,10 +211,7 @@ def _probe(policy: Policy, device: torch.device) -> Piece:
 
 def _takes_masks(config: "PretrainedConfig") -> bool:
     """Whether a layer attends exactly where its mask says: no window, no recurrence, no kernel without masks."""
-    text = config.get_text_config()
-    layers = getattr(text, "layer_types", None)
-    full = set(layers) == {"full_attention"} if layers else not getattr(text, "sliding_window", None)
-    return full and config._attn_implementation == "sdpa"
+    return attends_to_all(config) and config._attn_implementation == "sdpa"
 
 
 def _logprobs(policy: Policy, groups: list[Piece], device: torch.device, *, shared: bool) -> Tensor:

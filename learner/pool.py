@@ -104,7 +104,7 @@ class LearnerPool:
         if not kept:
             why = next(iter(dropped.values()), "the batch is empty")
             raise AccountingError(f"step {version}: no group to train on: {why}")
-        shares = deal([scored.meta.sample_tokens + scored.meta.prompt_tokens for scored in kept], self._size)
+        shares = self._shares([scored.meta.sample_tokens + scored.meta.prompt_tokens for scored in kept])
         calls = []
         for rank, share in zip(self._ranks.handles, shares, strict=True):
             mine = [kept[index] for index in share]
@@ -112,7 +112,8 @@ class LearnerPool:
             groups = [scored.group for scored in mine]
             calls.append(rank.step.remote(columns, version, objective, learning_rate, *groups))
         reports = await self._ranks.gather(calls, f"step {version}", self._deadline)
-        return _merged(reports, batch_metrics(kept, self.config.ks), dropped)
+        own = reports[:: self.config.learner.sequence_parallel]  # one of each sequence group, whose reports are equal
+        return _merged(own, batch_metrics(kept, self.config.ks), dropped)
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """All ranks, in order."""
@@ -122,7 +123,7 @@ class LearnerPool:
 
     async def sft_step(self, rows: Sequence[SFTRow]) -> StepReport:
         """One supervised step over ``rows``, with loss on the answers' tokens only. Raises `Diverged`."""
-        shares = deal([len(row.prompt_p) + len(row.answer_a) + len(row.observed_s) for row in rows], self._size)
+        shares = self._shares([len(row.prompt_p) + len(row.answer_a) + len(row.observed_s) for row in rows])
         calls = [
             rank.sft_step.remote([rows[index] for index in share])
             for rank, share in zip(self._ranks.handles, shares, strict=True)
@@ -252,9 +253,10 @@ class LearnerPool:
         """Make the same call on every rank, within the deadline of a step."""
         return await self._ranks.call(awaited, method, *arguments, seconds=self._deadline)
 
-    @property
-    def _size(self) -> int:
-        return self.config.learner.ranks
+    def _shares(self, costs: Sequence[int]) -> list[list[int]]:
+        """The indices of ``costs`` that each rank gets; the ranks of a sequence group get the same."""
+        spec = self.config.learner
+        return [share for share in deal(costs, spec.sequence_groups) for _ in range(spec.sequence_parallel)]
 
     @property
     def _deadline(self) -> float:

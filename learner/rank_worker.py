@@ -20,6 +20,7 @@ from learner.policy import Policy, StartingPolicy, load_trained, probe_layouts
 from learner.publishing import Contributor, ObjectStore, Publisher
 from learner.records import ScoredGroup, SFTRow, StepReport
 from learner.reinforce import Reinforcer
+from learner.sequence import ATTENTION, RowSplit, split_rows
 from learner.supervised import supervised_step
 from learner.value import Critic
 from learner.weights import Bucket, buckets, export, gathered_views, in_checkpoint_form, resident, sent_to_first
@@ -83,11 +84,13 @@ class RankWorker:
         torch.manual_seed(config.seed)
         patience = spec.step_deadline_s + GRACE_SECONDS
         join_ranks(rank, spec.ranks, store, cuda=spec.gpus_per_rank > 0, deadline_s=patience)
-        engine = _policy_engine(config)
+        split = split_rows(rank, spec, patience)
+        engine = _policy_engine(config, split)
+        exact_shared = probe_layouts(engine.module, config.model.dtype, engine.device)
         pack = Packer(
-            budget=config.micro_batch_tokens,
+            budget=config.micro_batch_tokens * spec.sequence_parallel,
             width=engine.module.lm.config.get_text_config().hidden_size,
-            allow_shared=probe_layouts(engine.module, config.model.dtype, engine.device),
+            allow_shared=spec.shares_rows and exact_shared,
             device=engine.device,
         )
         publisher = None
@@ -95,7 +98,7 @@ class RankWorker:
             publisher = Publisher(object_store, verify=spec.verify_weights, deadline_s=patience)
         background = spec.ranks > 1 and not spec.gpus_per_rank
         gathering = another_group(patience) if background else None
-        reinforcer = None if config.update is None else _reinforcer(config, config.update, engine, pack)
+        reinforcer = None if config.update is None else _reinforcer(config, config.update, engine, pack, split)
         return cls(config, rank, engine, pack, reinforcer, publisher, gathering)
 
     @property
@@ -290,25 +293,30 @@ class RankWorker:
         return int(self._config.learner.bucket_mb * 2**20)
 
 
-def _policy(config: LearnerConfig, *, entropy_gradient: bool, checkpointed: bool) -> Policy:
-    lm = load_trained(config.model, config.seed, attention=config.learner.attention, checkpointed=checkpointed)
-    return Policy(lm, config.temperature, entropy_gradient=entropy_gradient)
+def _policy(config: LearnerConfig, split: RowSplit | None, *, entropy_gradient: bool, checkpointed: bool) -> Policy:
+    attention = config.learner.attention if split is None else ATTENTION
+    lm = load_trained(config.model, config.seed, attention=attention, checkpointed=checkpointed)
+    return Policy(lm, config.temperature, entropy_gradient=entropy_gradient, split=split)
 
 
-def _policy_engine(config: LearnerConfig) -> Engine:
+def _policy_engine(config: LearnerConfig, split: RowSplit | None) -> Engine:
     entropy_gradient = config.update is not None and config.update.entropy_bonus > 0
     checkpointed = config.learner.gradient_checkpointing
     return Engine(
-        lambda: _policy(config, entropy_gradient=entropy_gradient, checkpointed=checkpointed), config.optimizer, config
+        lambda: _policy(config, split, entropy_gradient=entropy_gradient, checkpointed=checkpointed),
+        config.optimizer,
+        config,
     )
 
 
-def _reinforcer(config: LearnerConfig, update: PolicyUpdate, engine: Engine, pack: Packer) -> Reinforcer:
+def _reinforcer(
+    config: LearnerConfig, update: PolicyUpdate, engine: Engine, pack: Packer, split: RowSplit | None
+) -> Reinforcer:
     """The reinforcement step with its reference policy and value model, if the job needs them."""
     reference = None
     if update.kl.wanted and config.model.lora is not None:
         reference = StartingPolicy(engine)
     elif update.kl.wanted:
-        reference = frozen(lambda: _policy(config, entropy_gradient=False, checkpointed=False), config)
+        reference = frozen(lambda: _policy(config, split, entropy_gradient=False, checkpointed=False), config)
     critic = None if update.value_model is None else Critic(config, update.value_model)
     return Reinforcer(update, engine, pack, reference=reference, critic=critic)

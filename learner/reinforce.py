@@ -109,9 +109,10 @@ class Reinforcer:
         prepared = time.perf_counter()
         clipped = 0
         for _ in range(self.spec.updates_per_batch):
-            sums = Sums(self.engine.device)  # metrics are those of the last update; earlier ones are discarded
-            for micro in batches:
-                self._micro_step(tensors, batch.samples, micro, sums, last=micro is batches[-1])
+            # Metrics are those of the last update; earlier ones are discarded.
+            sums = Sums(self.engine.device, self.engine.copies)
+            for number, micro in enumerate(batches, 1):
+                self._micro_step(tensors, batch.samples, micro, sums, last=number == len(batches))
             grad_norm, rate = self.engine.update(step)
             clipped += self.engine.spec.clips(grad_norm)
         metrics |= _metrics(sums.total(), masks=self.spec.off_policy_mask is not None)
@@ -209,7 +210,7 @@ class Reinforcer:
     ) -> tuple[NDArray[np.float64], dict[str, float]]:
         """Advantages [G, n], and metrics of all ranks about them and the value model."""
         metrics: dict[str, float] = {}
-        sums = Sums(self.engine.device)
+        sums = Sums(self.engine.device, self.engine.copies)
         log_weight_N = None
         if prox_T is not None and weighs_companions(objective):
             log_weight_N = batch.sample_sums(prox_T.cpu() - torch.from_numpy(batch.mu_T))
@@ -267,7 +268,7 @@ class Reinforcer:
 
     def _weights(self, batch: RankBatch) -> Tensor:
         """The token weight of each sample, float32 [N], from counts over all ranks; 0 for dropped samples."""
-        counted = Sums(self.engine.device)
+        counted = Sums(self.engine.device, self.engine.copies)
         counted.add(
             groups=float(len(batch.groups)),
             samples=float(batch.keep_N.sum()),

@@ -8,11 +8,14 @@ from torch import Tensor
 class Sums:
     """Named sums and maxima. Every rank must use the same names.
 
+    Args:
+        copies: how many ranks add each value: those of a sequence group all add the same.
+
     Values stay on the device until `total`, so that adding them never synchronises with it.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, copies: int = 1) -> None:
+        self.device, self.copies = device, copies
         self._sums: dict[str, Tensor] = {}
         self._peaks: dict[str, Tensor] = {}
 
@@ -31,7 +34,7 @@ class Sums:
     def total(self) -> dict[str, float]:
         """All sums and maxima, over all ranks."""
         return {
-            **_reduced(self._sums, dist.ReduceOp.SUM),
+            **{name: value / self.copies for name, value in _reduced(self._sums, dist.ReduceOp.SUM).items()},
             **_reduced(self._peaks, dist.ReduceOp.MAX),
         }
 

@@ -13,12 +13,12 @@ def supervised_step(engine: Engine, pack: Packer, pieces: Sequence[Piece], step:
     """One step on the mean cross-entropy over the answer tokens of all ranks; returns metrics of all ranks."""
     begun = time.perf_counter()
     batches = pack(pieces)
-    counted = Sums(engine.device)
+    counted = Sums(engine.device, engine.copies)
     counted.add(tokens=sum(len(piece.tokens_T) for piece in pieces))
     tokens = counted.total()["tokens"]
-    sums = Sums(engine.device)
-    for batch in batches:
-        logprob_T, entropy_T = engine(batch, last=batch is batches[-1])
+    sums = Sums(engine.device, engine.copies)
+    for number, batch in enumerate(batches, 1):
+        logprob_T, entropy_T = engine(batch, last=number == len(batches))
         engine.backward(-logprob_T.sum() / tokens)
         sums.add(nll=-logprob_T.sum(), entropy=entropy_T.sum())
     grad_norm, rate = engine.update(step)

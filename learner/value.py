@@ -100,7 +100,7 @@ class Critic:
         step: int,
     ) -> dict[str, float]:
         """One step of the clipped value loss, a mean over all ranks' kept samples; returns metrics of all ranks."""
-        sums = Sums(self.engine.device)
+        sums = Sums(self.engine.device, self.engine.copies)
         sums.add(samples=float(keep_Gn.sum()))
         samples = max(sums.total()["samples"], 1.0)
         for batch in batches:
@@ -111,7 +111,7 @@ class Critic:
             target_Rn = torch.where(keep_Rn, target_Rn, 0.0).to(value_R.dtype)
             old_R1, value_R1 = old_R.to(value_R.dtype)[:, None], value_R[:, None]
             loss = (value_loss(value_R1, old_R1, target_Rn, self.spec.clip) * keep_Rn).sum() / samples
-            self.engine.backward(loss)
+            self.engine.backward(loss / self.engine.copies)  # prompts are not split: each rank has the whole gradient
             sums.add(loss=loss, value=(value_R1 * keep_Rn).sum() / samples)
         grad_norm, _ = self.engine.update(step)
         total = sums.total()

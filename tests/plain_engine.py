@@ -28,6 +28,7 @@ class PlainEngine:
     def __init__(self, module: nn.Module, spec: Optimizer, steps: int = 10) -> None:
         self.module: Any = module
         self.spec, self.steps, self.device = spec, steps, torch.device("cpu")
+        self.copies = 1
         vectors = {name for name, _ in module.named_parameters() if name.endswith("bias") or "norm" in name}
         groups = [
             {

@@ -269,9 +269,11 @@ class RLJob(_WithTurns):
 
     @model_validator(mode="after")
     def _ranks_have_groups(self) -> Self:
-        if self.learner.ranks > self.prompts_per_step:
+        spec = self.learner
+        if spec.sequence_groups > self.prompts_per_step:
+            split = f" / sequence_parallel {spec.sequence_parallel}" if spec.sequence_parallel > 1 else ""
             raise ValueError(
-                f"learner.ranks {self.learner.ranks} > prompts_per_step {self.prompts_per_step}: a group is never "
+                f"learner.ranks {spec.ranks}{split} > prompts_per_step {self.prompts_per_step}: a group is never "
                 "split over ranks; raise prompts_per_step or lower learner.ranks"
             )
         return self

@@ -39,6 +39,11 @@ def peak_above_now() -> int:
     return max(0, (peak or 0) - (now or 0))
 
 
+def resident_memory() -> int:
+    """Bytes of this process in memory; 0 if the kernel does not say."""
+    return _kibibytes(ROOT / "proc/self/status", "VmRSS") or 0
+
+
 def return_freed_memory() -> None:
     """Give the system what the allocator keeps for later, where the C library is glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

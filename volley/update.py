@@ -1,5 +1,6 @@
 """Configuration of the policy update: the loss, the optimiser, the learner's ranks."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -280,6 +281,7 @@ _OWNED = {
     "gradient_accumulation_steps": "learner.tokens_per_micro_batch",
     "optimizer": "the job's optimizer: {lr: ...}",
     "gradient_clipping": "optimizer.clip_norm",
+    "sequence_parallel_size": "learner.sequence_parallel",
     "scheduler": "optimizer.schedule and optimizer.warmup_steps",
 }
 
@@ -304,6 +306,17 @@ class LearnerSpec(Spec):
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
         None, description="attention implementation; null: transformers' choice, sdpa for most models"
     )
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="ranks that split the positions of each row and so share its activations; must divide `ranks` and "
+        "the model's query heads",
+    )
+    shared_rows: bool | None = Field(
+        None,
+        description="samples of a group may share a row with one copy of their prompt, where that is cheaper and the "
+        "model allows it; null: on CPUs only, since masks rule out flash attention and grow with the square of a row",
+    )
     bucket_mb: float = Field(64, gt=0, description="weights are gathered and sent in pieces of this size")
     verify_weights: bool = Field(False, description="send a checksum that every actor verifies")
     start_deadline_s: float = Field(
@@ -318,6 +331,45 @@ class LearnerSpec(Spec):
         if self.attention == "flash_attention_2" and not self.gpus_per_rank:
             raise ValueError("attention: flash_attention_2 needs a GPU: write gpus_per_rank: 1, or attention: sdpa")
         return self
+
+    @model_validator(mode="after")
+    def _shared_rows_have_masks(self) -> Self:
+        if self.shared_rows and self.sequence_parallel > 1:
+            raise ValueError("shared_rows: true has no split rows: write shared_rows: null, or sequence_parallel: 1")
+        if self.shared_rows and self.attention not in (None, "sdpa"):
+            raise ValueError(
+                f"shared_rows: true needs masks, which attention: {self.attention} does not take here: write "
+                "attention: sdpa, or shared_rows: null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_can_be_split(self) -> Self:
+        size = self.sequence_parallel
+        if self.ranks % size:
+            whole = -(-self.ranks // size) * size
+            raise ValueError(
+                f"sequence_parallel: {size} does not divide ranks: {self.ranks}: write ranks: {whole}, or "
+                f"sequence_parallel: {math.gcd(size, self.ranks)}"
+            )
+        if size > 1 and self.attention not in (None, "sdpa"):
+            raise ValueError(
+                f"sequence_parallel: {size} has its own attention, by sdpa: write attention: sdpa, or "
+                "sequence_parallel: 1"
+            )
+        return self
+
+    @property
+    def sequence_groups(self) -> int:
+        """How many parts a batch is dealt to: groups of ranks that split rows, or single ranks."""
+        return self.ranks // self.sequence_parallel
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether samples of a group may share a row, if the model allows it."""
+        if self.shared_rows is None:
+            return not self.gpus_per_rank and self.sequence_parallel == 1 and self.attention in (None, "sdpa")
+        return self.shared_rows
 
     @field_validator("deepspeed")
     @classmethod

@@ -32,8 +32,8 @@ class Pass:
     gradient: Tensor
 
 
-def narrow_model(attention: str) -> Any:
-    """The model with random weights, which are the same at every call."""
+def narrow_model(attention: str, **changes: int) -> Any:
+    """The model with random weights, which are the same at every call; ``changes`` go to its configuration."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -41,11 +41,10 @@ def narrow_model(attention: str) -> Any:
         hidden_size=448,
         intermediate_size=2368,
         num_hidden_layers=LAYERS,
-        num_attention_heads=7,
-        num_key_value_heads=1,
         vocab_size=19008,
         tie_word_embeddings=False,
         attn_implementation=attention,
+        **{"num_attention_heads": 7, "num_key_value_heads": 1, **changes},
     )
     return Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
 
@@ -59,8 +58,13 @@ def row_of(tokens: int) -> MicroBatch:
 
 def measured(lm: Any, batch: MicroBatch) -> Pass:
     """Run ``batch`` forward and backward through the policy."""
-    policy = Policy(lm, 1.0)
-    weights = {each.untyped_storage().data_ptr() for each in lm.parameters()}
+    kept = kept_bytes(Policy(lm, 1.0), batch)
+    return Pass(kept, torch.cat([each.grad.flatten() for each in lm.parameters() if each.grad is not None]))
+
+
+def kept_bytes(policy: Policy, batch: MicroBatch) -> int:
+    """Run ``batch`` forward and backward; returns the bytes kept in between."""
+    weights = {each.untyped_storage().data_ptr() for each in policy.lm.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -71,10 +75,8 @@ def measured(lm: Any, batch: MicroBatch) -> Pass:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logprob_T, _ = policy(batch)
-    kept_bytes = sum(kept.values())
     torch.autograd.backward(-logprob_T.mean())
-    gradient = torch.cat([each.grad.flatten() for each in lm.parameters() if each.grad is not None])
-    return Pass(kept_bytes, gradient)
+    return sum(kept.values())
 
 
 def main() -> None:

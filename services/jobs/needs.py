@@ -191,8 +191,8 @@ def _activations(job: Trained) -> int:
         return 0
     tokens = micro_batch_tokens(spec, shape, width)
     if isinstance(job, RLJob):  # a small batch does not fill a micro-batch
-        rows = math.ceil(job.prompts_per_step / spec.ranks) * job.sampling.n
-        tokens = min(tokens, rows * (PROMPT_TOKENS + job.sampling.max_tokens))
+        rows = math.ceil(job.prompts_per_step / spec.sequence_groups) * job.sampling.n
+        tokens = min(tokens, rows * (PROMPT_TOKENS + job.sampling.max_tokens) // spec.sequence_parallel)
     return tokens * shape.kept_bytes(width, checkpointed=spec.gradient_checkpointing)
 
 

@@ -26,6 +26,7 @@ OTHER_WORDS = {
     "epsilon": "update.clip_low",
     "importance_sampling_level": "update.ratio",
     "loss_type": "update.surrogate",
+    "ulysses_sequence_parallel_size": "learner.sequence_parallel",
     "staleness": "max_lag",
     "max_staleness": "max_lag",
     "reward": "scorer",

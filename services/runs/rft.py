@@ -106,7 +106,7 @@ def plan_of(job: RFTJob, kept: Kept) -> Plan:
     With ``passes``, the number of steps is rounded up, so that the last pass ends with a whole batch.
     """
     rows = [sample.tokens for sample in kept.samples]
-    size = max(min(job.rows_per_step, len(rows)), job.learner.ranks)  # every rank needs a row
+    size = max(min(job.rows_per_step, len(rows)), job.learner.sequence_groups)  # each needs a row
     steps = job.steps if job.passes is None else -(-job.passes * len(rows) // size)
     if steps is None:
         raise ValueError("an rft job has steps or passes")

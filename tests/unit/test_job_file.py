@@ -41,6 +41,10 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
         ({"objective": {"kind": "max_at_k", "k": 17}}, "k"),
         ({"sampling": {"n": 4}}, "k"),
         ({"learner": {"ranks": 64}}, "a group is never split over ranks"),
+        (
+            {"learner": {"ranks": 128, "sequence_parallel": 2}},
+            "learner.ranks 128 / sequence_parallel 2 > prompts_per_step",
+        ),
         ({"objective": {"kind": "max_at_k", "k": 8, "companion_weights": "exact"}}, "{kind: sequence}"),
         ({"objective": {"kind": "max_at_k", "k": 8, "companion_weights": "exact", "center": True}}, "center: false"),
         (

@@ -41,8 +41,9 @@ def make_plan(job: RLJob, shape: Shape, hardware: Hardware, load: Load) -> Plan:
     """Predict what ``job`` needs and how fast it runs.
 
     Raises:
-        JobError: the job does not suit this kind of machine, or needs more GPUs than there are.
+        JobError: the job splits rows, does not suit this kind of machine, or needs more GPUs than there are.
     """
+    _check_formulas(job)
     _check_devices(job, hardware)
     split = best_split(job, shape, hardware, load)
     _check_number(job, hardware, split)
@@ -55,6 +56,14 @@ def plan_of_change(plan: Plan, job: RLJob) -> Plan:
     memory = memory_of(job, plan.shape, plan.hardware, plan.load.prompt)
     stages = stages_of(job, plan.shape, plan.hardware, memory, plan.load)
     return Plan(job, plan.shape, plan.hardware, plan.load, memory, stages, plan.split)
+
+
+def _check_formulas(job: RLJob) -> None:
+    if (size := job.learner.sequence_parallel) > 1:
+        raise JobError(
+            f"there are no formulas for learner.sequence_parallel: {size}, with which a rank keeps 1/{size} of a row's "
+            "activations: plan with --set learner.sequence_parallel=1"
+        )
 
 
 def _check_devices(job: RLJob, hardware: Hardware) -> None:

@@ -201,7 +201,7 @@ def train(job: RLJob, shape: Shape, hardware: Hardware, memory: Memory, load: Lo
 
 
 def _samples_per_row(job: RLJob, shape: Shape, load: Load, budget: int) -> int:
-    if job.learner.attention == "flash_attention_2":  # takes no mask
+    if not job.learner.shares_rows:
         return 1
     longest = job.sampling.max_tokens
     return samples_sharing_row(

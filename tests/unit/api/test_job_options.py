@@ -124,6 +124,7 @@ def test_numbers_and_known_names_are_accepted() -> None:
         ({"gradient_accumulation_steps": 8}, "tokens_per_micro_batch"),
         ({"optimizer": {"type": "Adam"}}, "write the job's optimizer"),
         ({"scheduler": {"type": "WarmupLR"}}, "optimizer.schedule"),
+        ({"sequence_parallel_size": 2}, r"learner\.sequence_parallel"),
     ],
 )
 def test_options_that_the_learner_sets_itself_are_rejected(options: dict[str, Any], instead: str) -> None:

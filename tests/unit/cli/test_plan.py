@@ -211,6 +211,14 @@ def test_only_half_a_job_on_gpus_is_refused(volley: Volley) -> None:
     assert "must both have GPUs or both have none" in " ".join(errors.split())
 
 
+def test_a_job_that_splits_rows_is_refused_with_what_to_write(volley: Volley) -> None:
+    split = ("--set", "learner.ranks=4", "--set", "learner.sequence_parallel=2")
+    code, _, errors = volley("plan", EIGHT, *split)
+    assert code == 1
+    assert "plan with --set learner.sequence_parallel=1" in " ".join(errors.split())
+    assert volley("plan", EIGHT, "--set", "learner.ranks=4", "--set", "learner.sequence_parallel=1")[0] == 0
+
+
 # ---- advice --------------------------------------------------------------------------------------------------------
 
 

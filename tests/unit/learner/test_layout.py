@@ -52,7 +52,7 @@ def test_both_layouts_give_the_models_own_log_probs(kind: str, budget: int, turn
     policy = Policy(lm, 0.8, entropy_gradient=True)
     for shared in (False, True):
         batches = micro_batches(pieces_of(groups), budget, width=WIDE, allow_shared=shared)
-        assert any(batch.mask_R1LL is not None for batch in batches) == shared
+        assert any(batch.segment_RL is not None for batch in batches) == shared
         got_T, got_entropy_T = evaluate(policy, batches, len(direction_T))
         torch.testing.assert_close(got_T, expected_T, **NEAR)
         torch.testing.assert_close(got_entropy_T, entropy_T, **NEAR)

@@ -2,10 +2,15 @@
 
 import asyncio
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from learner.pool import _to_its_end
+from learner.config import LearnerConfig
+from learner.pool import LearnerPool, _to_its_end, deal
+from volley.model import ModelSpec
+from volley.update import LearnerSpec, Optimizer
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
@@ -37,3 +42,14 @@ async def test_what_the_work_raises_is_raised() -> None:
 
     with pytest.raises(OSError, match="read-only"):
         await _to_its_end(asyncio.to_thread(work))
+
+
+def test_the_ranks_of_a_sequence_group_get_the_same_share(tmp_path: Path) -> None:
+    pool = LearnerPool.__new__(LearnerPool)  # without ranks
+    spec = LearnerSpec(ranks=4, sequence_parallel=2)
+    pool.config = LearnerConfig(ModelSpec(path=tmp_path), spec, Optimizer(), steps=1, seed=0, log_dir=tmp_path)
+    costs = [5, 1, 4, 2]
+    shares = pool._shares(costs)
+    assert shares == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    pool.config = replace(pool.config, learner=LearnerSpec(ranks=2))
+    assert pool._shares(costs) == deal(costs, 2)

@@ -95,6 +95,7 @@ def jobs(draw: st.DrawFn) -> RLJob:
             **{"ranks": draw(st.integers(1, min(prompts, 12))), "gpus_per_rank": 1},
             "tokens_per_micro_batch": draw(st.sampled_from([None, 512, 9000])),
             "gradient_checkpointing": draw(st.booleans()),
+            "shared_rows": draw(st.sampled_from([None, True])),
             "deepspeed": {"zero_optimization": zero} if zero else {},
         },
         "broadcast": {"transport": "object_store" if lora else draw(st.sampled_from(["object_store", "collective"]))},
