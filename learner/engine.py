@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.config import LearnerConfig
+from learner.sparing import spare, sparing_settings
 from volley.errors import Diverged
 from volley.update import Optimizer
 
@@ -83,7 +84,7 @@ def deepspeed_config(config: LearnerConfig) -> dict[str, Any]:
         "zero_optimization": {
             "stage": 3,
             "overlap_comm": config.learner.gpus_per_rank > 0,
-            "contiguous_gradients": True,
+            **sparing_settings(cuda=config.learner.gpus_per_rank > 0),
             "stage3_param_persistence_threshold": 100_000,
             **(KEPT_WHOLE if _weight_bytes(config) <= SMALL_BYTES else {}),
         },
@@ -117,6 +118,7 @@ class Engine:
         self.before_update: Callable[[], None] = lambda: None  # blocks until the weights may change
         self.adam = _adamw(model, optimizer)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=settings)
+        spare(self._engine.optimizer)
 
     @property
     def module(self) -> Any:

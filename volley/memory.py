@@ -33,10 +33,14 @@ def total_memory(root: Path = ROOT) -> int:
     return min([machine, *(limit for limit in limits if limit is not None)])
 
 
+def peak_memory() -> int:
+    """The largest resident memory that this process ever had, in bytes; 0 if the kernel does not tell."""
+    return _kibibytes(ROOT / "proc/self/status", "VmHWM") or 0
+
+
 def peak_above_now() -> int:
     """By how many bytes this process's resident memory was once larger than now."""
-    peak, now = (_kibibytes(ROOT / "proc/self/status", field) for field in ("VmHWM", "VmRSS"))
-    return max(0, (peak or 0) - (now or 0))
+    return max(0, peak_memory() - (_kibibytes(ROOT / "proc/self/status", "VmRSS") or 0))
 
 
 def resident_memory() -> int:

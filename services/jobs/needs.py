@@ -25,6 +25,8 @@ GIB = 1 << 30
 # Measured resident memory of an idle process, without the model.
 WORKER_BYTES = int(0.15 * GIB)
 RAY_BYTES = int(0.7 * GIB)
+STORE_BYTES = 256 << 20  # in Ray's object store beside the weights: prompts, samples and scores
+UNSPILLED = 0.8  # of the object store; of a fuller one Ray copies objects to the disk
 # Per parameter: weight, gradient, two moments, reference in float32; in bfloat16, with a float32 master copy, as many.
 STATE_BYTES = 20
 PROMPT_TOKENS = 512  # assumed, as the prompts are not read here
@@ -142,7 +144,7 @@ def _needs(job: Job, sampled: Sampled | None, trained: Trained | None) -> Needs:
     """Add up the actors and reward workers of ``sampled`` and the learner of ``trained``."""
     parameters = _parameters(job.model.folder)
     weights = parameters * WIDTHS[job.model.dtype]
-    memory, store, largest = RAY_BYTES, 256 << 20, 0
+    memory, stored, largest = RAY_BYTES, STORE_BYTES, 0
     if sampled is not None:
         actors = sampled.actors
         workers = 0 if sampled.scorer is None else sampled.reward_workers.count
@@ -157,11 +159,12 @@ def _needs(job: Job, sampled: Sampled | None, trained: Trained | None) -> Needs:
         shared, own = states if full else weights, RANK_BYTES + _activations(trained)
         memory += spec.ranks * own + shared
         largest = max(largest, own + shared // spec.ranks)
-        store += 2 * weights if full else 0  # the version in use and the one being sent
+        stored += 2 * weights if full else 0  # the version in use and the one being sent
     reserving = tuple(_processes(sampled, trained))
     cpus, gpus = _amount(reserving, "CPU"), _amount(reserving, "GPU")
     actors_spec = None if sampled is None else sampled.actors
-    return Needs(cpus, gpus, memory + store, store, reserving, _custom(reserving), actors_spec, largest)
+    store = math.ceil(stored / UNSPILLED)
+    return Needs(cpus, gpus, memory + stored, store, reserving, _custom(reserving), actors_spec, largest)
 
 
 def _parameters(model: Path) -> int:

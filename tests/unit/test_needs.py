@@ -1,5 +1,7 @@
 """Custom Ray resources, by which a job says on which nodes its roles may run."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from pydantic import ValidationError
 from services.jobs.needs import (
     GIB,
     RAY_BYTES,
+    STORE_BYTES,
     Needs,
     check_cluster,
     needs_at_once,
@@ -142,6 +145,17 @@ def test_the_largest_process_is_an_actor_or_a_rank() -> None:
     assert needs_of(more).memory_bytes - needs_of(cached).memory_bytes == 6 * GIB
     on_gpus = job(actors={"gpus": 1, "kv_cache_gb": 9})
     assert needs_of(on_gpus).largest_bytes < needs_of(more).largest_bytes, "the cache is in the GPU's memory"
+
+
+def test_two_versions_of_the_weights_fit_into_the_object_store_unspilled(tmp_path: Path) -> None:
+    """Ray spills what makes the store fuller than 80%."""
+    weights = 4 * 1_000_000_000
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1_000_000_000], "data_offsets": [0, weights]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    needs = needs_of(job(model={"path": str(tmp_path)}))
+    assert 0.8 * needs.object_store_bytes >= 2 * weights + STORE_BYTES
+    adapters = needs_of(job(model={"path": str(tmp_path), "lora": {"rank": 8}}))
+    assert adapters.object_store_bytes < weights
 
 
 def test_a_run_waits_for_memory_only_while_other_runs_use_it() -> None:
