@@ -6,10 +6,10 @@ once more before AdamW uses them, and again to look for infinities. Each of thes
 
 from typing import Any
 
-REDUCED = 1 << 22  # elements whose gradients a CPU reduces at once; a larger parameter goes alone, without a copy
-UPDATED = (
-    1 << 24
-)  # elements that AdamW updates at once, after a copy of their gradients; the same holds for larger ones
+# Elements whose gradients a CPU reduces at once; a larger parameter goes alone, without a copy.
+REDUCED = 1 << 22
+# Elements that AdamW updates at once, after a copy of their gradients; the same holds for larger parameters.
+UPDATED = 1 << 24
 
 
 def sparing_settings(*, cuda: bool) -> dict[str, Any]:
