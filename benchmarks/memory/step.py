@@ -55,7 +55,7 @@ class FullLogits(Policy):
         logit_RLV = self.lm(
             input_ids=batch.ids_RL,
             position_ids=batch.positions_RL,
-            attention_mask=batch.mask_R1LL,
+            attention_mask=batch.mask(self.lm.dtype),
             use_cache=False,
         ).logits
         logprob_TV = (logit_RLV.flatten(0, 1).index_select(0, batch.at_T) / TEMPERATURE).log_softmax(-1)
