@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 LANES       ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN         := .venv/bin
 
-.PHONY: help setup setup-dev demo demo-llm test test-unit bench-quick check format docs lock clean
+.PHONY: help setup setup-dev demo demo-llm demo-tools test test-unit bench-quick check format docs lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ demo: setup ## run the main example: warm-up, mean and max@8 training, evaluatio
 
 demo-llm: setup ## fetch SmolLM2-135M-Instruct and train it on generated tasks for three objectives (QUICK=1: two steps each)
 	@$(BIN)/python -m examples.smollm2.demo $(if $(QUICK),--quick)
+
+demo-tools: setup ## teach SmolLM2-135M-Instruct to use the tool python (QUICK=1: two steps)
+	@$(BIN)/python -m examples.tool_use.demo $(if $(QUICK),--quick)
 
 test: setup-dev ## run all tests: unit, then integration with real Ray, vLLM, DeepSpeed and Redis; print the ten slowest
 	@$(BIN)/python -m pytest tests/unit $(LANES) $(PYTEST_ARGS)
@@ -55,4 +58,4 @@ lock: ## resolve the lock files in deploy/locks again from pyproject.toml
 	@PIP_FIND_LINKS="$(PIP_FIND_LINKS)" bash deploy/docker/lock.sh
 
 clean: ## delete the environment, caches, the documentation site and demo results
-	@rm -rf .venv demo demo-llm site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv demo demo-llm demo-tools site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

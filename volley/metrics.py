@@ -216,6 +216,7 @@ EVALUATION: Mapping[str, Metric] = MappingProxyType(
         "weighted_picked": Metric("reward", "The same for best-of-k. Sinks: `weighted_best_of_k`.", WEIGHTS),
         "distinct_answers": Metric("answers", "Distinct answers per prompt, mean over prompts.", ANSWERS),
         "length_mean": Metric("tokens", "Mean sample length."),
+        "calls_mean": Metric("calls", "Calls of the model per episode.", "jobs with `rollout`"),
         "entropy": Metric("nats/token", "Mean -log-prob of the sample tokens when drawn."),
         "by_tag": Metric("", "All of these except `version` and `n`, per value of each tag with at most 64 values."),
     }
@@ -230,7 +231,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 EVALUATION_FIGURES = (
     *("pass_at_<k>", "maj_at_<k>", "best_of_<k>"),
     *("weighted_pass_at_k", "weighted_maj_at_k", "weighted_best_of_k"),
-    *("prompts", "n", "unscored", "distinct_answers", "length_mean", "entropy"),
+    *("prompts", "n", "unscored", "distinct_answers", "length_mean", "calls_mean", "entropy"),
 )
 
 

@@ -91,6 +91,21 @@ def parsed(arguments: str) -> Any:
         return arguments
 
 
+def for_template(message: Message) -> dict[str, Any]:
+    """The message as chat templates expect it: tool arguments as an object where they are one."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    return {**message, "tool_calls": [_call_for_template(call) for call in calls]}
+
+
+def _call_for_template(call: Message) -> dict[str, Any]:
+    given = call["function"]["arguments"]
+    arguments = parsed(given) if isinstance(given, str) else given
+    usable = arguments if isinstance(arguments, dict) else given
+    return {**call, "function": {**call["function"], "arguments": usable}}
+
+
 def reasoning_of(message: Message) -> str:
     """The reasoning that a message carries; "" without any."""
     return next((str(message[key]) for key in REASONING if message.get(key)), "")

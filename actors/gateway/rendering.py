@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import jinja2
 
-from actors.gateway.messages import BadMessages, Message, parsed
+from actors.gateway.messages import BadMessages, Message, for_template
 
 
 class Tokenizer(Protocol):
@@ -89,7 +89,7 @@ class Renderer:
             raise BadMessages("the model has no chat template: send prompts to /v1/completions")
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [_for_template(message) for message in messages],
+                [for_template(message) for message in messages],
                 tools=list(setting.tools) or None,
                 tokenize=False,
                 **{**setting.options, "add_generation_prompt": replies},
@@ -149,17 +149,3 @@ class Renderer:
         """The ids of ``text`` behind a stop token: some tokenizers mark the beginning of a text."""
         ids = self.tokens(self._stops.get(stop, "") + text)
         return ids[1:] if ids[:1] == [stop] else self.tokens(text)
-
-
-def _for_template(message: Message) -> dict[str, Any]:
-    """The message as templates expect it: tool arguments as an object where they are one."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return dict(message)
-    return {**message, "tool_calls": [_call_for_template(call) for call in calls]}
-
-
-def _call_for_template(call: Message) -> dict[str, Any]:
-    arguments = parsed(call["function"]["arguments"])
-    usable = arguments if isinstance(arguments, dict) else call["function"]["arguments"]
-    return {**call, "function": {**call["function"], "arguments": usable}}

@@ -94,11 +94,15 @@ def evaluations(runs: Mapping[str, RunFolder]) -> dict[str, dict[str, Any]]:
     return {"start": mean[0], "mean": mean[-1], "max@8": best[-1]}
 
 
-def results_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A table of pass@k in percent with 95% intervals; one line per model, the best in bold."""
+def results_table(rows: Mapping[str, Mapping[str, Any]], models: str = "trained for") -> Table:
+    """A table of pass@k in percent with 95% intervals; one line per model, the best in bold.
+
+    Args:
+        models: heading of the models' names.
+    """
     first = next(iter(rows.values()))
     table = Table(title=f"pass@k, % of {first['prompts']} held-out prompts, {first['n']} samples each, 95% intervals")
-    table.add_column("trained for")
+    table.add_column(models)
     best = {}
     for index, estimate in enumerate(first["estimates"]):
         table.add_column(f"pass@{estimate['k']}", justify="right")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import jinja2.sandbox
 
+from actors.gateway.messages import for_template
+from services.data.chat import check_template
 from services.data.readers import Row, called
 from volley.data import ChatSpec, SourceSpec
 from volley.errors import JobError
@@ -93,6 +95,8 @@ def _chat(
         raise JobError("data.chat needs the model's tokenizer: pass --model")
     if not tokenizer.chat_template:
         raise JobError("data.chat: the model's tokenizer has no chat template; use template instead")
+    if spec.options.get("tools"):
+        check_template(tokenizer, "data.chat.options.tools")
     added = _added_start(tokenizer)
 
     def render(row: Row, fields: Mapping[str, Any]) -> str:
@@ -115,13 +119,29 @@ def _added_start(tokenizer: "PreTrainedTokenizerBase") -> str:
     return str(tokenizer.bos_token) if tokenizer("").input_ids[:1] == [tokenizer.bos_token_id] else ""
 
 
-def _turns(row: Row, content: object) -> list[dict[str, str]]:
+def _turns(row: Row, content: object) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"role": "user", "content": checked_text(row, "the prompt", content)}]
     if not isinstance(content, list) or not content or not all(map(_is_turn, content)):
-        raise row.error('a chat prompt must be a string or a list of turns: [{"role": "user", "content": "..."}]')
-    return [dict(turn) for turn in content]
+        raise row.error(
+            'a chat prompt must be a string or a list of turns: [{"role": "user", "content": "..."}]; an assistant '
+            'turn may have "tool_calls": [{"type": "function", "function": {"name": "...", "arguments": {...}}}]'
+        )
+    return [for_template(turn) for turn in content]
 
 
 def _is_turn(value: object) -> bool:
-    return isinstance(value, dict) and value.get("role") in ROLES and isinstance(value.get("content"), str)
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        return False
+    content, calls = value.get("content"), value.get("tool_calls")
+    if not calls:
+        return isinstance(content, str)
+    text = content is None or isinstance(content, str)
+    return value["role"] == "assistant" and text and isinstance(calls, list) and all(map(_is_call, calls))
+
+
+def _is_call(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict):
+        return False
+    return isinstance(function.get("name"), str) and isinstance(function.get("arguments"), str | dict)

@@ -27,11 +27,13 @@ class Sampled:
     Attributes:
         tokens: number of tokens in all n samples.
         logprob: sum of the log-probs with which these tokens were sampled.
+        calls: of the model, in all n episodes; None if no program made them.
     """
 
     scores: Scores
     tokens: int
     logprob: float
+    calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Figures:
         weighted_picked: the same of best-of-k; None also where ``picked`` is empty.
         distinct_answers: mean number of distinct answers per prompt; None if the scorer extracts no answers.
         length_mean: mean tokens per sample.
+        calls_mean: mean calls of the model per episode; None without a program.
         entropy: nats per token; None if no token was sampled.
     """
 
@@ -86,6 +89,7 @@ class Figures:
     weighted_picked: WeightedMean | None
     distinct_answers: float | None
     length_mean: float
+    calls_mean: float | None
     entropy: float | None
 
     def row(self) -> dict[str, object]:
@@ -95,6 +99,7 @@ class Figures:
             "unscored": self.unscored,
             "distinct_answers": self.distinct_answers,
             "length_mean": self.length_mean,
+            "calls_mean": self.calls_mean,
             "entropy": self.entropy,
             "estimates": _rows(self.estimates),
             "majority": _rows(self.majority),
@@ -208,6 +213,7 @@ def summarise(
     columns = _Columns.of(sampled)
     tokens_P = np.array([each.tokens for each in sampled])
     logprob_P = np.array([each.logprob for each in sampled])
+    calls_P = np.array([np.nan if each.calls is None else each.calls for each in sampled])
     votes, ranked = _votes_mean_something(columns), bool(np.isfinite(columns.ranks_PN[columns.is_scored]).all())
     best = {k: columns.best(k) for k in ks}
     voted = {k: columns.voted(k) for k in ks} if votes else {}
@@ -230,6 +236,7 @@ def summarise(
             weighted_picked=_weighted(picked_weighted_P, chosen_P, seed),
             distinct_answers=distinct(columns.answers_PN[chosen_P]),
             length_mean=tokens / (prompts * n),
+            calls_mean=None if np.isnan(calls_P[chosen_P]).any() else float(calls_P[chosen_P].mean()) / n,
             entropy=-float(logprob_P[chosen_P].sum()) / tokens if tokens else None,
         )
 

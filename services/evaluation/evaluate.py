@@ -106,7 +106,8 @@ class Sampler:
         )
         if on_scored is not None:
             on_scored(index, encoded.prompt, await fetched(made.group), made.scores)
-        return Sampled(made.scores, made.meta.sample_tokens, made.meta.logprob_sum)
+        calls = None if made.episodes is None else sum(report.calls for report in made.episodes.reports)
+        return Sampled(made.scores, made.meta.sample_tokens, made.meta.logprob_sum, calls)
 
     def _request(self, index: int, encoded: EncodedPrompt) -> GenerateRequest:
         sampling = self.sampling

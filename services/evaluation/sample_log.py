@@ -102,7 +102,8 @@ class SampleLog:
         for row in _rows(path):
             scored = unscored or row["reward"] is not None
             if wanted.get(row["prompt_id"]) == row["prompt"] and scored and row["number"] < n:
-                record = _SampleRecord(_verdict(row), row["tokens"], row["logprob"])
+                calls = len(row["calls"]) if "calls" in row else None
+                record = _SampleRecord(_verdict(row), row["tokens"], row["logprob"], calls)
                 found.setdefault(row["prompt_id"], {})[row["number"]] = record
         done = {name: [records[i] for i in range(n)] for name, records in found.items() if len(records) == n}
         _keep_only(path, done)
@@ -115,11 +116,18 @@ class _SampleRecord(NamedTuple):
     verdict: Verdict
     tokens: int
     logprob: float
+    calls: int | None
 
 
 def _sampled(records: Sequence[_SampleRecord]) -> Sampled:
     scores = Scores.pack([each.verdict for each in records])
-    return Sampled(scores, sum(each.tokens for each in records), sum(each.logprob for each in records))
+    calls = [each.calls for each in records if each.calls is not None]
+    return Sampled(
+        scores,
+        sum(each.tokens for each in records),
+        sum(each.logprob for each in records),
+        sum(calls) if calls else None,
+    )
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:

@@ -75,20 +75,28 @@ def compare_runs(
 ) -> Path:
     """Curves of several runs in one picture: mean reward, pass@k, entropy and KL; held-out evaluations are dashed.
 
+    Runs of episodes have two more: calls of the model, and sampled tokens.
+
     Args:
         k: of pass@k within groups; without one, or where rows lack it, the largest in the rows.
     """
     rows = {name: folder.read("metrics") for name, folder in runs.items()}
     shown = max((headline_k(run[0], k) or 1 for run in rows.values() if run), default=1)
-    panels = (
+    panels: list[tuple[str, int | None, str, str]] = [
         ("reward_mean", 1, "Mean reward", "pass@1"),
         (f"pass_at_{shown}", shown, f"pass@{shown}", f"share of prompts solved by one of {shown}"),
         ("entropy", None, "Entropy", "nats per token"),
         ("kl_k1", None, "KL to the start", "nats per token"),
-    )
+    ]
+    if any("calls_mean" in row for run in rows.values() for row in run):
+        panels += [
+            ("calls_mean", None, "Calls of the model", "per episode"),
+            ("length_mean", None, "Length", "sampled tokens per episode"),
+        ]
+    columns = len(panels) // 2
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 6.2), dpi=150, layout="constrained")
-        for axes, (key, held_out_k, title, unit) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        figure = Figure(figsize=(5.25 * columns, 6.2), dpi=150, layout="constrained")
+        for axes, (key, held_out_k, title, unit) in zip(figure.subplots(2, columns).flat, panels, strict=True):
             for index, (name, run) in enumerate(rows.items()):
                 colour = (colours or {}).get(name) or PALETTE[(index + 1) % len(PALETTE)]
                 _curve(axes, run, key, name if len(rows) > 1 else "training prompts", colour)

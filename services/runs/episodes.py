@@ -1,7 +1,6 @@
 """What a job with a program adds to a run: its check, its processes, and reward workers only if there is a scorer."""
 
 import contextlib
-from typing import TYPE_CHECKING
 
 from actors.pool import ActorPool
 from environments.outside.interpreter import check_outside, outside_of
@@ -10,6 +9,7 @@ from environments.programs import load_rollout
 from reward_servers.pool import RewardPool
 from services.coordinator.episodes import Episodes
 from services.coordinator.turns import SampleRoom, room_for
+from services.data.chat import check_template
 from services.data.tokens import EncodedPrompt, load_tokenizer, needed_length
 from services.jobs.runtime_env import code_is_here
 from services.runs.role_configs import environment_config, reward_config
@@ -19,9 +19,6 @@ from volley.job import EvalJob, RFTJob, RLJob
 from volley.records import Group, Prompt, Scores, WorkerInfo
 from volley.refs import Ref
 from volley.rollout import Rollout, ToolsRollout
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class NoRewardWorkers:
@@ -93,7 +90,7 @@ def check_program(job: RLJob | RFTJob | EvalJob) -> None:
     """Raise `JobError` if the job's program cannot be called, or its tools or model do not fit."""
     rollout = job.rollout
     if isinstance(rollout, ToolsRollout):
-        check_template(load_tokenizer(job.model.folder))
+        check_template(load_tokenizer(job.model.folder), "rollout kind: tools")
     if rollout is None or not code_is_here(job.runtime_env):
         return
     if (outside := outside_of(rollout)) is not None:
@@ -116,31 +113,6 @@ def _load(rollout: Rollout) -> None:
         load_functions(rollout)
     else:
         load_rollout(rollout)
-
-
-def check_template(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raise `JobError` if the model's chat template does not show the model its tools and their answers."""
-    marks = [f"mark{number}" for number in range(4)]
-    tool = {"type": "function", "function": {"name": marks[0], "description": "", "parameters": {"type": "object"}}}
-    call = {"id": "c00000000", "type": "function", "function": {"name": marks[1], "arguments": {"value": marks[2]}}}
-    messages = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c00000000", "content": marks[3]},
-    ]
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True))
-    except Exception as problem:
-        raise JobError(f"rollout kind: tools: the model's chat template does not take tools: {problem}") from problem
-    missing = [what for mark, what in zip(marks, _SHOWN, strict=True) if mark not in text]
-    if missing:
-        raise JobError(
-            f"rollout kind: tools: the model's chat template leaves out {' and '.join(missing)}: use a model that was "
-            "made for tools, or change its chat_template"
-        )
-
-
-_SHOWN = ("the tools", "the names of called tools", "the arguments of calls", "the answers of tools")
 
 
 def length_of(job: RLJob | RFTJob | EvalJob, encoded: list[EncodedPrompt], room: int, length: int) -> int:

@@ -161,6 +161,7 @@ async def test_a_plain_function_in_an_eval_job_without_a_scorer(stack: Stack, in
     (evaluation,) = done.folder.read("evaluations")
     assert evaluation["unscored"] == 8
     assert evaluation["estimates"][0]["mean"] == pytest.approx(sum(rewards) / 24)
+    assert evaluation["calls_mean"] == sum(len(row["calls"]) for row in rows) / 32
 
 
 async def test_rejection_sampling_trains_on_episodes_as_they_were_recorded(

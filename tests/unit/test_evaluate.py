@@ -20,7 +20,7 @@ from volley.errors import HostError, JobError
 from volley.metrics import EVALUATION
 from volley.objectives import best_of_k
 from volley.objectives.tries import Terms
-from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus
+from volley.records import Group, ModelCall, Prompt, Scores, Verdict, VerdictStatus
 
 MISTAKE = Verdict(
     VerdictStatus.INFRA_ERROR, None, detail="m:f raised KeyError: 'a' (line 3)", mistake="KeyError (line 3)"
@@ -115,6 +115,20 @@ def test_length_and_entropy_are_means_over_all_tokens() -> None:
     assert figures.length_mean == 24 / 16
     assert figures.entropy == pytest.approx(11 / 24)
     assert summary([3], (1,)).figures.entropy is None
+
+
+def test_calls_are_those_of_episodes_overall_and_by_tag(tmp_path: Path) -> None:
+    log = SampleLog(RunFolder(tmp_path))
+    prompts = [Prompt("a", "?", tags={"of": "1"}), Prompt("b", "?", tags={"of": "2"})]
+    scores = Scores.pack([Verdict(VerdictStatus.PASSED, 1.0), Verdict(VerdictStatus.PASSED, 1.0)])
+    call = ModelCall("", "7", observed=0, tokens=1, seconds=0.1)
+    for index, calls in enumerate((((call,), (call, call)), ((call, call, call), (call, call, call)))):
+        log.write(index, prompts[index], replace(group(2), calls=calls), scores)
+    known = log.recover(prompts, 2)
+    found = summarise(prompts, [known["a"], known["b"]], (1,), version=0, seed=0)
+    assert found.figures.calls_mean == 9 / 4
+    assert [each.figures.calls_mean for each in found.by_tag] == [1.5, 3.0]
+    assert summary(range(4), (1,)).figures.calls_mean is None, "no program made these"
 
 
 def test_maj_at_k_is_the_mean_over_all_draws_of_k_votes() -> None:

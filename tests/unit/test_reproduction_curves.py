@@ -32,8 +32,8 @@ from benchmarks.reproductions import (
 from benchmarks.reproductions.results import PassAtK, at_kl, heldout
 from benchmarks.reproductions.runs import Options, Planned
 from benchmarks.reproductions.study import Study
+from services.data.chat import check_template
 from services.recording.display import Display
-from services.runs.episodes import check_template
 from services.store.folder import RunFolder
 from services.sweeps.conduct import SweepStop
 from volley.errors import JobError
@@ -169,7 +169,7 @@ def test_products_are_correct_in_the_models_tokens_and_in_one_file_only(tmp_path
 def test_the_products_of_the_warm_up_are_written_as_the_template_writes_them(tmp_path: Path) -> None:
     products.make_model(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    check_template(tokenizer)
+    check_template(tokenizer, "rollout kind: tools")
     asked, answered = next(rows for rows in map(conversation, range(9)) if len(rows) == 2)
     call = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 417, "b": 863}}}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "417*863="}]

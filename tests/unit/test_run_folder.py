@@ -119,6 +119,19 @@ def test_curves_have_the_jobs_k_and_the_held_out_prompts(folder: RunFolder, monk
     assert [text.get_text() for text in first.get_legend().get_texts()] == ["training prompts", "held-out prompts"]
 
 
+def test_curves_of_episodes_include_their_calls(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = drawn(monkeypatch)
+    folder.append(
+        "metrics", [{"step": s, "reward_mean": 0.1, "calls_mean": 1.0 + s, "length_mean": 9.0} for s in (0, 1)]
+    )
+    plots.learning_curves(folder)
+    *_, calls, length = figures[0].axes
+    assert len(figures[0].axes) == 6
+    assert calls.get_title(loc="left") == "Calls of the model"
+    assert calls.get_lines()[0].get_ydata().tolist() == [1.0, 2.0]
+    assert length.get_lines()[0].get_ydata().tolist() == [9.0, 9.0]
+
+
 def test_supervised_runs_have_a_plot_of_their_loss(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = drawn(monkeypatch)
     folder.append("metrics", [{"step": step, "loss": 2.0 - step, "grad_norm": 0.5} for step in (0, 1)])

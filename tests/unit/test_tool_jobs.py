@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from services.api.jobs import refusals
 from services.api.settings import ApiSettings
-from services.runs.episodes import check_template
+from services.data.chat import check_template
 from services.runs.trial import chat_notice
 from services.store.desired import change as changed
 from tests.chat_models import CHATML, chat_tokenizer
@@ -94,7 +94,7 @@ WITHOUT_ANSWERS = CHATML.replace("{% for m in messages %}", "{% for m in message
 
 
 def test_templates_that_show_tools() -> None:
-    check_template(chat_tokenizer())
+    check_template(chat_tokenizer(), "rollout kind: tools")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_templates_that_do_not_fit(template: str | None, problem: str) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(JobError, match=problem):
-        check_template(tokenizer)
+        check_template(tokenizer, "rollout kind: tools")
 
 
 def test_only_a_job_whose_prompts_reach_the_model_as_text_is_told_of_its_template(tmp_path: Path) -> None:

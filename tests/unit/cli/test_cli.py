@@ -62,9 +62,11 @@ def test_every_shipped_job_file_says_where_to_get_its_model(file: Path) -> None:
     head, job = file.read_text().split("\nkind:", 1)
     place = re.search(r"model: *\{?\s*path: (\S+?)[,}\s]", job)
     assert place is not None
-    folder, source = {"countdown": ("demo", "`make demo`"), "smollm2": ("demo-llm", "`make demo-llm`")}.get(
-        file.parts[1], ("models", "hf download ")
-    )
+    folder, source = {
+        "countdown": ("demo", "`make demo`"),
+        "smollm2": ("demo-llm", "`make demo-llm`"),
+        "tool_use": ("demo-tools", "`make demo-tools`"),
+    }.get(file.parts[1], ("models", "hf download "))
     assert place[1].startswith(f"../../{folder}/")
     assert source in head
 

@@ -8,12 +8,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from actors.gateway.rendering import Renderer, Setting
 from reward_servers.scorers.countdown import Countdown
 from services.cli import app
 from services.data.chat import plain_text_notice
 from services.data.check import examine, lines, load_spec
 from services.data.prompts import read_prompts
 from services.data.report import DropReport
+from tests.chat_models import chat_tokenizer
 from tests.models import character_tokenizer, tiny_llama
 from volley.data import DataSpec
 from volley.errors import DataError, JobError
@@ -129,6 +131,65 @@ def test_a_chat_prompt_is_tokenized_by_the_models_own_template(path: Path, tmp_p
     assert tokenizer(prompt.text).input_ids == wanted
     with pytest.raises(JobError, match="needs the model's tokenizer"):
         read_prompts(spec)
+
+
+PYTHON = {"type": "function", "function": {"name": "python", "description": "", "parameters": {"type": "object"}}}
+
+
+def conversation(tmp_path: Path, arguments: object, **call: object) -> tuple[Path, list[dict[str, Any]]]:
+    """A file with one conversation in which a tool is called, and its turns as templates expect them."""
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "what is 3 * 4?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "python", "arguments": arguments}}],
+        },
+        {"role": "tool", "content": "12"},
+    ]
+    turns[1] |= call
+    (tmp_path / "x.jsonl").write_text(json.dumps({"q": turns}) + "\n")
+    turns[1]["tool_calls"] = [{"function": {"name": "python", "arguments": {"code": "print(3 * 4)"}}}]
+    return tmp_path / "x.jsonl", turns
+
+
+@pytest.mark.parametrize("arguments", [{"code": "print(3 * 4)"}, '{"code": "print(3 * 4)"}'])
+def test_turns_with_tools_are_rendered_as_the_gateway_renders_them(arguments: object, tmp_path: Path) -> None:
+    model, tokenizer = tiny_llama(tmp_path / "model"), chat_tokenizer()
+    tokenizer.save_pretrained(model)
+    file, turns = conversation(tmp_path, arguments)
+    chat = {"options": {"tools": [PYTHON]}}
+    (prompt,) = read_prompts(DataSpec.model_validate({"path": file, "prompt_field": "q", "chat": chat}), model)
+    gateway = Renderer(tokenizer, [tokenizer.eos_token_id])
+    assert tokenizer(prompt.text).input_ids == gateway.prompt(turns, Setting((PYTHON,)))
+    assert '"arguments": {"code": "print(3 * 4)"}' in prompt.text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"tool_calls": None},
+        {"tool_calls": {"function": {"name": "python", "arguments": {}}}},
+        {"tool_calls": [{"name": "python", "arguments": {}}]},
+        {"tool_calls": [{"function": {"name": "python", "arguments": ["print(3 * 4)"]}}]},
+        {"role": "user"},
+        {"content": ["12"]},
+    ],
+)
+def test_turns_that_are_no_calls_are_refused(call: dict[str, Any], tmp_path: Path) -> None:
+    chat_tokenizer().save_pretrained(tiny_llama(tmp_path / "model"))
+    file, _ = conversation(tmp_path, {}, **call)
+    with pytest.raises(DataError, match=r':1: .* an assistant turn may have "tool_calls"'):
+        read_prompts(DataSpec.model_validate({"path": file, "prompt_field": "q", "chat": {}}), tmp_path / "model")
+
+
+def test_tools_are_refused_by_a_template_that_would_drop_them(path: Path, tmp_path: Path) -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = CHAT
+    tiny_llama(tmp_path / "model", tokenizer=tokenizer)
+    spec = DataSpec.model_validate({"path": path, "prompt_field": "q", "chat": {"options": {"tools": [PYTHON]}}})
+    with pytest.raises(JobError, match=r"data\.chat\.options\.tools: .* to chat_template\.jinja in the model's folder"):
+        read_prompts(spec, tmp_path / "model")
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja"])

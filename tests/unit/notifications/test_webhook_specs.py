@@ -118,9 +118,8 @@ def test_a_webhook_names_only_keys_that_are_meant_for_it_and_has_something_to_re
 def test_the_table_of_an_evaluations_figures_is_complete() -> None:
     prompts = [Prompt(id="a", text="x", tags={"level": "5"})]
     verdicts = tuple(Verdict(status=VerdictStatus.PASSED, reward=1.0, answer="7", rank=0.5) for _ in range(4))
-    row = summarise(
-        prompts, [Sampled(Scores.pack(verdicts), 8, -2.0)], (1, 2), terms=((1, 0.5), (2, 0.5)), version=3, seed=0
-    ).row()
+    sampled = [Sampled(Scores.pack(verdicts), 8, -2.0, calls=4)]
+    row = summarise(prompts, sampled, (1, 2), terms=((1, 0.5), (2, 0.5)), version=3, seed=0).row()
     names = {name for name in evaluation_row(row, 0.0).values if "/" not in name}
     unmatched = {name for name in names if not any(matches(name, known) for known in EVALUATION_FIGURES)}
     assert unmatched == set()
