@@ -170,9 +170,9 @@ class StubEngine:
         on_tokens: OnTokens | None,
     ) -> Drawn:
         tokens = self._tokens[:max_tokens]
-        if on_tokens:
-            on_tokens(tokens)
-        return Drawn(tokens, [0.0] * len(tokens), [0] * len(tokens), stopped=len(tokens) == len(self._tokens))
+        end = on_tokens(tokens) if on_tokens else None
+        drawn = Drawn(tokens, [0.0] * len(tokens), [0] * len(tokens), stopped=len(tokens) == len(self._tokens))
+        return drawn if end is None else drawn.first(end)
 
 
 @contextlib.asynccontextmanager
