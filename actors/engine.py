@@ -34,7 +34,7 @@ from volley.records import Group
 from volley.weight_group import WeightGroupTerms
 
 _T = TypeVar("_T")
-OnTokens = Callable[[list[int]], None]
+OnTokens = Callable[[list[int]], int | None]
 EXIT_SECONDS = 5.0
 
 
@@ -129,20 +129,18 @@ class Engine:
         top_p: float,
         seed: int | None,
         on_tokens: OnTokens | None,
-        until: Callable[[list[int]], bool] | None = None,
         more: Mapping[str, float] | None = None,
     ) -> Drawn:
         """Draw one answer, as `generate` does.
 
         Args:
-            on_tokens: called with the tokens of each step.
-            until: called with all tokens so far; the answer ends once it returns True.
+            on_tokens: called with the tokens of each step. The answer ends once it returns how many tokens it has.
             more: further fields of vLLM's SamplingParams.
 
         Raises:
             JobError: vLLM rejects the prompt or the sampling.
         """
-        kind = RequestOutputKind.FINAL_ONLY if on_tokens is None and until is None else RequestOutputKind.DELTA
+        kind = RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.DELTA
         sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed, **(more or {})}
         try:
             params = self._params(n=1, kind=kind, **sampling)
@@ -150,7 +148,7 @@ class Engine:
             raise JobError(f"vLLM rejects the sampling: {error}") from error
         await self._open.wait()
         try:
-            return await self._alive(self._draw(prompt, params, on_tokens, until))
+            return await self._alive(self._draw(prompt, params, on_tokens))
         except VLLMClientError as error:
             raise JobError(f"vLLM rejects the prompt: {error}") from error
 
@@ -216,28 +214,24 @@ class Engine:
             final = output
         return list(final.outputs)
 
-    async def _draw(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        on_tokens: OnTokens | None,
-        until: Callable[[list[int]], bool] | None,
-    ) -> Drawn:
+    async def _draw(self, prompt: list[int], params: SamplingParams, on_tokens: OnTokens | None) -> Drawn:
         tokens: list[int] = []
         logprobs: list[float] = []
-        async with contextlib.aclosing(self._outputs(prompt, params)) as outputs:
+        request, end = str(next(self._requests)), None
+        async with contextlib.aclosing(self._outputs(prompt, params, request)) as outputs:
             async for output in outputs:
                 (last,) = output.outputs
                 tokens += last.token_ids
                 logprobs += last.logprobs.logprobs
-                if on_tokens is not None:
-                    on_tokens(list(last.token_ids))
-                if until is not None and until(tokens):
-                    return Drawn(tokens, logprobs, [self._version] * len(tokens), stopped=True)
+                if on_tokens is not None and end is None:
+                    end = on_tokens(list(last.token_ids))
+                    if end is not None:  # one more output follows: only the last one has the versions
+                        await self._llm.abort(request)
         versions = [int(span.version) for span in last.weight_versions for _ in range(span.start, span.end)]
         if not len(tokens) == len(logprobs) == len(versions):
             raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probs, {len(versions)} versions in one call")
-        return Drawn(tokens, logprobs, versions, stopped=last.finish_reason == "stop")
+        drawn = Drawn(tokens, logprobs, versions, stopped=last.finish_reason == "stop")
+        return drawn if end is None else drawn.first(end)
 
     def _params(self, *, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY, **sampling: object) -> SamplingParams:
         return SamplingParams(
@@ -249,10 +243,14 @@ class Engine:
             output_kind=kind,
         )
 
-    def _outputs(self, prompt: list[int], params: SamplingParams) -> AsyncGenerator[RequestOutput]:
+    def _outputs(
+        self, prompt: list[int], params: SamplingParams, request: str | None = None
+    ) -> AsyncGenerator[RequestOutput]:
         # The salt prevents a prompt from reusing cached keys and values of other weights.
         salted = tokens_input(prompt, cache_salt=str(self._version))
-        outputs: AsyncGenerator[RequestOutput] = self._llm.generate(salted, params, str(next(self._requests)))
+        outputs: AsyncGenerator[RequestOutput] = self._llm.generate(
+            salted, params, request or str(next(self._requests))
+        )
         return outputs
 
     async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:

@@ -38,6 +38,7 @@ class Outcome:
         failure: why there is no result, such as an exception; "" if the program returned.
         kind: the kind of failure; "" with one counts as ``raised``.
         seconds: how long the program ran.
+        tool_errors: calls of tools that the model saw as errors; None if the tools are the program's own.
     """
 
     reward: float | None = None
@@ -46,6 +47,7 @@ class Outcome:
     failure: str = ""
     kind: FailureKind = ""
     seconds: float = field(default=0.0, compare=False)
+    tool_errors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from environments.outside.programs import start_programs
-from environments.programs import timed
-from volley.errors import JobError, WorkerDied
+from environments.outside.programs import OutsidePrograms, start_programs
+from environments.programs import Programs, timed
+from volley.errors import HostError, JobError, WorkerDied
 from volley.processes import die_with_parent, take_stdout
-from volley.rollout import EnvironmentWorkersSpec, Rollout
+from volley.rollout import EnvironmentWorkersSpec, Rollout, ToolsRollout
 
 
 async def episode(asked: dict[str, Any]) -> dict[str, Any]:
@@ -24,13 +24,21 @@ async def episode(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         rollout = TypeAdapter(Rollout).validate_python(asked["rollout"])
         spec = EnvironmentWorkersSpec.model_validate(asked["workers"])
-        programs = await start_programs(rollout, asked["timeout_s"], spec)
-    except (JobError, WorkerDied) as problem:
+        programs = await _started(rollout, asked["timeout_s"], spec)
+    except (JobError, HostError, WorkerDied) as problem:
         return {"error": str(problem)}
     ended = await timed(programs.run(asked["row"], asked["base_url"], asked["api_key"]))
     if not ended.stuck:
         await programs.close()
     return asdict(ended.outcome)
+
+
+async def _started(rollout: Rollout, timeout_s: float, spec: EnvironmentWorkersSpec) -> Programs | OutsidePrograms:
+    if not isinstance(rollout, ToolsRollout):
+        return await start_programs(rollout, timeout_s, spec)
+    from environments.tools.loop import open_loop  # as in the worker
+
+    return Programs((await asyncio.to_thread(open_loop, rollout)).solve, timeout_s)
 
 
 def main() -> None:

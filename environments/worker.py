@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,11 @@ class EnvironmentWorker:
         if self._programs is None:
             raise RuntimeError("the worker is not ready")
         begun = time.perf_counter()
-        ended = await asyncio.gather(*(timed(self._programs.run(row, base_url, key)) for key in keys))
+        try:
+            ended = await asyncio.gather(*(timed(self._programs.run(row, base_url, key)) for key in keys))
+        finally:  # also if the group is cancelled
+            errors = [None if self._tools is None else self._tools.take_errors(key) for key in keys]
         tools: Stuck = "thread" if self._tools is not None and self._tools.stuck() else ""
         stuck = max((tools, *(each.stuck for each in ended)), key=("", "thread", "loop").index)
-        return EpisodesDone(tuple(each.outcome for each in ended), time.perf_counter() - begun, stuck)
+        outcomes = tuple(replace(each.outcome, tool_errors=count) for each, count in zip(ended, errors, strict=True))
+        return EpisodesDone(outcomes, time.perf_counter() - begun, stuck)

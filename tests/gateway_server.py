@@ -40,10 +40,13 @@ class ScriptedEngine:
             self.hanging.set()
             await asyncio.Event().wait()
         tokens = [*split(TOKENIZER, says or ""), EOS][:max_tokens]
+        drawn = Drawn(tokens, [-0.25] * len(tokens), [7] * len(tokens), stopped=tokens[-1] == EOS)
         for token in tokens if on_tokens else ():
-            on_tokens([token])
+            end = on_tokens([token])
             await asyncio.sleep(0)
-        return Drawn(tokens, [-0.25] * len(tokens), [7] * len(tokens), stopped=tokens[-1] == EOS)
+            if end is not None:
+                return drawn.first(end)
+        return drawn
 
 
 class Served:

@@ -173,6 +173,12 @@ _METRICS: dict[str, dict[str, Metric]] = {
         ),
         "rewrites": Metric("calls", "Calls that did not continue the history.", EPISODES),
         "parse_failures": Metric("replies", "Replies with a tool call that could not be parsed.", EPISODES),
+        "tool_errors_mean": Metric(
+            "calls",
+            "With `rollout: {kind: tools}`: calls of tools per episode that the model saw as an error: code or a "
+            "function that failed, wrong arguments, unknown tools, time-outs, exceeded limits.",
+            EPISODES,
+        ),
     },
     "Accounting": {
         "groups_admitted": Metric("groups", "Groups admitted so far: the sum of the next three."),

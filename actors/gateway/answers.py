@@ -43,7 +43,7 @@ def generate_body(answer: Answer, model: str) -> dict[str, Any]:
     choice = {
         "index": 0,
         "finish_reason": answer.finish,
-        "stop_reason": None,
+        "stop_reason": answer.drawn.stop_text or None,
         "token_ids": answer.drawn.tokens,
         "logprobs": {"content": [{"token_id": token, **entry} for token, entry in named]},
         "weight_versions": _spans(answer.drawn.versions),

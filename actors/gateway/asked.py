@@ -44,10 +44,11 @@ class Asked:
     parse_tools: bool
 
 
+MOST_STOPS, LONGEST_STOP = 4, 200  # texts, as in OpenAI's API, and characters of each
 IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 READ = frozenset(
     {"messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "tools", "tool_choice"}
-    | {"chat_template_kwargs", "parallel_tool_calls"}
+    | {"chat_template_kwargs", "parallel_tool_calls", "stop"}
 )
 _UNCHANGED: dict[str, Callable[[Any], bool]] = {  # fields that may be sent with a value that changes nothing
     "n": lambda value: value == 1,
@@ -60,7 +61,6 @@ _UNCHANGED: dict[str, Callable[[Any], bool]] = {  # fields that may be sent with
     "top_k": lambda value: value in (-1, 0),
     "min_p": lambda value: value == 0,
     "logit_bias": lambda value: value == {},
-    "stop": lambda value: value == [],
     "logprobs": lambda value: value is True or value is False or (value in (0, 1)),
     "top_logprobs": lambda value: value == 0,
     "response_format": lambda value: value == {"type": "text"},
@@ -135,6 +135,19 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
             raise BadRequest(f"{name} must be an integer of at least 1")
         limits.append(value)
     return min(limits, default=None)
+
+
+def stops_of(body: Mapping[str, Any], most: int = MOST_STOPS) -> tuple[str, ...]:
+    """The texts at which the answer is to stop. Raises `BadRequest`."""
+    value = body.get("stop")
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > most or not all(_is_stop(each) for each in stops):
+        raise BadRequest(f"stop must be a text or a list of at most {most} texts, of at most {LONGEST_STOP} characters")
+    return tuple(filter(None, stops))
+
+
+def _is_stop(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_STOP
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from actors.config import EpisodesRequest
-from actors.gateway.asked import Asked, BadRequest, SamplingOfJob, asked, prompt_of
+from actors.gateway.asked import Asked, BadRequest, SamplingOfJob, asked, prompt_of, stops_of
 from actors.gateway.groups import EpisodeReport, body_of, group_of
 from actors.gateway.messages import checked
 from actors.gateway.rendering import Renderer, Tokenizer
-from actors.gateway.replies import Replies, Reply, StreamedText
+from actors.gateway.replies import Pieces, Replies, Reply
 from actors.gateway.session import Call, Chat, Drawn, End, Plan, Session
 from volley.gateway import GatewaySpec
 from volley.records import Group
 
-OnTokens = Callable[[list[int]], None]
+OnTokens = Callable[[list[int]], int | None]
 OnText = Callable[[str], None]
 
 
@@ -155,7 +155,7 @@ class Gateway:
             Rewritten: it does not continue the session, which has ended.
             UnknownSession: the session ended while the call waited for the one before.
         """
-        wanted = asked(body, found.sampling)
+        wanted, stops = asked(body, found.sampling), stops_of(body)
         chat = Chat(checked(body.get("messages")), wanted.setting)
         stream = on_text if on_text and not self._replies.is_parsed(wanted) else None
         async with self._turn(found) as session:
@@ -164,10 +164,11 @@ class Gateway:
                 on_start()
             if plan is None:
                 return _nothing(session)
-            drawn, streamed = await self._draw(found, plan, wanted, stream)
+            drawn, streamed = await self._draw(found, plan, wanted, stops, stream)
             number = session.calls
             ids = body_of(Call([], drawn))
             reply = Reply(streamed) if streamed is not None else self._replies.make(ids, wanted, number=number)
+            reply = reply.before(drawn.stop_text)
             session.parse_failures += reply.failed
             session.record_chat(plan, drawn, chat, reply.message())
             return Answer(plan.prompt, drawn, reply, _finish(drawn, reply), number)
@@ -181,7 +182,7 @@ class Gateway:
         on_text: OnText | None = None,
     ) -> Answer:
         """Answer a call of /v1/completions; arguments and errors as `chat`."""
-        wanted = asked(body, found.sampling)
+        wanted, stops = asked(body, found.sampling), stops_of(body)
         prompt = prompt_of(body)
         if not isinstance(prompt, str) and not all(0 <= each < self.engine.vocab_size for each in prompt):
             raise BadRequest(f"token ids must be from 0 to {self.engine.vocab_size - 1}")
@@ -191,11 +192,13 @@ class Gateway:
                 on_start()
             if plan is None:
                 return _nothing(session)
-            drawn, streamed = await self._draw(found, plan, wanted, on_text)
+            drawn, streamed = await self._draw(found, plan, wanted, stops, on_text)
             number = session.calls
-            text = self._replies.plain(body_of(Call([], drawn))) if streamed is None else streamed
-            session.record_text(plan, drawn, (prompt if isinstance(prompt, str) else self._text(prompt)) + text)
-            return Answer(plan.prompt, drawn, Reply(text), _finish(drawn, Reply(text)), number)
+            sampled = self._replies.plain(body_of(Call([], drawn)))
+            reply = Reply(sampled if streamed is None else streamed).before(drawn.stop_text)
+            before = prompt if isinstance(prompt, str) else self._text(prompt)
+            session.record_text(plan, drawn, before + sampled, before + reply.content)
+            return Answer(plan.prompt, drawn, reply, _finish(drawn, reply), number)
 
     @contextlib.asynccontextmanager
     async def _turn(self, found: OpenSession) -> AsyncIterator[Session]:
@@ -214,11 +217,15 @@ class Gateway:
             found.running.discard(task)
 
     async def _draw(
-        self, found: OpenSession, plan: Plan, wanted: Asked, on_text: OnText | None
+        self, found: OpenSession, plan: Plan, wanted: Asked, stops: tuple[str, ...], on_text: OnText | None
     ) -> tuple[Drawn, str | None]:
-        """Sample the answer. With ``on_text`` returns its text too, which is what was passed on."""
+        """Sample the answer. With ``on_text`` returns its text too, which is what was passed on.
+
+        What is drawn ends with the token that completes one of ``stops``: where an answer ends then depends on nothing
+        but its tokens, whose log-probs are those of the job's distribution.
+        """
         room = plan.room if wanted.max_tokens is None else min(plan.room, wanted.max_tokens)
-        text = _Pieces(self._replies.plain, self.stops, on_text) if on_text else None
+        text = Pieces(self._replies.plain, self.stops, stops, on_text) if on_text or stops else None
         seed = None if found.seed is None else (found.seed + found.session.calls * 1_000_003) % 2**63
         begun = time.perf_counter()
         drawn = await self.engine.draw(
@@ -229,31 +236,12 @@ class Gateway:
             seed=seed,
             on_tokens=text.add if text else None,
         )
-        drawn = replace(drawn, begun=begun, seconds=time.perf_counter() - begun)
-        return drawn, text.end() if text else None
+        seconds = time.perf_counter() - begun
+        drawn = replace(drawn, begun=begun, seconds=seconds, stop_text=text.stop if text else "")
+        return drawn, text.end() if text and on_text else None
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
-
-
-class _Pieces:
-    """Passes the text of sampled tokens on, piece by piece, and keeps it."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: frozenset[int], on_text: OnText) -> None:
-        self._stream, self.stops, self._on_text = StreamedText(decode), stops, on_text
-        self._kept: list[str] = []
-
-    def add(self, ids: list[int]) -> None:
-        self._pass_on(self._stream.add([each for each in ids if each not in self.stops]))
-
-    def end(self) -> str:
-        self._pass_on(self._stream.rest())
-        return "".join(self._kept)
-
-    def _pass_on(self, text: str) -> None:
-        if text:
-            self._kept.append(text)
-            self._on_text(text)
 
 
 def _nothing(session: Session) -> Answer:

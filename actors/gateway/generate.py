@@ -27,7 +27,7 @@ _PARAMS: dict[str, Callable[[Any], bool]] = {  # of vLLM's SamplingParams
     "logprobs": lambda value: value in (0, 1) and not isinstance(value, bool),
 }
 
-_OF_REQUESTS = READ - {"max_tokens"}  # fields of a request that SamplingParams does not have
+_OF_REQUESTS = READ - {"max_tokens", "stop"}  # fields of a request that SamplingParams does not have
 
 
 def as_completion(body: Mapping[str, Any], stops: Collection[int]) -> dict[str, Any]:

@@ -127,12 +127,16 @@ def _stopped(session: Session, branch: Branch) -> bool:
 
 
 def _answer(branch: Branch, decode: Decode) -> str:
-    return decode(body_of(branch.calls[-1])) if branch.calls else ""
+    """The last answer up to the text that stopped it, as the program saw it."""
+    if not branch.calls:
+        return ""
+    text, stop = decode(body_of(branch.calls[-1])), branch.calls[-1].drawn.stop_text
+    return text.partition(stop)[0] if stop else text
 
 
 def body_of(call: Call) -> list[int]:
     """The sampled ids without the token that ended them."""
-    return call.drawn.tokens[:-1] if call.drawn.stopped else call.drawn.tokens
+    return call.drawn.tokens if call.drawn.stop is None else call.drawn.tokens[:-1]
 
 
 def _calls(branch: Branch, decode: Decode) -> tuple[ModelCall, ...]:

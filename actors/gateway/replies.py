@@ -4,8 +4,8 @@ A reply that a parser cannot take apart is text: that the model writes broken ca
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.gateway.asked import Asked
@@ -38,6 +38,10 @@ class Reply:
         if self.tool_calls:
             message["tool_calls"] = list(self.tool_calls)
         return message
+
+    def before(self, stop: str) -> "Reply":
+        """The reply up to the text at which it was stopped; all of it with ""."""
+        return replace(self, content=self.content.partition(stop)[0]) if stop else self
 
 
 class Replies:
@@ -137,3 +141,61 @@ class StreamedText:
         before, text = self._decode(self._ids[self._start : self._read]), self._decode(self._ids[self._start :])
         self._start = self._read = len(self._ids)
         return text[len(before) :]
+
+
+class Pieces:
+    """The text of an answer as it is sampled: passes it on piece by piece, and finds where the answer stops.
+
+    What may be the beginning of a text at which the answer stops is held back.
+
+    Args:
+        stop_ids: tokens that end an answer and have no text.
+        stops: texts at which it stops.
+        on_text: called with each piece.
+
+    Attributes:
+        stop: the text at which it stopped; "" if at none.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop_ids: Collection[int],
+        stops: Sequence[str] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        self._stream, self._stop_ids, self._stops, self._on_text = StreamedText(decode), stop_ids, stops, on_text
+        self._longest = max(map(len, stops), default=1)
+        self._text, self._sent, self._count = "", 0, 0
+        self.stop = ""
+
+    def add(self, ids: Sequence[int]) -> int | None:
+        """Take the next ids; returns how many of all are the answer's, once the last of these completes a stop."""
+        for token in ids:
+            self._count += 1
+            if token not in self._stop_ids and self._grow(self._stream.add([token])):
+                return self._count
+        self._send(len(self._text) - self._longest + 1)
+        return None
+
+    def end(self) -> str:
+        """Pass on what is left; returns the whole text."""
+        if not self.stop:
+            self._text += self._stream.rest()
+        self._send(len(self._text))
+        return self._text
+
+    def _grow(self, text: str) -> bool:
+        """Add ``text``; whether a stop is complete. The text then ends before it."""
+        begin = max(0, len(self._text) - self._longest + 1)
+        self._text += text
+        found = [(at, stop) for stop in self._stops if (at := self._text.find(stop, begin)) >= 0]
+        if found:
+            at, self.stop = min(found)
+            self._text = self._text[:at]
+        return bool(found)
+
+    def _send(self, end: int) -> None:
+        if self._on_text and end > self._sent:
+            self._on_text(self._text[self._sent : end])
+            self._sent = end

@@ -12,7 +12,7 @@ A call whose history is not that of the session starts another branch with a pro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -63,11 +63,13 @@ class Drawn:
     """What the engine sampled in one call.
 
     Attributes:
-        tokens: the sampled ids; the last one is a stop token if ``stopped``.
+        tokens: the sampled ids.
+        stopped: the last one is a stop token, or completes ``stop_text``; False if the answer was cut.
         logprobs: their log-probs under the distribution they were drawn from.
         versions: the version of the weights each was drawn with.
         begun: when the engine was asked, on the clock of `time.perf_counter`.
         seconds: how long it took.
+        stop_text: the text of the request at which the answer was stopped; "" if none was.
     """
 
     tokens: list[int]
@@ -76,6 +78,17 @@ class Drawn:
     stopped: bool
     begun: float = 0.0
     seconds: float = 0.0
+    stop_text: str = ""
+
+    @property
+    def stop(self) -> int | None:
+        """The stop token at the end; None if there is none."""
+        return self.tokens[-1] if self.stopped and not self.stop_text else None
+
+    def first(self, count: int) -> "Drawn":
+        """The answer as if the engine had stopped after ``count`` tokens."""
+        parts = (self.tokens[:count], self.logprobs[:count], self.versions[:count])
+        return replace(self, tokens=parts[0], logprobs=parts[1], versions=parts[2], stopped=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +113,21 @@ class Branch:
     Attributes:
         messages: the history of a chat, with every reply as it was returned.
         setting: what its prompts depend on besides; None if the branch was made by /v1/completions.
-        text: the prompt and answers of a branch made by /v1/completions, as text.
+        texts: the prompt and answers of a branch made by /v1/completions, as text: with the text that stopped the last
+            answer, and without it, as it was returned.
         ids: everything the model has seen and sampled.
     """
 
     setting: Setting | None = None
     messages: list[Message] = field(default_factory=list)
-    text: str = ""
+    texts: tuple[str, ...] = ()
     ids: list[int] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
     @property
     def stop(self) -> int | None:
-        """The token that ended the last reply; None if it was cut."""
-        last = self.calls[-1].drawn
-        return last.tokens[-1] if last.stopped else None
+        """The token that ended the last reply; None if it was cut, or stopped at a text."""
+        return self.calls[-1].drawn.stop
 
 
 class Plan(NamedTuple):
@@ -180,9 +193,11 @@ class Session:
     def plan_text(self, prompt: str | Sequence[int], renderer: Renderer) -> Plan | None:
         """Plan a call of /v1/completions, as text or ids; returns and raises as `plan_chat`."""
         if isinstance(prompt, str):
-            texts = [branch for branch in self.branches if branch.setting is None and prompt.startswith(branch.text)]
-            branch = max(texts, key=lambda each: len(each.text), default=None)
-            new = renderer.tokens(prompt[len(branch.text) :] if branch else prompt)
+            begun = [
+                (len(text), branch) for branch in self.branches for text in branch.texts if prompt.startswith(text)
+            ]
+            size, branch = max(begun, key=lambda each: each[0], default=(0, None))
+            new = renderer.tokens(prompt[size:])
         else:
             ids = list(prompt)
             starts = [
@@ -200,9 +215,13 @@ class Session:
         plan.branch.setting = chat.setting
         self._record(plan, drawn)
 
-    def record_text(self, plan: Plan, drawn: Drawn, text: str) -> None:
-        """Record the answer to a planned call of /v1/completions. ``text`` is the whole prompt with the answer."""
-        plan.branch.text = text
+    def record_text(self, plan: Plan, drawn: Drawn, *texts: str) -> None:
+        """Record the answer to a planned call of /v1/completions.
+
+        Args:
+            texts: the whole prompt with the answer, in each form in which a later prompt may repeat it.
+        """
+        plan.branch.texts = texts
         self._record(plan, drawn)
 
     def _continued_chat(self, chat: Chat) -> tuple[Branch | None, str]:

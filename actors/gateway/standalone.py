@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from actors.gateway.asked import IGNORED, READ, BadRequest, SamplingOfJob, asked, changes_nothing, prompt_of
+from actors.gateway.asked import IGNORED, READ, BadRequest, SamplingOfJob, asked, changes_nothing, prompt_of, stops_of
 from actors.gateway.calls import Answer, Engine, Gateway, OnText, OnTokens, OpenSession, UnknownSession
+from actors.gateway.groups import body_of
 from actors.gateway.messages import checked
 from actors.gateway.rendering import Tokenizer
-from actors.gateway.replies import Reply, StreamedText
-from actors.gateway.session import Drawn, Limits, Session
+from actors.gateway.replies import Pieces, Reply
+from actors.gateway.session import Call, Drawn, Limits, Session
 from volley.gateway import GatewaySpec
 
 _FREE = SamplingOfJob(1.0, 1.0, "override")
@@ -38,7 +39,6 @@ class FreeEngine(Engine, Protocol):
         top_p: float,
         seed: int | None,
         on_tokens: OnTokens | None,
-        until: Callable[[list[int]], bool] | None = None,
         more: Mapping[str, float] | None = None,
     ) -> Drawn: ...
 
@@ -73,7 +73,7 @@ def sampling_of(body: Mapping[str, Any]) -> OwnSampling:
         temperature=given.get("temperature", 1.0),
         top_p=given.get("top_p", 1.0),
         seed=seed,
-        stop=_stops(body.get("stop")),
+        stop=stops_of(body, MOST_STOPS),
         more={name: given[name] for name in _MORE if name in given},
     )
 
@@ -82,13 +82,6 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NUMBER:
         raise BadRequest(f"{name} must be a number")
     return value
-
-
-def _stops(value: object) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(each, str) for each in stops):
-        raise BadRequest(f"stop must be a text or a list of at most {MOST_STOPS} texts")
-    return tuple(filter(None, stops))
 
 
 class StandaloneGateway(Gateway):
@@ -131,10 +124,10 @@ class StandaloneGateway(Gateway):
         own, wanted = sampling_of(body), asked(body, _FREE)
         prompt = self.renderer.prompt(checked(body.get("messages")), wanted.setting)
         stream = None if self._replies.is_parsed(wanted) else on_text
-        drawn, ids = await self._sampled(prompt, own, wanted.max_tokens, on_start, stream)
+        drawn = await self._sampled(prompt, own, wanted.max_tokens, on_start, stream)
         number = next(self._numbers)
-        reply = self._replies.make(ids, wanted, number=number)
-        return _answer(prompt, drawn, replace(reply, content=_until(reply.content, own.stop)), number)
+        reply = self._replies.make(body_of(Call([], drawn)), wanted, number=number)
+        return _answer(prompt, drawn, reply, number)
 
     async def complete(
         self,
@@ -149,8 +142,8 @@ class StandaloneGateway(Gateway):
         prompt = self.renderer.tokens(given) if isinstance(given, str) else given
         if not all(0 <= each < self.engine.vocab_size for each in prompt):
             raise BadRequest(f"token ids must be from 0 to {self.engine.vocab_size - 1}")
-        drawn, ids = await self._sampled(prompt, own, wanted.max_tokens, on_start, on_text)
-        return _answer(prompt, drawn, Reply(_until(self._replies.plain(ids), own.stop)), next(self._numbers))
+        drawn = await self._sampled(prompt, own, wanted.max_tokens, on_start, on_text)
+        return _answer(prompt, drawn, Reply(self._replies.plain(body_of(Call([], drawn)))), next(self._numbers))
 
     async def _sampled(
         self,
@@ -159,69 +152,27 @@ class StandaloneGateway(Gateway):
         max_tokens: int | None,
         on_start: Callable[[], None] | None,
         on_text: OnText | None,
-    ) -> tuple[Drawn, list[int]]:
-        """Sample an answer; returns it, and its ids without the token that ended it."""
+    ) -> Drawn:
         room = self._context - len(prompt)
         if room < 1:
             raise BadRequest(f"the prompt has {len(prompt)} tokens; the model takes {self._context - 1}: shorten it")
         if on_start:
             on_start()
-        text = _Streamed(self._replies.plain, own.stop, self.stops, on_text)
+        text = Pieces(self._replies.plain, self.stops, own.stop, on_text)
         drawn = await self._free.draw(
             prompt,
             max_tokens=min(room, max_tokens or room),
             temperature=own.temperature,
             top_p=own.top_p,
             seed=own.seed,
-            on_tokens=text.add if on_text else None,
-            until=text.has_stop if own.stop else None,
+            on_tokens=text.add if on_text or own.stop else None,
             more=own.more,
         )
         if on_text:
             text.end()
-        ended = drawn.stopped and drawn.tokens[-1] in self.stops
-        return drawn, drawn.tokens[:-1] if ended else drawn.tokens
-
-
-class _Streamed:
-    """Passes text on as it is sampled, but holds back what may be the beginning of a text that ends the answer."""
-
-    def __init__(
-        self,
-        decode: Callable[[Sequence[int]], str],
-        stops: tuple[str, ...],
-        stop_ids: frozenset[int],
-        on_text: OnText | None,
-    ) -> None:
-        self._decode, self._stops, self._stop_ids, self._on_text = decode, stops, stop_ids, on_text
-        self._text, self._sent = StreamedText(decode), 0
-        self._all = ""
-
-    def add(self, ids: list[int]) -> None:
-        self._all += self._text.add([each for each in ids if each not in self._stop_ids])
-        self._send(len(self._all) - max((len(stop) - 1 for stop in self._stops), default=0))
-
-    def end(self) -> None:
-        self._all += self._text.rest()
-        self._send(len(self._all))
-
-    def has_stop(self, ids: list[int]) -> bool:
-        text = self._decode(ids)
-        return any(stop in text for stop in self._stops)
-
-    def _send(self, until: int) -> None:
-        text = _until(self._all, self._stops)[self._sent : max(until, self._sent)]
-        if text and self._on_text:
-            self._sent += len(text)
-            self._on_text(text)
-
-
-def _until(text: str, stops: tuple[str, ...]) -> str:
-    """The text up to the first of ``stops``."""
-    places = [text.find(stop) for stop in stops if stop in text]
-    return text[: min(places)] if places else text
+        return replace(drawn, stop_text=text.stop)
 
 
 def _answer(prompt: list[int], drawn: Drawn, reply: Reply, number: int) -> Answer:
     finish = "length" if not drawn.stopped else "tool_calls" if reply.tool_calls else "stop"
-    return Answer(prompt, drawn, reply, finish, number)
+    return Answer(prompt, drawn, reply.before(drawn.stop_text), finish, number)

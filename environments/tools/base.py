@@ -3,13 +3,21 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-Use = Callable[[Mapping[str, Any]], Awaitable[str]]
-"""Calls a tool with the arguments that the model wrote; returns what the model gets to see.
+
+class Seen(NamedTuple):
+    """What the model gets to see of a call, and whether that is an error."""
+
+    text: str
+    is_error: bool = False
+
+
+Use = Callable[[Mapping[str, Any]], Awaitable[Seen]]
+"""Calls a tool with the arguments that the model wrote.
 
 Raises:
-    ToolProblem: the model gets its text instead.
+    ToolProblem: the model gets its text, as an error.
     ToolUnavailable: the episode leaves its group.
 """
 

@@ -26,7 +26,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from environments.tools.base import ToolProblem, Use, as_text, described
+from environments.tools.base import Seen, ToolProblem, Use, as_text, described
 from volley.errors import JobError, ToolUnavailable
 from volley.imports import function_named
 from volley.rollout import FunctionTool
@@ -60,7 +60,7 @@ class Function:
     def close(self) -> None:
         """Nothing to end."""
 
-    async def _call(self, given: Mapping[str, Any]) -> str:
+    async def _call(self, given: Mapping[str, Any]) -> Seen:
         try:
             arguments = self._arguments.validate_python(given)
         except ValidationError as problem:
@@ -71,7 +71,7 @@ class Function:
         if inspect.iscoroutine(answer):
             answer.close()
             raise ToolUnavailable(f"tool {self.name} returned something to await: declare it with async def")
-        return as_text(answer)
+        return Seen(as_text(answer))
 
     async def _await(self, arguments: Mapping[str, Any]) -> object:
         async def call() -> object:

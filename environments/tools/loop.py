@@ -7,12 +7,13 @@ prompt ─> model ─> tool calls? ─ no ─> the last answer, which the scorer
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
-from environments.tools.base import Tool, ToolProblem, Use, shortened
+from environments.tools.base import Seen, Tool, ToolProblem, Use, shortened
 from environments.tools.functions import Function, load_function
 from environments.tools.python import Python
 from volley.rollout import FunctionTool, PythonTool, ToolsRollout
@@ -42,10 +43,15 @@ class ToolLoop:
     def __init__(self, rollout: ToolsRollout, tools: Sequence[Tool], client: httpx.AsyncClient) -> None:
         self._rollout, self._tools, self._client = rollout, tools, client
         self._schemas = [tool.schema for tool in tools]
+        self._errors: Counter[str] = Counter()  # by API key
 
     def stuck(self) -> bool:
         """Whether a tool has calls that timed out and still run."""
         return any(tool.stuck() for tool in self._tools)
+
+    def take_errors(self, api_key: str) -> int:
+        """How many calls the model saw as errors in the episode with this key, however it ended. Forgets them."""
+        return self._errors.pop(api_key, 0)
 
     async def solve(self, row: Mapping[str, Any], base_url: str, api_key: str) -> None:
         """Run one episode on ``row["prompt"]``. Returns nothing, so that the scorer judges the last answer.
@@ -62,7 +68,9 @@ class ToolLoop:
             uses = {tool.name: await stack.enter_async_context(tool.episode()) for tool in self._tools}
             while calls := await self._next_calls(messages, base_url, api_key):
                 for call in calls:
-                    content = await self._answer(call, uses, left)
+                    text, is_error = await self._answer(call, uses, left)
+                    self._errors[api_key] += is_error
+                    content = shortened(text, self._rollout.max_output)
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
                     left -= 1
 
@@ -82,17 +90,17 @@ class ToolLoop:
         calls: Sequence[Mapping[str, Any]] = choice["message"].get("tool_calls") or ()
         return calls
 
-    async def _answer(self, call: Mapping[str, Any], uses: Mapping[str, Use], left: int) -> str:
-        """What the model gets to see of one call."""
+    async def _answer(self, call: Mapping[str, Any], uses: Mapping[str, Use], left: int) -> Seen:
+        """What the model gets to see of one call, before it is shortened."""
         name = call["function"]["name"]
         try:
             if left <= 0:
                 raise ToolProblem("no tool calls are left: answer now")
             if name not in uses:
                 raise ToolProblem(f"there is no tool {name!r:.60}; the tools are {', '.join(uses)}")
-            return shortened(await uses[name](_arguments(call)), self._rollout.max_output)
+            return await uses[name](_arguments(call))
         except ToolProblem as problem:
-            return shortened(f"error: {problem}", self._rollout.max_output)
+            return Seen(f"error: {problem}", is_error=True)
 
 
 class GatewayRefused(Exception):

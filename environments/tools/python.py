@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from environments.tools.base import ToolProblem, Use, described
+from environments.tools.base import Seen, ToolProblem, Use, described
 from reward_servers.sandbox.health import Sandbox
 from reward_servers.sandbox.interpreter import Interpreter
 from reward_servers.sandbox.judge import Case, ProgramResult, verdict_of
@@ -59,7 +59,7 @@ class Python:
             return
         held: list[_SlotThread] = []
 
-        async def use(given: Mapping[str, Any]) -> str:
+        async def use(given: Mapping[str, Any]) -> Seen:
             code = code_of(given)
             if not held:
                 held.append(await self._free.get())
@@ -80,7 +80,7 @@ class Python:
         for slot in self._slots:
             slot.close()
 
-    async def _call(self, given: Mapping[str, Any]) -> str:
+    async def _call(self, given: Mapping[str, Any]) -> Seen:
         code = code_of(given)
         slot = await self._free.get()
         running = slot.do(partial(_judge, code))
@@ -151,13 +151,15 @@ def _judge(code: bytes, sandbox: Sandbox) -> ProgramResult:
     return sandbox.judge(code, [_UNJUDGED])
 
 
-def _execute(slot: _SlotThread, code: bytes, sandbox: Sandbox) -> str:
+def _execute(slot: _SlotThread, code: bytes, sandbox: Sandbox) -> Seen:
     """What the model sees of one call in the episode's interpreter."""
     slot.interpreter = slot.interpreter or sandbox.interpreter()
     outcome = slot.interpreter.run(code)
     status, detail = verdict_of(outcome, _UNJUDGED)
-    text = shown(ProgramResult(status, 0, None, outcome, detail))
-    return text if slot.interpreter.running else f"{text}\n{_LOST}"
+    text, failed = shown(ProgramResult(status, 0, None, outcome, detail))
+    if not slot.interpreter.running:
+        text = f"{text}\n{_LOST}"
+    return Seen(text, failed or slot.interpreter.raised)
 
 
 def code_of(given: Mapping[str, Any]) -> bytes:
@@ -168,7 +170,7 @@ def code_of(given: Mapping[str, Any]) -> bytes:
     return code.encode("utf-8", "surrogatepass")
 
 
-def shown(result: ProgramResult) -> str:
+def shown(result: ProgramResult) -> Seen:
     """What the model sees of a program's run.
 
     Raises:
@@ -178,10 +180,11 @@ def shown(result: ProgramResult) -> str:
         raise ToolUnavailable(f"the tool python: {result.detail}")
     streams = (result.last.stdout, result.last.stderr) if result.last else ()
     parts = [_SANDBOX_FRAME.sub("", stream.decode("utf-8", "backslashreplace")) for stream in streams]
-    if result.status is not VerdictStatus.PASSED:
+    failed = result.status is not VerdictStatus.PASSED
+    if failed:
         parts.append(f"error: {result.detail}")
     text = "".join(part if part.endswith("\n") or not part else f"{part}\n" for part in parts).replace("\0", "\\0")
-    return text.rstrip("\n") or "(the program printed nothing)"
+    return Seen(text.rstrip("\n") or "(the program printed nothing)", failed)
 
 
 def schema_of(spec: PythonTool) -> Mapping[str, Any]:

@@ -25,10 +25,15 @@ REPL = Path(__file__).with_name("repl.py")
 SESSION_S = 86_400.0  # no episode is longer
 MOST_CPU_S = 3600  # of all pieces together, for each process
 MARK_BYTES = 64
+RAISED = b"\0raised"  # as in repl.py
 
 
 class Interpreter:
-    """Runs in ``slot`` from its first piece of code until `close`. Must be used from the slot's thread."""
+    """Runs in ``slot`` from its first piece of code until `close`. Must be used from the slot's thread.
+
+    Attributes:
+        raised: whether the last piece of code ended with an exception, which is printed and no failure.
+    """
 
     def __init__(self, slot: Slot, limits: SandboxLimits) -> None:
         self._slot, self._limits = slot, limits
@@ -37,6 +42,7 @@ class Interpreter:
         self._request = 0
         self._pipes: Pipes | None = None
         self._writer = -1
+        self.raised = False
 
     @property
     def running(self) -> bool:
@@ -44,12 +50,13 @@ class Interpreter:
         return self._pipes is not None
 
     def run(self, source: bytes) -> Outcome:
-        """Execute ``source``. An exception that it raises is printed and is no failure.
+        """Execute ``source``; see `raised` for exceptions.
 
         Raises:
             SandboxFailure: the sandbox failed and was killed.
             SlotEnded: the slot was ended.
         """
+        self.raised = False
         mark = b"\0" + secrets.token_hex(8).encode() + b"\n"
         try:
             pipes = self._pipes or self._start()
@@ -60,7 +67,9 @@ class Interpreter:
                 answer = self._follow(pipes, head + source, mark, meter)
                 stdout, stderr, note = pipes.take()
                 if answer is None:
-                    return Outcome(None, stdout.partition(mark)[0], stderr.partition(mark)[0], 0.0, 0.0, 0.0)
+                    errors = stderr.partition(mark)[0]
+                    self.raised = errors.endswith(RAISED)
+                    return Outcome(None, stdout.partition(mark)[0], errors.removesuffix(RAISED), 0.0, 0.0, 0.0)
                 answer["compile_error"], setup_failed = "", note[:1] == SETUP_FAILED
                 answer["setup_error"] = note[1:].decode(errors="replace") if setup_failed else ""
                 killed = group is not None and group.oom_kills() > ooms

@@ -2,8 +2,8 @@
 """The program that an `Interpreter` runs in its sandbox: executes cells in one namespace until its input ends.
 
 A cell arrives as a line ``TOKEN LENGTH CPU_SECONDS`` and LENGTH bytes. When it has been executed, a line with a zero
-byte and TOKEN is written to both outputs. Code in a cell shares the process and can forge that line, or break this
-loop, but only its own episode sees the result.
+byte and TOKEN is written to both outputs, to standard error behind `RAISED` if the cell raised an exception. Code in a
+cell shares the process and can forge that line, or break this loop, but only its own episode sees the result.
 """
 
 import linecache
@@ -13,6 +13,8 @@ import signal
 import sys
 import traceback
 import types
+
+RAISED = b"\0raised"
 
 
 def main() -> None:
@@ -26,11 +28,12 @@ def main() -> None:
         token, length, cpu_s = line.split()
         number += 1
         _limit(float(cpu_s))
-        _execute(cells.read(int(length)), f"cell {number}", scope)
+        returned = _execute(cells.read(int(length)), f"cell {number}", scope)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        for fd in (2, 1):
-            os.write(fd, b"\0" + token + b"\n")
+        mark = b"\0" + token + b"\n"
+        os.write(2, mark if returned else RAISED + mark)
+        os.write(1, mark)
 
 
 def _limit(cpu_s: float) -> None:
@@ -41,7 +44,8 @@ def _limit(cpu_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (wanted if most < 0 else min(wanted, most), most))
 
 
-def _execute(source: bytes, name: str, scope: types.ModuleType) -> None:
+def _execute(source: bytes, name: str, scope: types.ModuleType) -> bool:
+    """Execute a cell; returns whether it came to its end without an exception."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     text = source.decode("utf-8", "backslashreplace")
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -50,6 +54,8 @@ def _execute(source: bytes, name: str, scope: types.ModuleType) -> None:
     except BaseException as problem:  # noqa: BLE001 - the model is to see whatever its code raises
         inner = problem.__traceback__.tb_next if problem.__traceback__ else None
         traceback.print_exception(type(problem), problem, inner)
+        return False
+    return True
 
 
 main()

@@ -21,6 +21,7 @@ class EpisodeFigures:
         begun: when the programs were started.
         seconds_n: how long each ran.
         ends_n: how each ended: "" if its program returned, otherwise as in the metrics ``episodes_<end>``.
+        tool_errors_n: calls of tools that the model saw as errors; None where that is not known.
     """
 
     actor: str
@@ -30,6 +31,7 @@ class EpisodeFigures:
     seconds_n: tuple[float, ...]
     ends_n: tuple[str, ...]
     reports: tuple[EpisodeReport, ...]
+    tool_errors_n: tuple[int | None, ...] = ()
 
     @property
     def environment_seconds(self) -> float:

@@ -96,6 +96,7 @@ class Episodes:
             seconds_n=tuple(each.seconds for each in done.outcomes),
             ends_n=tuple(end_of(*pair) for pair in zip(done.outcomes, reports, strict=True)),
             reports=reports,
+            tool_errors_n=tuple(each.tool_errors for each in done.outcomes),
         )
         return MadeGroup(group, meta, packed, (begun, generated), figures)
 

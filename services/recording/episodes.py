@@ -18,6 +18,7 @@ def episode_metrics(episodes: EpisodesOfStep | None, *, seconds: float) -> dict[
     spent = sum(sum(group.seconds_n) for group in groups)
     environment = sum(group.environment_seconds for group in groups)
     ends = Counter(end for group in groups for end in group.ends_n if end)
+    errors = [count for group in groups for count in group.tool_errors_n if count is not None]
     count = len(reports)
     return {
         **rate,
@@ -28,5 +29,6 @@ def episode_metrics(episodes: EpisodesOfStep | None, *, seconds: float) -> dict[
         **({"environment_share": environment / spent} if spent else {}),
         "rewrites": sum(report.rewrites for report in reports),
         "parse_failures": sum(report.parse_failures for report in reports),
+        **({"tool_errors_mean": sum(errors) / len(errors)} if errors else {}),
         **{f"episodes_{end}": number / count for end, number in sorted(ends.items())},
     }

@@ -81,18 +81,21 @@ def try_program(
 
     Args:
         length: longest prompt plus answer of a call, in tokens.
-        says: what the stub answers every call with; "" for a sentence of its own.
+        says: what the stub answers every call with, parsed as the job's `gateway` says; "" for a sentence of its own.
 
     Raises:
-        JobError: the program raised, hung, ended its process, made no call or rewrote the history.
+        JobError: the program raised, hung, ended its process, made no call or rewrote the history; or vLLM has no such
+            parser.
     """
-    return asyncio.run(_try(job, rollout, prompt, length, says or SAYS))
+    return asyncio.run(_try(job, rollout, prompt, length, says))
 
 
 async def _try(job: RLJob | RFTJob | EvalJob, rollout: Rollout, prompt: Prompt, length: int, says: str) -> EpisodeTrial:
     tokenizer = load_tokenizer(job.model.folder)
     stops = stop_token_ids(job.model.folder, tokenizer)
-    gateway = Gateway(StubEngine(tokenizer, stops, says), tokenizer, stops, GatewaySpec(sampling=job.gateway.sampling))
+    # The stub's own sentence has nothing to parse, so it does without the seconds that importing vLLM takes.
+    spec = job.gateway if says else GatewaySpec(sampling=job.gateway.sampling)
+    gateway = Gateway(StubEngine(tokenizer, stops, says or SAYS), tokenizer, stops, spec)
     sampling = job.sampling
     top_p = sampling.top_p if isinstance(sampling, EvalSampling) else 1.0
     limits = Limits(rollout.max_calls, sampling.max_tokens, length, rollout.on_rewrite)
@@ -170,9 +173,9 @@ class StubEngine:
         on_tokens: OnTokens | None,
     ) -> Drawn:
         tokens = self._tokens[:max_tokens]
-        if on_tokens:
-            on_tokens(tokens)
-        return Drawn(tokens, [0.0] * len(tokens), [0] * len(tokens), stopped=len(tokens) == len(self._tokens))
+        end = on_tokens(tokens) if on_tokens else None
+        drawn = Drawn(tokens, [0.0] * len(tokens), [0] * len(tokens), stopped=len(tokens) == len(self._tokens))
+        return drawn if end is None else drawn.first(end)
 
 
 @contextlib.asynccontextmanager

@@ -166,6 +166,32 @@ async def test_each_call_is_made_with_the_weights_of_its_version(pool: ActorPool
     assert np.abs(group.logprobs_T - expected(oracle, swapped)).max() > 0.1, "the two versions differ clearly"
 
 
+async def test_answers_that_stop_at_a_text_are_recorded_as_they_were_sampled(pool: ActorPool, oracle: Oracle) -> None:
+    stops = ["e", "t", "a ", "o"]
+
+    async def run(opened: OpenedSessions) -> tuple[list[int], int]:
+        told: list[int] = []
+        stopped = 0
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.keys[0], max_retries=0) as client:
+            messages: list[Any] = [user("count to ten, please")]
+            for stream in (False, True, False):
+                asked: Any = {"model": "m", "messages": messages, "stop": stops, "max_tokens": 30, "stream": stream}
+                answer: Any = await client.chat.completions.create(**asked)
+                choices = [each async for chunk in answer for each in chunk.choices] if stream else answer.choices
+                text = "".join((each.delta if stream else each.message).content or "" for each in choices)
+                assert not any(stop in text for stop in stops)
+                told += choices[-1].token_ids
+                stopped += choices[-1].finish_reason == "stop" and len(choices[-1].token_ids) > 0
+                messages += [{"role": "assistant", "content": text}, user("go on")]
+        return told, stopped
+
+    answers = [await recorded(pool, run, request(n=1, seed=seed)) for seed in range(4)]
+    for (told, _), group, (report,) in answers:
+        assert (report.calls, report.rewrites, group.tokens_T.tolist()) == (3, 0, told)
+        np.testing.assert_allclose(group.logprobs_T, expected(oracle, group), atol=1e-4)
+    assert sum(stopped for (_, stopped), _, _ in answers) > 6
+
+
 async def test_seeds_repeat_episodes(pool: ActorPool) -> None:
     once, again = [await recorded(pool, everyone, request(seed=11)) for _ in range(2)]
     assert once[1].tokens_T.tolist() == again[1].tokens_T.tolist()

@@ -1,6 +1,7 @@
 """Whole runs in which a model that has learned its calls by heart uses tools; one job is that of docs/agents.md."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import yaml
 
 from environments.tools.functions import load_function
 from environments.tools.python import schema_of
+from services.runs.episode_trial import try_program
 from services.runs.run import Result
 from services.stack.ephemeral import Stack
 from tests.integration.jobs import run_job
 from tests.pages import ROOT, blocks
 from tests.taught import taught
+from volley.job import JOB, EvalJob
+from volley.records import Prompt
 from volley.rollout import FunctionTool, PythonTool
 
 pytestmark = pytest.mark.integration
@@ -118,9 +122,35 @@ async def test_log_probs_across_calls_are_the_learners(trained: Result) -> None:
     for row in rows:
         assert row["logprob_mismatch_max"] < 1e-4
         assert row["turns_mean"] > 1.5
+        assert 0 < row["tool_errors_mean"] < 1, "the brick has no colour"
     ends = [row["end"] for row in trained.folder.read("ledger")]
     assert ends.count("trained") == 10
     assert {end.partition(":")[0] for end in ends} <= {"trained", "dropped"}  # of the unavailable tool too few are left
+
+
+def test_check_makes_the_call_of_an_answer(inputs: Path) -> None:
+    """The stub repeats its call until the episode has no calls left; its own sentence has none."""
+    job = JOB.validate_python(
+        {
+            **{"kind": "eval", "name": "check", "ks": [1], "sampling": {"n": 1, "max_tokens": 500}},
+            **{"model": {"path": str(inputs / "model")}, "data": {"path": str(inputs / "train.jsonl")}},
+            "rollout": {
+                **{"kind": "tools", "max_calls": 2},
+                "tools": [{"kind": "function", "target": "tests.integration.tool_functions:colour"}],
+            },
+            **{"gateway": {"tool_parser": "hermes"}, "scorer": {"kind": "exact"}},
+        }
+    )
+    assert isinstance(job, EvalJob)
+    assert job.rollout is not None
+    prompt = Prompt("p", "what colour is an apple?")
+    call = '<tool_call>\n{"name": "colour", "arguments": {"thing": "apple"}}\n</tool_call>'
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's import warns of many things
+        made = try_program(job, job.rollout, prompt, length=900, says=call)
+    assert (made.status, len(made.calls)) == ("no_answer", 2)
+    assert "<|im_start|>tool\nred<|im_end|>" in made.calls[1].context
+    assert len(try_program(job, job.rollout, prompt, length=900).calls) == 1
 
 
 async def test_the_job_of_the_page(stack: Stack, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

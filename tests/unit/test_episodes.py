@@ -16,6 +16,7 @@ from services.api.jobs import refusals
 from services.api.settings import ApiSettings
 from services.coordinator.episode_figures import EpisodeFigures, EpisodeLog, end_of, troubles_of
 from services.coordinator.episodes import Episodes, make_samples
+from services.coordinator.records import EpisodesOfStep
 from services.coordinator.schedule import longest_wait
 from services.coordinator.turns import ATTEMPTS
 from services.recording.episodes import episode_metrics
@@ -281,6 +282,14 @@ async def test_episodes_are_counted_between_two_steps() -> None:
     assert again.figures == ()
     assert EpisodeLog(None).take() is None
     assert episode_metrics(None, seconds=1.0) == {}
+
+
+async def test_errors_of_tools_are_a_mean_over_the_episodes_in_which_they_are_known() -> None:
+    made = figures(seconds=(1.0, 1.0, 1.0), calling=((), (), ()))
+    with_tools = EpisodesOfStep((replace(made, tool_errors_n=(3, None, 0)),), Usage())
+    assert episode_metrics(with_tools, seconds=1.0)["tool_errors_mean"] == 1.5
+    without = EpisodesOfStep((replace(made, tool_errors_n=(None,) * 3),), Usage())
+    assert "tool_errors_mean" not in episode_metrics(without, seconds=1.0)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def python() -> Iterator[Python]:
 
 async def use(tool: Python, code: object) -> str:
     async with tool.episode() as call:
-        return await call({"code": code})
+        return (await call({"code": code})).text
 
 
 async def test_what_is_printed_is_seen(python: Python) -> None:
@@ -55,6 +55,18 @@ async def test_failures_are_seen_without_the_sandbox_itself(python: Python) -> N
 )
 async def test_limits_are_seen(python: Python, code: str, message: str) -> None:
     assert message in await use(python, code)
+
+
+async def errors(tool: Python, *codes: str) -> list[bool]:
+    """Which of an episode's calls are errors in the model's eyes."""
+    async with tool.episode() as call:
+        return [(await call({"code": code})).is_error for code in codes]
+
+
+async def test_what_fails_counts_as_an_error(python: Python, kept: Python) -> None:
+    codes = ("print(1)", "1 / 0", "print(", "import sys\nprint('a', file=sys.stderr)", "while True: pass", "print(2)")
+    for tool in (python, kept):
+        assert await errors(tool, *codes) == [False, True, True, False, True, False]
 
 
 async def test_nothing_is_kept(python: Python) -> None:
@@ -101,7 +113,7 @@ def kept() -> Iterator[Python]:
 async def say(tool: Python, *codes: str) -> list[str]:
     """What one episode sees of its calls."""
     async with tool.episode() as call:
-        return [await call({"code": code}) for code in codes]
+        return [(await call({"code": code})).text for code in codes]
 
 
 async def test_an_episode_keeps_what_it_defines(kept: Python) -> None:

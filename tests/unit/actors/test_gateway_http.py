@@ -58,7 +58,9 @@ async def test_a_stream_says_the_same_as_a_whole_answer(served: Served) -> None:
         {"frequency_penalty": 0.1},
         {"presence_penalty": 1},
         {"logit_bias": {"5": 10}},
-        {"stop": ["\n"]},
+        {"stop": ["a", "b", "c", "d", "e"]},
+        {"stop": "a" * 201},
+        {"stop": [5]},
         {"response_format": {"type": "json_object"}},
         {"top_logprobs": 5, "logprobs": True},
         {"extra_body": {"guided_json": {}}},
@@ -91,6 +93,45 @@ async def test_sampling_may_be_asked_as_it_is_or_be_overridden(served: Served) -
     client = served.client("a", rule="override")
     await ask(client, USER, temperature=0.0, seed=3, extra_body={"guided_json": {}})
     assert served.engine.asked[-1] == {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 400}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_stops_at_a_text_and_is_continued_without_it(served: Served, stream: bool) -> None:
+    """What is recorded ends with the token that completes the text; what the client gets ends before it."""
+    client = served.client("Act: add 2\nObservation: 5", "So 4.")
+    reply = await ask(client, USER, stop=["Observation:", "Answer:"], stream=stream)
+    if stream:
+        choices = [choice async for chunk in reply for choice in chunk.choices]
+        content, last = "".join(choice.delta.content or "" for choice in choices), choices[-1]
+    else:
+        content, last = reply.choices[0].message.content, reply.choices[0]
+    sampled = split(TOKENIZER, "Act: add 2\nObservation:")
+    assert (content, last.finish_reason, last.token_ids) == ("Act: add 2\n", "stop", sampled)
+    session = served.session(client)
+    drawn = session.branches[0].calls[0].drawn
+    assert (drawn.tokens, drawn.logprobs, drawn.stopped) == (sampled, [-0.25] * len(sampled), True)
+    await ask(client, USER, {"role": "assistant", "content": content}, {"role": "user", "content": "Observation: 4"})
+    (branch,) = session.branches
+    assert (session.rewrites, branch.calls[1].context) == (
+        0,
+        TOKENIZER("<|im_end|>\n<|im_start|>user\nObservation: 4<|im_end|>\n<|im_start|>assistant\n").input_ids,
+    )
+    group, _ = await served.gateway.close_sessions([client.api_key], group_id=1, prompt_id="p", actor="a")
+    assert (group.texts, group.stopped_n.tolist()) == (("So 4.",), [True])
+
+
+@pytest.mark.parametrize(("behind", "new"), [("Observation: 4\n", " 4\n"), ("Result: 4\n", "Result: 4\n")])
+async def test_a_prompt_may_repeat_the_text_at_which_an_answer_stopped(served: Served, behind: str, new: str) -> None:
+    client = served.client("Act: add\nObservation: 5", "So 4. Observation: none")
+    first: Any = await client.completions.create(model="m", prompt="sum\n", stop="Observation:")
+    assert first.choices[0].text == "Act: add\n"
+    prompt = f"sum\nAct: add\n{behind}"
+    await client.completions.create(model="m", prompt=prompt, stop=["Observation:", ""])
+    (branch,) = served.session(client).branches
+    assert branch.calls[1].context == TOKENIZER(new, add_special_tokens=False).input_ids
+    group, _ = await served.gateway.close_sessions([client.api_key], group_id=1, prompt_id="p", actor="a")
+    assert group.texts == ("So 4. ",), "the scorer judges what the program saw"
+    assert TOKENIZER.decode(group.tokens_T) == "Act: add\nObservation:So 4. Observation:"
 
 
 async def test_a_rewritten_history_is_named_and_ends_the_episode(served: Served) -> None:

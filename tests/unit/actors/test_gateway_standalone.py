@@ -20,20 +20,16 @@ from volley.gateway import GatewaySpec
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Until(ScriptedEngine):
-    """Ends an answer as the engine does when ``until`` says so."""
+class Free(ScriptedEngine):
+    """An engine that takes the fields of a finished model's gateway."""
 
-    async def draw(self, prompt: list[int], *, until: Any = None, more: Any = None, **asked: Any) -> Drawn:
-        drawn = await super().draw(prompt, more=dict(more or {}), **asked)
-        for end in range(1, len(drawn.tokens)) if until else ():
-            if until(drawn.tokens[:end]):
-                return Drawn(drawn.tokens[:end], drawn.logprobs[:end], drawn.versions[:end], stopped=True)
-        return drawn
+    async def draw(self, prompt: list[int], *, more: Any = None, **asked: Any) -> Drawn:
+        return await super().draw(prompt, more=dict(more or {}), **asked)
 
 
 class Serving:
     def __init__(self, token: str | None, hosts: Collection[str] | None) -> None:
-        self.engine = Until()
+        self.engine = Free()
         gateway = StandaloneGateway(self.engine, TOKENIZER, [EOS], GatewaySpec(), context=200, token=token)
         self.server = Server("127.0.0.1")
         self.server.start(create_app(gateway, "tiny", hosts))

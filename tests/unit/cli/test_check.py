@@ -120,6 +120,10 @@ def endless(row, base_url, api_key):
 def nothing(row, base_url, api_key):
     ask(base_url, api_key, USER)
 
+def spell(word: str) -> str:
+    '''Spell a word.'''
+    return "-".join(word)
+
 class Held:
     async def setup(self):
         self.said = {"role": "user", "content": "held"}
@@ -204,6 +208,18 @@ def test_what_an_episode_shows(
     assert found == code, errors
     for each in told:
         assert each in (errors if code else out)
+
+
+def test_an_episode_with_tools_is_run_too(volley: Volley, program_job: Path) -> None:
+    tree = yaml.safe_load(program_job.read_text())
+    tools = {"kind": "tools", "tools": [{"kind": "function", "target": "my_checked_agent:spell"}]}
+    more = {"rollout": tools, "scorer": {"kind": "exact"}, "gateway": {"tool_parser": "hermes"}}
+    program_job.write_text(yaml.safe_dump({**tree, **more}))
+    code, out, errors = volley("check", str(program_job))
+    assert code == 0, errors
+    assert "tools ran one episode with prompt rows:1 and a stub as model" in out
+    assert "1 call of the model" in out
+    assert "the scorer judges the answer" in out
 
 
 LOUD = """

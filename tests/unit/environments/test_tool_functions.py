@@ -102,7 +102,7 @@ def tool(name: str, timeout: float = 10.0) -> Function:
 
 async def use(function: Function, **given: Any) -> str:
     async with function.episode() as call:
-        return await call(given)
+        return (await call(given)).text
 
 
 def test_a_signature_becomes_a_schema() -> None:

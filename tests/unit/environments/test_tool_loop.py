@@ -11,7 +11,7 @@ import pytest
 
 from environments.programs import Programs
 from environments.records import Outcome
-from environments.tools.base import ToolProblem, Use, described
+from environments.tools.base import Seen, ToolProblem, Use, described
 from environments.tools.loop import GatewayRefused, ToolLoop
 from volley.errors import ToolUnavailable
 from volley.rollout import FunctionTool, ToolsRollout
@@ -49,7 +49,7 @@ class Echo:
         finally:
             self.opened -= 1
 
-    async def _call(self, given: Mapping[str, Any]) -> str:
+    async def _call(self, given: Mapping[str, Any]) -> Seen:
         match given.get("does"):
             case "fail":
                 raise ToolProblem("bad luck " * 100)
@@ -57,7 +57,7 @@ class Echo:
                 raise ToolUnavailable("the service is down")
             case "hang":
                 await asyncio.sleep(30)
-        return str(given["text"])
+        return Seen(str(given["text"]), is_error=bool(given.get("broken")))
 
     def stuck(self) -> bool:
         return False
@@ -129,6 +129,19 @@ async def test_calls_beyond_the_limit_are_refused_but_answered() -> None:
     assert outcome == Outcome()
     contents = [message["content"] for message in gateway.requests[1]["messages"][2:]]
     assert contents == ["a", "b", "error: no tool calls are left: answer now"]
+
+
+async def test_errors_of_an_episode_are_counted_however_it_ends() -> None:
+    spec = ToolsRollout(tools=(FunctionTool(target="a:echo"),), max_tool_calls=4)
+    seen = calls({"does": "fail"}, {"text": "a"}, {"text": "error: not one"}, {"text": "b", "broken": 1}, {"text": "c"})
+    for last, failure in ((says("42"), ""), (calls({"does": "down"}), ""), (httpx.Response(410), "GatewayRefused")):
+        gateway = Gateway(seen, last, says("42"))
+        async with httpx.AsyncClient(transport=httpx.MockTransport(gateway.answer)) as client:
+            loop = ToolLoop(spec, [Echo()], client)
+            ended = await Programs(loop.solve, 10.0).run(ROW, URL, "key")
+        assert failure in ended.outcome.failure
+        refused = last == calls({"does": "down"})  # beyond max_tool_calls
+        assert (loop.take_errors("other"), loop.take_errors("key"), loop.take_errors("key")) == (0, 3 + refused, 0)
 
 
 async def test_a_tool_that_cannot_work_fails_the_episode() -> None:
