@@ -15,7 +15,7 @@ columns, h heads, d head size.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -77,9 +77,15 @@ class RowSplit:
         return first_T, second_T
 
 
+class _Context(Protocol):
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Joined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores_2t: Tensor, place_t: Tensor, tokens: int, group: "ProcessGroup") -> Tensor:
+    def forward(ctx: _Context, scores_2t: Tensor, place_t: Tensor, tokens: int, group: "ProcessGroup") -> Tensor:
         ctx.save_for_backward(place_t)
         whole_2T = scores_2t.new_zeros(len(scores_2t), tokens)
         whole_2T[:, place_t] = scores_2t
@@ -88,7 +94,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Every rank has the same loss, so a rank's own part of its gradient is complete."""
         (place_t,) = ctx.saved_tensors
         return grads[0][:, place_t], None, None, None

@@ -4,12 +4,23 @@ Left to itself, DeepSpeed 0.19 keeps float32 weights twice, copies all gradients
 once more before AdamW uses them, and again to look for infinities. Each of these copies is as large as the model.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
 
 # Elements whose gradients a CPU reduces at once; a larger parameter goes alone, without a copy.
 REDUCED = 1 << 22
 # Elements that AdamW updates at once, after a copy of their gradients; the same holds for larger parameters.
 UPDATED = 1 << 24
+
+
+class ZeroOptimizer(Protocol):
+    """DeepSpeed's ZeRO-3 optimiser: flat float32 or narrow weights, and their master copies in float32."""
+
+    fp16_partitioned_groups_flat: Sequence[Tensor | None]
+    fp32_partitioned_groups_flat: Sequence[Tensor]
+    has_overflow: Callable[..., bool]
 
 
 def sparing_settings(*, cuda: bool) -> dict[str, Any]:
@@ -18,8 +29,8 @@ def sparing_settings(*, cuda: bool) -> dict[str, Any]:
     return {"sub_group_size": UPDATED, **({"contiguous_gradients": True} if cuda else on_cpu)}
 
 
-def spare(zero: Any) -> None:
-    """Drop what DeepSpeed's ZeRO-3 optimiser ``zero`` holds twice. Call it before the first step."""
+def spare(zero: ZeroOptimizer) -> None:
+    """Drop what ``zero`` holds twice. Call it before the first step."""
     for flat, master in zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True):
         if flat is not None and (flat.dtype, flat.device) == (master.dtype, master.device):
             master.data = flat.data  # so AdamW updates float32 weights themselves

@@ -67,7 +67,8 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
     times = StepTimes(0.0, 1.0, 2.0, 2.5, 3.0)
     report_of_episode = EpisodeReport(None, 2, 5, calling=((0.5, 1.0),), calling_seconds=0.5)
     ends = ("raised", "timeout", "no_call", "rewritten", "lost", "calls", "tokens", "context")
-    figures = EpisodeFigures("actor-0", "environment-0", 0.0, 0.0, (1.0,) * 8, ends, (report_of_episode,) * 8)
+    reports, tool_errors = (report_of_episode,) * 8, (1,) * 8
+    figures = EpisodeFigures("actor-0", "environment-0", 0.0, 0.0, (1.0,) * 8, ends, reports, tool_errors)
     episodes = EpisodesOfStep((figures,), Usage(8, 8.0, 16.0))
     finished = FinishedStep(0, made, report, broadcast, times, 10, Ledger().counts(), episodes)
     return step_row(finished, Progress([*prompts.values()]), seconds=1.0)
