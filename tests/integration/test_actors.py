@@ -178,9 +178,18 @@ async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: 
         await flowing_now
         return groups
 
+    async def drawing() -> None:
+        async with asyncio.timeout(60):
+            while not all(actor.busy >= 128 for actor in pool.workers()):  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+
+    updates = [publish(version, oracle.weights[version]) for version in (1, 2)]  # while nothing else has to go on
     streams = [asyncio.create_task(stream()) for _ in range(6)]
     await flowing.wait()
-    reports = [await pool.broadcast(publish(version, oracle.weights[version])) for version in (1, 2)]
+    reports = []
+    for update in updates:
+        await drawing()
+        reports.append(await pool.broadcast(update))
     updated.set()
     groups = [group for groups in await asyncio.gather(*streams) for group in groups]
     for actor in ("actor-0", "actor-1"):
