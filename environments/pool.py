@@ -46,7 +46,7 @@ class EnvironmentPool:
         self._config = config
         self._workers: dict[int, _Worker] = {}
         self._dealing: LeastLoaded[_Worker] = LeastLoaded()  # those of them that take groups
-        self._running = 0  # episodes
+        self._running = 0  # episodes on `_workers`
         self._births: Counter[int] = Counter()
         self._base = self._wanted = config.workers.count  # the user's number, and what autoscaling makes of it
         self._waiting = 0
@@ -127,7 +127,8 @@ class EnvironmentPool:
         finally:
             self._note_usage(ended=len(keys))
             worker.episodes -= len(keys)
-            self._running -= len(keys)
+            if self._workers.get(worker.index) is worker:
+                self._running -= len(keys)
             self._dealing.lighter(worker)
             await self._notify()
             if worker.retired and worker.episodes == 0:
@@ -210,16 +211,22 @@ class EnvironmentPool:
             for worker in fresh.values():
                 self._take(worker)
             for index in [i for i in self._workers if i >= count]:
-                self._retire(self._workers.pop(index))
+                self._retire(self._workers[index])
         await self._notify()
 
     def _take(self, worker: "_Worker") -> None:
         self._workers[worker.index] = worker
         self._dealing.add(worker)
 
-    def _retire(self, worker: "_Worker") -> None:
-        worker.retired = True
+    def _leave(self, worker: "_Worker") -> None:
+        """Give the worker no further group, and count its episodes no longer."""
+        del self._workers[worker.index]
         self._dealing.remove(worker)
+        self._running -= worker.episodes
+
+    def _retire(self, worker: "_Worker") -> None:
+        self._leave(worker)
+        worker.retired = True
         if worker.episodes == 0:
             self._end(worker)
 
@@ -295,8 +302,7 @@ class EnvironmentPool:
             self._kill(worker)
             return
         self._note_usage()
-        del self._workers[worker.index]
-        self._dealing.remove(worker)
+        self._leave(worker)
         log.warning("%s; replacing it", str(end).partition("\n")[0])
         self._kill(worker)
         if self._count_death(end):
@@ -317,7 +323,7 @@ class EnvironmentPool:
             self._note_usage()
             self._take(fresh)
             if index >= self._wanted:  # scaled down in the meantime
-                self._retire(self._workers.pop(index))
+                self._retire(fresh)
         except Exception as error:  # noqa: BLE001 - nothing awaits this task: every `run` raises it
             self._failure = error
         finally:

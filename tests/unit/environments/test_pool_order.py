@@ -131,6 +131,26 @@ async def test_a_worker_that_was_replaced_leaves_its_place_to_the_new_one(pool: 
     assert groups(pool) == [["e", "f"], ["b", "d"]]
 
 
+async def test_episodes_of_a_retired_worker_do_not_count_as_use_of_those_that_are_left(pool: Pool) -> None:
+    tasks = await ask(pool, "a", "b", "c", "d")
+    retired = pool.at(1)
+    await pool.scale(1)
+    before = pool.usage()
+    await asyncio.sleep(0.02)
+    used = pool.usage() - before
+    assert 0 < used.busy_seconds <= used.room_seconds
+    retired.end()
+    retired.end()
+    await settle()
+    before = pool.usage()
+    await asyncio.sleep(0.02)
+    used = pool.usage() - before
+    assert used.busy_seconds == pytest.approx(used.room_seconds), "the other worker is as busy as it was"
+    pool.at(0).end()
+    pool.at(0).end()
+    assert len(await asyncio.gather(*tasks)) == 4
+
+
 async def test_a_stuck_worker_gets_no_further_group(pool: Pool) -> None:
     await ask(pool, "a", "b", "c", "d", "e")
     pool.at(0).end(stuck="thread")
