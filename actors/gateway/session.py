@@ -82,7 +82,7 @@ class Drawn:
 
     @property
     def stop(self) -> int | None:
-        """The stop token at the end; None if there is none."""
+        """The stop token that ended the answer; None if it ended otherwise."""
         return self.tokens[-1] if self.stopped and not self.stop_text else None
 
     def first(self, count: int) -> "Drawn":

