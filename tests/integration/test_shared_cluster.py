@@ -18,7 +18,7 @@ from volley.state import Observed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-LONG, SHORT = 800, 10  # steps
+LONG, SHORT = 400, 10  # steps
 SECONDS = 240.0
 
 
@@ -87,6 +87,29 @@ def observed(run: Run) -> Observed:
     return seen
 
 
+def driver(run: Run) -> int:
+    """The process id of the run's driver."""
+    return int(observed(run).driver.rpartition(":")[2])
+
+
+def halt_under_way(runs: list[Run]) -> None:
+    """Stop each run's driver once it has done five steps."""
+
+    def all_halted() -> bool:
+        for run in [run for run in runs if observed(run).step >= 5]:
+            os.kill(driver(run), signal.SIGSTOP)
+            runs.remove(run)
+        return not runs
+
+    until(all_halted)
+
+
+def told_to_end(pid: int) -> bool:
+    """Whether SIGTERM waits for a stopped process."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return any(int(status[each], 16) >> (signal.SIGTERM - 1) & 1 for each in ("SigPnd", "ShdPnd"))
+
+
 def test_six_runs_share_a_cluster_in_order_and_nothing_is_lost(
     service: Service, client: Client, tmp_path: Path
 ) -> None:
@@ -101,13 +124,15 @@ def test_six_runs_share_a_cluster_in_order_and_nothing_is_lost(
 
     gate.stop()
     first, second, *others = queued
-    until(lambda: all(observed(run).step >= 5 for run in (first, second)))
-    os.kill(int(observed(first).driver.rpartition(":")[2]), signal.SIGKILL)
+    halt_under_way([first, second])  # so that neither ends before the test is done with it
+    os.kill(driver(first), signal.SIGKILL)
     urgent.set(priority=5)
     until(lambda: any(place.preempted_by == urgent.id for place in client.queue().items))
     for server in ("services.api.serve", "redis-server"):
         os.kill(service.child(server), signal.SIGKILL)
     until(lambda: waiting(client)[-2:] == [run.id for run in others])
+    until(lambda: told_to_end(driver(second)))
+    os.kill(driver(second), signal.SIGCONT)
     assert admitted(client, (urgent, *others)) == [run.id for run in (urgent, *others)]
 
     runs = (first, second, urgent, *others)
