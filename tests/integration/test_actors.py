@@ -178,8 +178,13 @@ async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: 
         await flowing_now
         return groups
 
-    async def drawing() -> None:
+    async def drawing(version: int) -> None:
+        """Wait until each actor has drawn tokens with these weights, and has more to draw."""
+        drawn: set[str] = set()
         async with asyncio.timeout(60):
+            while len(drawn) < 2:
+                group = await generate(pool, request(n=1, max_tokens=1))
+                drawn |= {group.actor} if version in group.versions_T else set()
             while not all(actor.busy >= 128 for actor in pool.workers()):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
 
@@ -188,7 +193,7 @@ async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: 
     await flowing.wait()
     reports = []
     for update in updates:
-        await drawing()
+        await drawing(update.version - 1)
         reports.append(await pool.broadcast(update))
     updated.set()
     groups = [group for groups in await asyncio.gather(*streams) for group in groups]

@@ -21,6 +21,12 @@ async def run(stage: Stage) -> AsyncIterator[FakeRun]:
     await stage.store.delete(made.record.id)
 
 
+@pytest.fixture
+def visit(run: FakeRun, visit: Open) -> Open:
+    """As `visit`, with pages that close before the run they show is deleted."""
+    return visit
+
+
 async def opened(visit: Open, run: FakeRun, **options: object) -> Page:
     page = await visit(f"#/runs/{run.record.id}", **options)
     await expect(page.locator(".tile .value").first).not_to_have_text("–")
