@@ -1,14 +1,17 @@
 """Tokens per second of episodes, compared with plain samples of the same engine, and what the gateway adds to a call.
 
     python -m benchmarks.episodes.speed [--episodes 64] [--calls 4] [--tokens 32] [--wait 1.0] [--rounds 3]
+                                        [--width 256] [--layers 4]
 
-One engine on CPU with a model of 3 million parameters takes turns: plain samples, as many at once as episodes; episodes
-whose program calls the model without a pause; episodes whose environment takes ``--wait`` seconds after each call; and
-four times as many of these at once. Programs run in a process of their own and use the OpenAI client, as in a run.
+One engine on CPU with a small model takes turns: plain samples, as many at once as episodes; episodes whose program
+calls the model without a pause; episodes whose environment takes ``--wait`` seconds after each call; and four times as
+many of these at once. Programs run in a process of their own and use the OpenAI client, as in a run. Of the time of a
+call beyond the engine's, the gateway's part is that from the first byte of the request to the last of the answer.
 """
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import statistics
@@ -19,6 +22,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.config import ActorConfig, EpisodesRequest
 from actors.environment import engine_environment
@@ -38,17 +43,25 @@ async def play(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str,
     """The program: calls, each followed by the environment's time. Its detail is the seconds of the calls."""
     from openai import AsyncOpenAI
 
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=connections())
     seconds = []
-    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-        messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
-        for _ in range(row["calls"]):
-            begun = time.perf_counter()
-            answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=row["tokens"])
-            seconds.append(time.perf_counter() - begun)
-            reply = answer.choices[0].message
-            messages += [reply.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
-            await asyncio.sleep(row["wait"])
+    messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
+    for _ in range(row["calls"]):
+        begun = time.perf_counter()
+        answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=row["tokens"])
+        seconds.append(time.perf_counter() - begun)
+        reply = answer.choices[0].message
+        messages += [reply.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+        await asyncio.sleep(row["wait"])
     return {"reward": 1.0, "detail": json.dumps([round(each, 6) for each in seconds])}
+
+
+@functools.cache
+def connections() -> Any:
+    """The connections of all episodes of the process: an HTTP client's certificates take 20 ms of CPU to load."""
+    from openai import DefaultAsyncHttpxClient
+
+    return DefaultAsyncHttpxClient()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +71,44 @@ class Turn:
     Attributes:
         rate: sampled tokens per second.
         added: seconds that a call took for the program beyond those of the engine, one per episode.
+        gateway: the part of it in the gateway, the mean over calls.
         cached: share of the later calls' prompt tokens that the engine had in its prefix cache.
     """
 
     rate: float
     added: tuple[float, ...] = ()
+    gateway: float = 0.0
     cached: float = 0.0
+
+
+class Timed:
+    """An application, with the seconds it takes to answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.seconds = app, 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+        await self._app(scope, receive, send)
+        self.seconds += time.perf_counter() - begun
 
 
 class Sides:
     """Plain samples and episodes on one engine."""
 
     def __init__(
-        self, engine: Any, gateway: Any, url: str, programs: OutsidePrograms, args: argparse.Namespace
+        self, engine: Any, gateway: Any, app: Timed, url: str, programs: OutsidePrograms, args: argparse.Namespace
     ) -> None:
-        self._engine, self._gateway, self._url, self._programs, self._args = engine, gateway, url, programs, args
+        self._engine, self._gateway, self._app, self._url = engine, gateway, app, url
+        self._programs, self._args = programs, args
         self._prompts = 0
         self._seen = self._cached = 0
         self._outputs = engine._outputs
         engine._outputs = self._counted
 
-    async def _counted(self, prompt: list[int], params: Any) -> AsyncIterator[Any]:
+    async def _counted(self, prompt: list[int], params: Any, request: str | None = None) -> AsyncIterator[Any]:
         """The engine's outputs, with the prompt tokens from its prefix cache counted."""
-        async for output in self._outputs(prompt, params):
+        async for output in self._outputs(prompt, params, request):
             yield output
         self._seen, self._cached = self._seen + len(prompt), self._cached + (output.num_cached_tokens or 0)
 
@@ -108,6 +136,7 @@ class Sides:
     async def episodes(self, at_once: int, wait: float) -> Turn:
         """Episodes that all begin at once."""
         self._seen = self._cached = 0
+        answering = self._app.seconds
         limits = Limits(self._args.calls, self._args.calls * self._args.tokens, LENGTH)
         keys = self._gateway.open_sessions(EpisodesRequest(0, "p", at_once, 1.0, 1.0, limits))
         row = {"calls": self._args.calls, "tokens": self._args.tokens, "wait": wait}
@@ -123,7 +152,9 @@ class Sides:
             (sum(json.loads(each.outcome.detail)) - report.calling_seconds) / report.calls
             for each, report in zip(ended, reports, strict=True)
         )
-        return Turn(int(group.lengths_n.sum()) / seconds, added, self._cached / self._seen)
+        calls, calling = sum(each.calls for each in reports), sum(each.calling_seconds for each in reports)
+        gateway = (self._app.seconds - answering - calling) / calls
+        return Turn(int(group.lengths_n.sum()) / seconds, added, gateway, self._cached / self._seen)
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> None:
@@ -141,11 +172,12 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     config = ActorConfig(ModelSpec(path=folder / "model"), actors, LENGTH, 0, folder, gateway=GatewaySpec())
     engine = await Engine.start(config, 0, "actor", folder / "engine.log")
     gateway, server = Gateway(engine, engine.tokenizer, engine.stop_ids, GatewaySpec()), Server("127.0.0.1")
-    server.start(create_app(gateway, "model", None))
+    app = Timed(create_app(gateway, "model", None))
+    server.start(app)
     programs = OutsidePrograms(Outside(sys.executable, "benchmarks.episodes.speed:play"), LONGEST_S, START_S, 0)
     try:
         await programs.start()
-        sides = Sides(engine, gateway, server.url, programs, args)
+        sides = Sides(engine, gateway, app, server.url, programs, args)
         await sides.plain(args.episodes), await sides.episodes(args.episodes, 0.0)  # warm up
         turns = [
             (
@@ -167,29 +199,30 @@ def report(turns: Sequence[tuple[Turn, ...]], args: argparse.Namespace) -> None:
     """Print the medians over rounds; ratios are of turns of the same round."""
     n, wait = args.episodes, args.wait
     names = (f"{n} plain samples", f"{n} episodes", f"{n} episodes, {wait:g} s", f"{MORE * n} episodes, {wait:g} s")
-    print(f"{'at once':28} {'tokens/s':>9} {'ratio':>6}   added to a call: median, longest   prefix cache")
+    print(f"{'at once':28} {'tokens/s':>9} {'ratio':>6}   added to a call: median, longest   gateway   prefix cache")
     for at, name in enumerate(names):
         rate = statistics.median(each[at].rate for each in turns)
         line = f"{name:28} {rate:9.0f} {statistics.median(each[at].rate / each[0].rate for each in turns):6.2f}"
         if at:
             added = [1000 * seconds for each in turns for seconds in each[at].added]
             cached = statistics.median(each[at].cached for each in turns)
-            line += f"   {statistics.median(added):13.1f} ms {max(added):10.1f} ms {cached:14.0%}"
+            gateway = 1000 * statistics.median(each[at].gateway for each in turns)
+            line += f"   {statistics.median(added):13.1f} ms {max(added):10.1f} ms {gateway:7.1f} ms {cached:11.0%}"
         print(line)
 
 
-def write_model(folder: Path) -> None:
-    """Write an untrained chat model of about 3 million parameters."""
+def write_model(folder: Path, width: int, layers: int) -> None:
+    """Write an untrained chat model."""
     from tests.chat_models import chat_tokenizer
     from tests.models import tiny_llama
 
     tiny_llama(
         folder / "model",
         tokenizer=chat_tokenizer(),
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        head_dim=64,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        head_dim=width // 4,
         initializer_range=0.02,
     )
 
@@ -201,9 +234,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="of an answer")
     parser.add_argument("--wait", type=float, default=1.0, help="seconds of the environment after each call")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--width", type=int, default=256, help="of the model, a multiple of 128")
+    parser.add_argument("--layers", type=int, default=4, help="of the model")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder))
+        write_model(Path(folder), args.width, args.layers)
         asyncio.run(measure(args, Path(folder)))
 
 
