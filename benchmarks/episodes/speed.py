@@ -5,8 +5,8 @@
 
 One engine on CPU with a small model takes turns: plain samples, as many at once as episodes; episodes whose program
 calls the model without a pause; episodes whose environment takes ``--wait`` seconds after each call; and four times as
-many of these at once. Programs run in a process of their own and use the OpenAI client, as in a run. Of the time of a
-call beyond the engine's, the gateway's part is that from the first byte of the request to the last of the answer.
+many of these at once. Programs run in a process of their own and use the OpenAI client, as in a run. Of the time that
+a call takes beyond the engine's, the gateway's part lies between the arrival of the request and the end of the answer.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.config import ActorConfig, EpisodesRequest
 from actors.environment import engine_environment
+from actors.gateway.rendering import Setting
 from actors.gateway.session import Limits
 from environments.outside.interpreter import Outside
 from environments.outside.programs import OutsidePrograms
@@ -58,7 +59,7 @@ async def play(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str,
 
 @functools.cache
 def connections() -> Any:
-    """The connections of all episodes of the process: an HTTP client's certificates take 20 ms of CPU to load."""
+    """The connections of all episodes of the process, since every HTTP client loads certificates."""
     from openai import DefaultAsyncHttpxClient
 
     return DefaultAsyncHttpxClient()
@@ -116,13 +117,18 @@ class Sides:
         self._prompts += 1
         return f"count to {self._prompts} in {self._prompts * 7919 % 1000} steps"
 
+    def _asked(self, prompt: str) -> list[int]:
+        """The tokens of an episode's first call."""
+        tokens: list[int] = self._gateway.renderer.prompt([{"role": "user", "content": prompt}], Setting())
+        return tokens
+
     async def plain(self, at_once: int) -> Turn:
         """As many samples as the episodes have calls."""
 
         async def samples() -> int:
             total = 0
             for _ in range(self._args.calls):
-                prompt = self._gateway.renderer.tokens(self._prompt())
+                prompt = self._asked(self._prompt())
                 drawn = await self._engine.draw(
                     prompt, max_tokens=self._args.tokens, temperature=1.0, top_p=1.0, seed=None, on_tokens=None
                 )
@@ -140,9 +146,13 @@ class Sides:
         limits = Limits(self._args.calls, self._args.calls * self._args.tokens, LENGTH)
         keys = self._gateway.open_sessions(EpisodesRequest(0, "p", at_once, 1.0, 1.0, limits))
         row = {"calls": self._args.calls, "tokens": self._args.tokens, "wait": wait}
+        prompts = [self._prompt() for _ in keys]
         begun = time.perf_counter()
         ended = await asyncio.gather(
-            *(self._programs.run({**row, "prompt": self._prompt()}, self._url, key) for key in keys)
+            *(
+                self._programs.run({**row, "prompt": prompt}, self._url, key)
+                for prompt, key in zip(prompts, keys, strict=True)
+            )
         )
         seconds = time.perf_counter() - begun
         if failed := [each.outcome.failure for each in ended if each.outcome.failure]:
@@ -154,7 +164,8 @@ class Sides:
         )
         calls, calling = sum(each.calls for each in reports), sum(each.calling_seconds for each in reports)
         gateway = (self._app.seconds - answering - calling) / calls
-        return Turn(int(group.lengths_n.sum()) / seconds, added, gateway, self._cached / self._seen)
+        first = sum(len(self._asked(prompt)) for prompt in prompts)  # of which nothing is cached
+        return Turn(int(group.lengths_n.sum()) / seconds, added, gateway, self._cached / (self._seen - first))
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> None:

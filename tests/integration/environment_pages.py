@@ -41,7 +41,8 @@ def write_small(folder: Path, name: str, rows: int) -> None:
     volley(folder, create)
     tree["rollout"]["python"] = tree["rollout"]["python"].replace("~/.volley", str(folder / "home"))
     tree |= {"model": {"path": str(folder / "model")}, "data": {"path": str(folder / tree["data"]["path"])}}
-    tree |= {"steps": 2, "prompts_per_step": 2, "max_lag": 0, "sampling": {"n": 16, "max_tokens": 200}}
+    tree |= {"steps": 2, "prompts_per_step": 2, "max_lag": 0}
+    tree["sampling"] = {"n": 16, "max_tokens": 200}  # so many samples that some of a random model's end
     tree |= {"actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1}, "samples_kept": 100}
     tree["environment_workers"] = {"episodes": 16, "start_deadline_s": 300}
     (folder / "job.yaml").write_text(yaml.safe_dump(tree))

@@ -18,7 +18,7 @@ from volley.state import Observed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-LONG, SHORT = 400, 10  # steps
+LONG, SHORT = 800, 10  # steps; seconds, so that a run is seen under way before it ends
 SECONDS = 240.0
 
 
