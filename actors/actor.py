@@ -137,6 +137,16 @@ class Actor:
         async with self._updating:
             return await self._receive(update)
 
+    async def sleep(self) -> None:
+        """Leave the device to the learner until `wake` or `update`. Samples under way, and new ones, wait."""
+        async with self._updating:
+            await self._running.sleep()
+
+    async def wake(self) -> None:
+        """Generate again, with the weights it had."""
+        async with self._updating:
+            await self._running.wake()
+
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
         """Let the engine receive weights from the learner directly; returns before it has joined."""
         await self._running.join_weight_group(terms)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.gateway.session import Limits
+from volley.errors import JobError
 from volley.gateway import GatewaySpec
 from volley.job import ActorsSpec
 from volley.model import ModelSpec
@@ -26,6 +27,7 @@ class ActorConfig:
         log_dir: actor i and its engine log to ``actor-<i>.log`` in this folder.
         verify: before serving weights that carry a checksum, recompute it.
         gateway: how programs call the model; None without programs.
+        sleeps: engines must be able to give back the memory of a GPU.
     """
 
     model: ModelSpec
@@ -35,6 +37,7 @@ class ActorConfig:
     log_dir: Path
     verify: bool = False
     gateway: GatewaySpec | None = None
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,20 @@ class ActorInfo:
     vocab_size: int
     start_seconds: float
     model_processes: int = 1
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise `JobError` if the actor's model cannot take the prompt."""
+        length = len(request.prompt_p)
+        if not 0 < length < self.max_model_len:
+            raise JobError(
+                f"prompt {request.prompt_id!r} has {length} tokens, but the model takes 1 to "
+                f"{self.max_model_len - 1}: change it or remove it from the data"
+            )
+        if (token := int(request.prompt_p.max())) >= self.vocab_size:
+            raise JobError(
+                f"prompt {request.prompt_id!r} contains token {token}, but the model has only {self.vocab_size} "
+                "tokens: model.path has the tokenizer of another model"
+            )
 
 
 @dataclass(frozen=True, slots=True)

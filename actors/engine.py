@@ -47,9 +47,10 @@ class Engine:
         self._llm, self._tokenizer, self._config, self._name, self._log = llm, tokenizer, config, name, log
         self._stop_ids = stop_token_ids(config.model.folder, tokenizer)
         self._requests = itertools.count()
-        self._open = asyncio.Event()  # cleared while weights are loaded
+        self._open = asyncio.Event()  # cleared while weights are loaded, and while it sleeps
         self._open.set()
         self._version = 0
+        self._asleep = False
         self._processes = list(llm.engine_core.resources.engine_manager.processes)
         self._death: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         for process in self._processes:
@@ -152,8 +153,21 @@ class Engine:
         except VLLMClientError as error:
             raise JobError(f"vLLM rejects the prompt: {error}") from error
 
+    async def sleep(self) -> None:
+        """Pause in the middle of samples and give back the cache and, on a GPU, the memory of the weights.
+
+        Samples under way keep their tokens. Not to be called during `load`.
+        """
+        self._open.clear()
+        await self._alive(self._sleep())
+
+    async def wake(self) -> None:
+        """Continue after `sleep` with the weights it had."""
+        await self._alive(self._wake())
+        self._open.set()
+
     async def load(self, version: int, paths: list[str]) -> tuple[float, float]:
-        """Load new weights in the middle of samples. Only one call at a time.
+        """Load new weights in the middle of samples, and wake up if it sleeps. Only one call at a time.
 
         Args:
             version: the version of every token sampled from now on.
@@ -255,6 +269,8 @@ class Engine:
 
     async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:
         llm, core = self._llm, self._llm.engine_core
+        if self._asleep:
+            await llm.collective_rpc("take_memory_again")
         # The engine's own clock is read, because its current step still generates tokens after the request to pause.
         _, paused = await asyncio.gather(
             core.pause_scheduler_async(mode="keep", clear_cache=False), llm.collective_rpc("clock")
@@ -269,7 +285,21 @@ class Engine:
         _, _, resumed = await asyncio.gather(
             llm.update_weight_version(str(version)), llm.resume_generation(), llm.collective_rpc("clock")
         )
+        self._asleep = False
         return max(resumed) - min(paused), max(loads)
+
+    async def _sleep(self) -> None:
+        await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        # Samples under way are computed again from their tokens, since their keys and values go too.
+        await self._llm.reset_prefix_cache(reset_running_requests=True)
+        await self._llm.collective_rpc("give_memory_back")
+        self._asleep = True
+
+    async def _wake(self) -> None:
+        if self._asleep:
+            await self._llm.collective_rpc("take_memory_again")
+            await self._llm.resume_generation()
+            self._asleep = False
 
     def _decode(self, bodies: list[list[int]]) -> list[str]:
         return self._tokenizer.batch_decode(bodies, skip_special_tokens=True)  # type: ignore[no-any-return]

@@ -136,6 +136,16 @@ class ActorHandle:
         self.version = done.version
         return done
 
+    async def sleep(self) -> None:
+        """Leave the device to the learner until `wake` or `update`. Samples under way, and new ones, wait."""
+        with self.in_flight():
+            await self._answer(self._handle.sleep.remote(), "to sleep", self._spec.hang_deadline_s)
+
+    async def wake(self) -> None:
+        """Generate again, with the weights it had."""
+        with self.in_flight():
+            await self._answer(self._handle.wake.remote(), "to wake up", self._spec.hang_deadline_s)
+
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
         """Let the engine receive weights from the learner directly; returns before it has joined."""
         awaited = f"to join weight group {terms.name}"

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_mapped: list[mmap.mmap] = []  # by `mapped_zeros`; an engine keeps its caches until it ends
 
 
 def provide_on_first_use() -> None:
@@ -31,6 +32,12 @@ def _lazily(allocate: Callable[P, T]) -> Callable[P, T]:
             return allocate(*args, **kwargs)
 
     return allocate_lazily
+
+
+def give_back() -> None:
+    """Give the memory of all caches of this process back to the kernel. They are zeros then, as at first."""
+    for memory in _mapped:
+        memory.madvise(mmap.MADV_DONTNEED)
 
 
 class _LazyZeros(TorchFunctionMode):
@@ -56,4 +63,5 @@ def mapped_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)  # a fault per 2 MiB rather than per 4 KiB
+    _mapped.append(memory)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)

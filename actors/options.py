@@ -65,6 +65,8 @@ def engine_args(config: ActorConfig, index: int) -> AsyncEngineArgs:
         options["kv_cache_memory_bytes"] = int(spec.kv_cache_gb * 2**30)
     if 0 < spec.gpus < 1:  # vLLM refuses to start unless this share of the GPU is free
         options["gpu_memory_utilization"] = spec.gpus
+    if spec.gpus and config.sleeps:
+        options["enable_sleep_mode"] = True
     options |= spec.engine
     overrides = options.get("hf_overrides", {})
     # As the learner's head is; on CPUs vLLM would convert all of it for every token.

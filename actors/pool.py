@@ -27,7 +27,7 @@ from actors.config import (
 from actors.dealing import LeastLoaded
 from actors.gateway.groups import EpisodeReport
 from actors.handle import ActorHandle
-from volley.errors import DeadlineExceeded, JobError, VolleyError, WeightsGone, WorkerDied
+from volley.errors import DeadlineExceeded, VolleyError, WeightsGone, WorkerDied
 from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
 from volley.refs import Ref
 from volley.restarts import Restarts
@@ -57,6 +57,9 @@ class ActorPool:
         self._gone: WeightsGone | None = None  # set while no actor can start because the newest weights are lost
         self._changed = asyncio.Condition()  # notified when any of these changes: serving, newest, gone, failure
         self._scaling = asyncio.Lock()
+        self._awake = asyncio.Event()  # cleared while the learner has the actors' devices
+        self._awake.set()
+        self._starting = 0
 
     @classmethod
     async def start(cls, config: ActorConfig) -> "ActorPool":
@@ -117,7 +120,7 @@ class ActorPool:
         while True:
             actor = await self._least_loaded()
             if actor.info is not None:
-                _check_prompt(request, actor.info)
+                actor.info.check(request)
             try:
                 return await actor.generate(request)
             except (WorkerDied, DeadlineExceeded) as end:
@@ -170,8 +173,28 @@ class ActorPool:
             self._gone = None
             await self._notify()  # replacements wait for it
         updates = await _all(self._update(actor, update) for actor in self._serving)
+        if not self._awake.is_set():
+            await self.wake()
         received = tuple(done for done in updates if done is not None)
         return BroadcastReport(update.version, received, time.perf_counter() - started)
+
+    async def sleep(self) -> None:
+        """Leave the devices to the learner until the next `broadcast` or `wake`.
+
+        Actors that are starting finish that before; others start afterwards. Samples under way, and new ones, wait.
+
+        Raises:
+            WorkerDied, DeadlineExceeded: an actor ended or took too long, and may not be replaced.
+        """
+        self._awake.clear()
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._starting)
+        await _all(self._changing(actor, actor.sleep()) for actor in self._with_engines())
+
+    async def wake(self) -> None:
+        """Let all actors generate again, with the weights they had. Raises as `sleep`."""
+        await _all(self._changing(actor, actor.wake()) for actor in self._with_engines())
+        self._awake.set()
 
     @property
     def weight_group_members(self) -> tuple[tuple[str, int], ...]:
@@ -243,6 +266,16 @@ class ActorPool:
         finally:
             self._oldest = None
 
+    def _with_engines(self) -> list[ActorHandle]:
+        """The actors that may generate, while none is starting: those serving and those that finish their groups."""
+        return [*self._serving, *(actor for actor in self._not_serving if actor.info is not None)]
+
+    async def _changing(self, actor: ActorHandle, change: Awaitable[None]) -> None:
+        try:
+            await change
+        except (WorkerDied, DeadlineExceeded) as end:
+            self._lost(actor, end)
+
     async def _probe(self, actor: ActorHandle, request: GenerateRequest) -> Ref[Group] | None:
         try:
             group: Ref[Group] = (await actor.generate(request))[0]
@@ -252,8 +285,10 @@ class ActorPool:
         return group
 
     async def _start_one(self) -> None:
+        await self._awake.wait()
         actor = ActorHandle(self._config, next(self._indices))
         self._not_serving.add(actor)
+        self._starting += 1
         try:
             await actor.start()
             await self._bring_up_to_date(actor)
@@ -266,8 +301,9 @@ class ActorPool:
             raise
         finally:
             self._not_serving.discard(actor)
+            self._starting -= 1
+            await self._notify()
         _spawn(self._watch(actor), self._watching)
-        await self._notify()
 
     async def _bring_up_to_date(self, actor: ActorHandle) -> None:
         # A newer version may be published during an update, so look again after each.
@@ -346,20 +382,6 @@ class ActorPool:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _check_prompt(request: GenerateRequest, info: ActorInfo) -> None:
-    length = len(request.prompt_p)
-    if not 0 < length < info.max_model_len:
-        raise JobError(
-            f"prompt {request.prompt_id!r} has {length} tokens, but the model takes 1 to {info.max_model_len - 1}: "
-            "change it or remove it from the data"
-        )
-    if (token := int(request.prompt_p.max())) >= info.vocab_size:
-        raise JobError(
-            f"prompt {request.prompt_id!r} contains token {token}, but the model has only {info.vocab_size} tokens: "
-            "model.path has the tokenizer of another model"
-        )
 
 
 def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:

@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
-from actors.kv_memory import provide_on_first_use
+from actors.kv_memory import give_back, provide_on_first_use
 from actors.receiver import Receiver
 from actors.served_weights import served_weights
 from actors.weight_files import closing_all
@@ -195,6 +195,8 @@ class ServedWeights:
         def start_weight_update(self) -> None: ...
         def update_weights(self, update_info: dict[str, object]) -> None: ...
         def finish_weight_update(self) -> None: ...
+        def sleep(self, level: int) -> None: ...
+        def wake_up(self) -> None: ...
 
     def clock(self) -> float:
         """`time.monotonic` of the worker, read between two of the engine's steps."""
@@ -207,6 +209,18 @@ class ServedWeights:
         self.update_weights({"version": version, "paths": paths})
         self.finish_weight_update()
         return time.monotonic() - begun
+
+    def give_memory_back(self) -> None:
+        """Give back the cache and, on a GPU, the weights, which the host's memory keeps."""
+        if self.device.type == "cpu":
+            give_back()
+        else:
+            self.sleep(1)
+
+    def take_memory_again(self) -> None:
+        """Undo `give_memory_back`; the cache is empty."""
+        if self.device.type != "cpu":
+            self.wake_up()
 
     def save_served_weights(self, path: str) -> None:
         """Write `served_weights` to ``path`` as a safetensors file. Every worker takes part; the first one writes."""

@@ -167,6 +167,14 @@ class LearnerPool:
         self.weight_group = terms.name if formed else None
         return bool(formed)
 
+    async def sleep(self) -> None:
+        """Leave the devices to actors until `wake`: no other call may be made meanwhile but `saved` and `stop`."""
+        await self._call("leave the devices to the actors", "sleep")
+
+    async def wake(self) -> None:
+        """Take the devices back."""
+        await self._call("take the devices back", "wake")
+
     async def begin_save(
         self,
         folder: Path,

@@ -107,6 +107,14 @@ class Rank:
         """See `Publisher.join`. Only for rank 0; runs in a separate thread."""
         return self._started.publisher.join(terms)
 
+    def sleep(self) -> None:
+        """See `RankWorker.sleep`."""
+        self._started.sleep()
+
+    def wake(self) -> None:
+        """See `RankWorker.wake`."""
+        self._started.wake()
+
     def has_room_for_checkpoint(self) -> bool:
         """See `RankWorker.has_room_for_checkpoint`."""
         return self._started.has_room_for_checkpoint()

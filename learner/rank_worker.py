@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from learner.batch import Packer, rank_batch, sft_pieces, usable
 from learner.checkpoint import Snapshot, engine_files, load_engine, state_bytes, text_parts, write_file
@@ -204,6 +205,28 @@ class RankWorker:
             return self._publisher.update(version)
         self._contributor.settle()
         return None
+
+    def sleep(self) -> None:
+        """Leave the device to actors until `wake`: empty a GPU, or give back what a CPU's allocator keeps."""
+        self._settle()
+        if self._engine.device.type == "cuda":
+            from learner.offload import move_away
+
+            move_away(self._engines.values(), self._frozen)
+        return_freed_memory()
+
+    def wake(self) -> None:
+        """Take the device back."""
+        if self._engine.device.type == "cuda":
+            from learner.offload import move_back
+
+            move_back(self._engines.values(), self._frozen, self._engine.device)
+
+    @property
+    def _frozen(self) -> nn.Module | None:
+        """The reference policy, if it has weights of its own."""
+        reference = None if self._reinforcer is None else self._reinforcer.reference
+        return reference if isinstance(reference, nn.Module) else None
 
     def _settle(self) -> None:
         """Wait until the weights may change."""

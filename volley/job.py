@@ -17,6 +17,7 @@ from volley.model import ModelSpec
 from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
 from volley.objectives.tries import Terms, WeightOfK, terms_of
 from volley.patterns import NAME
+from volley.placement import Placement, check_placement
 from volley.rollout import EnvironmentWorkersSpec, Rollout, check_tools
 from volley.runtime_env import RuntimeEnvSpec
 from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection
@@ -230,6 +231,10 @@ class RLJob(_WithTurns):
     update: PolicyUpdate = PolicyUpdate()
     optimizer: PolicyOptimizer = PolicyOptimizer()
     learner: LearnerSpec = LearnerSpec()
+    placement: Placement = Field(
+        "separate",
+        description="colocated: actors and learner take turns on the same devices, and give their memory back between",
+    )
     broadcast: Broadcast = Broadcast()
     evaluation: InRunEvaluation | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -265,6 +270,11 @@ class RLJob(_WithTurns):
                 "broadcast.transport: collective cannot carry adapters, which actors merge on arrival: write "
                 "broadcast: {transport: object_store}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _devices_can_be_shared(self) -> Self:
+        check_placement(self)
         return self
 
     @model_validator(mode="after")

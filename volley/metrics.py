@@ -32,6 +32,7 @@ REFILL = "jobs with `sampling.refill`"
 SUPERVISED = "also supervised steps"
 REFERENCE = "`update.kl.coefficient` above 0, or `update.kl.logged`"
 VALUE = "jobs with a value model"
+COLOCATED = "jobs with `placement: colocated`"
 EPISODES = "jobs with `rollout`, of all groups made since the step before, dropped ones included"
 
 _METRICS: dict[str, dict[str, Metric]] = {
@@ -148,6 +149,11 @@ _METRICS: dict[str, dict[str, Metric]] = {
         "seconds_publish": Metric("s", "Beginning to publish, before the next step: on GPUs, gathering the weights."),
         "seconds_broadcast": Metric("s", "Storing and sending the weights, until the last actor serves them."),
         "seconds_stalled_max": Metric("s", "Longest pause of any actor to load them."),
+        "seconds_hand_over": Metric(
+            "s",
+            "Handing devices back after the step before, and to the learner; loading weights left out.",
+            COLOCATED,
+        ),
         "seconds_generate_mean": Metric("s", "Time to generate a group, mean over the batch."),
         "seconds_score_mean": Metric("s", "Time to score a group, mean over the batch."),
         "tokens_per_second": Metric("tokens/s", "`tokens` / time of the ranks' step.", SUPERVISED),

@@ -26,6 +26,7 @@ from learner.pool import LearnerPool
 from services.control.heartbeat import Status
 from services.control.steering import Steering
 from services.coordinator import loop as coordinator_module
+from services.coordinator.devices import Devices
 from services.coordinator.episodes import Episodes
 from services.coordinator.loop import Coordinator
 from services.coordinator.records import FinishedStep, Hooks, ReadyGroup
@@ -158,7 +159,7 @@ async def _measure(setting: Setting, latencies: Latencies, scratch: Path) -> Mea
         coordinator = Coordinator(
             job,
             _prompts(),
-            Roles(actors, rewards, learner),
+            Roles(actors, rewards, learner, Devices(actors, learner, shared=False)),
             Hooks(recorder, _never, _no_checkpoint, _nothing_stored, _agreed),
             turns=turns,
         )

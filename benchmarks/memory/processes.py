@@ -1,7 +1,7 @@
 """Memory of each process of a run: how it grows with the model, or what a run of a given model takes.
 
     python -m benchmarks.memory.processes [--shapes 4x256 8x768] [--steps 3]
-    python -m benchmarks.memory.processes --model MODEL [--steps 3]
+    python -m benchmarks.memory.processes --model MODEL [--steps 3] [--set placement=colocated ...]
 
 The first runs the first workload of the comparison with TRL on random models of two shapes (layers x width, float32)
 and prints each process's peak, and by how many bytes it grew per additional byte of weights, which leaves out what the
@@ -9,7 +9,8 @@ libraries need.
 
 The second runs the job of `make demo-llm` for a few steps with a folder's model in float32, and prints per kind of
 process its peak and, at the moment when all processes together took most, its share: memory that processes share is
-divided by their number, so that these add up. It also prints how much Ray spilled, and `benchmarks.memory.step`.
+divided by their number, so that these add up. It also prints how much Ray spilled, how long a step took, and
+`benchmarks.memory.step`. ``--set`` changes the job.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from benchmarks.objectives.report import print_table
 from benchmarks.versus_trl.volley_side import job_of
@@ -59,11 +61,13 @@ class Seen:
         peaks: by kind, the largest resident memory that one process ever had.
         most: by kind, the proportional shares at the moment when their sum was largest.
         spilled: the most that Ray's spilled objects took on the disk.
+        step_seconds: of each step.
     """
 
     peaks: dict[str, int] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
     spilled: int = 0
+    step_seconds: list[float] = field(default_factory=list)
 
 
 def main() -> None:
@@ -71,9 +75,14 @@ def main() -> None:
     parser.add_argument("--shapes", nargs=2, default=["4x256", "8x768"], metavar="LAYERSxWIDTH")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to the job of --model")
     args = parser.parse_args()
     if args.model is not None:
-        measure_model(args.model, args.steps)
+        measure_model(
+            args.model,
+            args.steps,
+            {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in args.set)},
+        )
     else:
         measure_shapes(args.shapes, args.steps)
 
@@ -92,11 +101,11 @@ def measure_shapes(shapes: list[str], steps: int) -> None:
     report(weights, peaks)
 
 
-def measure_model(model: Path, steps: int) -> None:
+def measure_model(model: Path, steps: int, changes: dict[str, Any]) -> None:
     """Run the job of the demo with ``model``, and a rank's step beside a plain loop, and print two tables."""
-    changes = {"model.path": str(model.resolve()), "steps": steps, "evaluation.data.size": 4, "checkpoint.every": steps}
+    own = {"model.path": str(model.resolve()), "steps": steps, "evaluation.data.size": 4, "checkpoint.every": steps}
     with tempfile.TemporaryDirectory() as folder:
-        seen = seen_of_run(SMOLLM2, Path(folder), changes)
+        seen = seen_of_run(SMOLLM2, Path(folder), {**own, **changes})
     parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // FLOAT32
     rows = [
         (name, round(peak / MIB), round(seen.most.get(name, 0) / MIB), peak / parameters)
@@ -105,7 +114,8 @@ def measure_model(model: Path, steps: int) -> None:
     print(f"{parameters / 1e6:.0f} million parameters, weights of {FLOAT32 * parameters / MIB:.0f} MiB\n")
     print_table(("process", "peak MiB of one", "share MiB of all", "peak, bytes per parameter"), rows)
     total, spilled_mib = sum(seen.most.values()) / MIB, seen.spilled / MIB
-    print(f"\nAll at once took {total:.0f} MiB at most. Ray spilled {spilled_mib:.0f} MiB.\n", flush=True)
+    print(f"\nAll at once took {total:.0f} MiB at most. Ray spilled {spilled_mib:.0f} MiB.")
+    print(f"Seconds of each step: {', '.join(f'{seconds:.1f}' for seconds in seen.step_seconds)}.\n", flush=True)
     subprocess.run([sys.executable, "-m", "benchmarks.memory.step", str(model)], check=True)
 
 
@@ -118,6 +128,7 @@ def seen_of_run(file: Path, folder: Path, changes: dict[str, Any]) -> Seen:
     try:
         run = RunFolder.create(folder, job)
         run_in_foreground(run_alone(prepare(job), run, Display(quiet=True)))
+        seen.step_seconds = [row["seconds_step"] for row in run.read("metrics")]
     finally:
         ended.set()
         watching.join()

@@ -9,5 +9,6 @@ pinned_evaluation  evaluation while training continues           watchdog       
 scoring_health     pauses a run whose scoring fails              dead_batches       ends a run that has no signal
 solve_rates        pass rates per prompt                         clipped_steps      warns if most steps are clipped
 selection          which prompts are worth their samples         refill             replaces groups without a gradient
-saving             checkpoints, stored while training goes on
+devices            whose turn it is, where they are shared       saving             stores checkpoints meanwhile
+served             whether actors serve what was trained
 """

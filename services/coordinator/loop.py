@@ -19,6 +19,7 @@ Who waits for whom, in which task:
                                                      that is due is not
                                                      the learner takes a step                 its pool         (2)
                                                      the broadcast before is under way        its _send        (2) (4)
+                                                     the actors leave shared devices          their pool       (2) (5)
                                                      a checkpoint is begun or stored          its pool         (2) (4)
                                                      a checkpoint waits for an evaluation     pinned.wait      (5)
     _send, per step    a version      free slots     the learner stores the weights, or the   their pools      (2)
@@ -61,6 +62,7 @@ from services.coordinator.roles import Roles
 from services.coordinator.saving import Saving
 from services.coordinator.schedule import evaluates_at, longest_wait, request_of, saves_at, starts_with_evaluation
 from services.coordinator.selection import PromptSelection
+from services.coordinator.served import ServedChecks
 from services.coordinator.solve_rates import SolveRates
 from services.coordinator.turns import MadeGroup, Turns
 from services.coordinator.watchdog import Waits
@@ -115,8 +117,7 @@ class Coordinator:
         self._dead_batches = DeadBatches(job.max_dead_batches, resume.dead_batches)
         self._clipped_steps = ClippedSteps(job.optimizer.clip_norm)
         self._saving = Saving(self.waits, version=self.version or None)
-        self._served_checked = False
-        self._served_mismatch: float | None = None  # of a check that no step has reported yet
+        self._served = ServedChecks(hooks.check_served, self.waits)
 
     async def run(self) -> bool:
         """Train every step of the job.
@@ -240,6 +241,10 @@ class Coordinator:
             batch = await self._next_batch()
             if batch is None:
                 break
+            if self.roles.devices.shared:
+                with self.waits.record("learner", lambda: "the actors to leave the devices"):
+                    await self.pinned.wait()
+                    await self.roles.devices.to_learner()
             waited = time.time()
             report = await self._learn(step, batch)
             learned = time.time()
@@ -250,9 +255,11 @@ class Coordinator:
                 with self.waits.record("learner", lambda: f"the actors to take version {self.version - 1}"):
                     await sending
             sending = tasks.create_task(self._send(step, batch, report, times), name=f"broadcast {self.version}")
-            if not self._served_checked and self.pinned.version is None:  # an evaluation would hold the update up
+            if self.roles.devices.shared:
                 await sending
-                await self._check_served()
+            if not self._served.made and self.pinned.version is None:  # an evaluation would hold the update up
+                await sending
+                await self._served.check(self.version)
             self._dead_batches.note(report.metrics["live_group_fraction"])
             if warning := self._clipped_steps.note(report.metrics["clipped_share"], report.metrics["grad_norm"]):
                 await self.hooks.recorder.event("trouble", problem=warning)
@@ -262,21 +269,15 @@ class Coordinator:
             if saves_at(self.job, self.version):
                 await sending  # a checkpoint never runs ahead of the rows of its steps
                 if self.pinned.version is None:
-                    await self._check_served()
+                    await self._served.check(self.version)
                 await self._save(tasks)
         if sending is not None:
             await sending
-            if not self._served_checked:
-                await self._check_served()
+            if not self._served.made:
+                await self._served.check(self.version)
         if self._saving.version != self.version:
             await self._save(tasks)
         await self._saving.wait()
-
-    async def _check_served(self) -> None:
-        """Check that the actors serve what the learner trained; the next step reports how well they agree."""
-        with self.waits.record("learner", lambda: f"the actors' log-probs under version {self.version}"):
-            self._served_mismatch = await self.hooks.check_served()
-        self._served_checked |= self._served_mismatch is not None
 
     async def _learn(self, step: int, batch: Batch) -> StepReport:
         objective = self._objective(step)
@@ -289,10 +290,9 @@ class Coordinator:
             max_lag=max(ready.max_lag for ready in batch.groups),
         )
         self.ledger.end_batch([ready.meta.group_id for ready in batch.groups], report.dropped, report.dead)
-        checked, self._served_mismatch = self._served_mismatch, None
-        more = {} if checked is None else {"served_mismatch_max": checked}
         refilled = batch.figures(report) if self.job.sampling.refill else {}
-        return replace(report, metrics={**report.metrics, **more, **refilled})
+        own = {**self._served.take_metrics(), **self.roles.devices.take_metrics(), **refilled}
+        return replace(report, metrics={**report.metrics, **own})
 
     def _objective(self, step: int) -> Objective:
         return resolve(self.job.objective, self.job.schedule, step, self.desired.objective)
@@ -348,13 +348,13 @@ class Coordinator:
         times = replace(times, published=time.time())
         with self.waits.record("broadcast", lambda: f"the evaluation of version {self.pinned.version}"):
             await self.pinned.wait()
+        await self.roles.devices.to_actors()
         with self.waits.record("broadcast", lambda: f"the actors to serve version {update.version}"):
             broadcast = await self.roles.actors.broadcast(update)
         self.buffer.release(len(batch.groups))
         await self._notify()
-        counts, episodes = self.ledger.counts(), self._episodes.take()
-        finished = FinishedStep(step, batch, report, broadcast, times, update.nbytes, counts, episodes)
-        await self.hooks.recorder.step(finished)
+        figures = self.ledger.counts(), self._episodes.take()
+        await self.hooks.recorder.step(FinishedStep(step, batch, report, broadcast, times, update.nbytes, *figures))
 
     # ---- stop, wait, account -----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from actors.config import BroadcastReport, EpisodesRequest, GenerateRequest, Ope
 from actors.gateway.groups import EpisodeReport
 from environments.records import EpisodesDone, Usage
 from learner.records import ScoredGroup, StepReport
+from services.coordinator.devices import Devices
 from volley.objectives import Objective
 from volley.records import Group, GroupMeta, Prompt, Scores, WeightUpdate
 from volley.refs import Ref
@@ -90,8 +91,9 @@ class Learner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The three roles of a run, started, with actors and learner at the same version."""
+    """The three roles of a run, started, with actors and learner at the same version, and who has the devices."""
 
     actors: Actors
     rewards: RewardWorkers
     learner: Learner
+    devices: Devices

@@ -13,13 +13,16 @@ from typing import Any, Self
 import ray
 from ray.exceptions import ObjectLostError
 
+from actors.config import ActorConfig
 from actors.pool import ActorPool
 from environments.pool import EnvironmentPool
+from learner.config import LearnerConfig
 from learner.pool import LearnerPool
 from reward_servers.pool import RewardPool
 from reward_servers.scorers import check_scorer
 from services.control.heartbeat import ObservedUpdate
 from services.control.steering import Steering
+from services.coordinator.devices import Devices
 from services.coordinator.episodes import Episodes
 from services.coordinator.loop import Coordinator
 from services.coordinator.records import Hooks, ReadyGroup, ResumePoint
@@ -119,6 +122,7 @@ class RLRun:
                     finished = await session.run()
             if not finished:
                 raise context.stop_exception()
+            await pools.devices.to_learner()
             await pools.learner.export(folder.model)
         from services.recording import plots  # imported here because matplotlib takes a second
 
@@ -132,28 +136,54 @@ class RLRun:
             f"{sized.name}: starting {sized.actors.count} actor(s), {sized.reward_workers.count} reward worker(s), "
             f"{sized.learner.ranks} learner rank(s)"
         )
+        shared = sized.placement == "colocated"
         seconds: dict[str, float] = {}
         context.summary_fields["start_seconds"] = seconds
         async with start_turn(context, needs_of(sized)):
+            asleep = asyncio.Event()  # the learner, where actors may take its devices only then
+            if not shared:
+                asleep.set()
             actors, rewards, learner, environments = await start_all(
                 stack,
-                timed(ActorPool.start(actor_config(sized, self.length, folder)), "actors", seconds),
+                timed(_start_actors(actor_config(sized, self.length, folder), asleep), "actors", seconds),
                 timed(start_rewards(sized, folder), "reward_workers", seconds),
-                timed(LearnerPool.start(rl_learner_config(sized, folder)), "learner", seconds),
+                timed(_start_learner(rl_learner_config(sized, folder), asleep), "learner", seconds),
                 start_environments(sized, folder),
             )
-        return Pools(actors, rewards, learner, environments, episodes_of(sized, actors, environments, self.length))
+        episodes = episodes_of(sized, actors, environments, self.length)
+        return Pools(actors, rewards, learner, environments, episodes, Devices(actors, learner, shared=shared))
+
+
+async def _start_actors(config: ActorConfig, learner_asleep: asyncio.Event) -> ActorPool:
+    await learner_asleep.wait()
+    return await ActorPool.start(config)
+
+
+async def _start_learner(config: LearnerConfig, asleep: asyncio.Event) -> LearnerPool:
+    learner = await LearnerPool.start(config)
+    if not asleep.is_set():
+        try:
+            await learner.sleep()
+        except BaseException:
+            await learner.stop()
+            raise
+        asleep.set()
+    return learner
 
 
 @dataclass(slots=True)
 class Pools:
-    """The started roles of a run. The learner is replaced when it dies. ``episodes`` is None without a program."""
+    """The started roles of a run, and who has the devices.
+
+    The learner is replaced when it dies. ``episodes`` is None without a program.
+    """
 
     actors: ActorPool
     rewards: RewardPool | NoRewardWorkers
     learner: LearnerPool
     environments: EnvironmentPool | NoEnvironments
     episodes: Episodes | None
+    devices: Devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +258,7 @@ class RLSession:
         coordinator = Coordinator(
             self._run.job,
             self._run.prompts,
-            Roles(pools.actors, pools.rewards, pools.learner),
+            Roles(pools.actors, pools.rewards, pools.learner, pools.devices),
             Hooks(self._recorder, self._evaluate, self._begin_checkpoint, self._checkpoint_stored, self._check_served),
             desired=self._steering.desired,
             resume=resume,
@@ -255,8 +285,10 @@ class RLSession:
         folder = self._context.folder
         self._context.status.set(problem=f"the learner is being restarted: {error}")
         await self._pools.learner.stop()
+        await self._pools.devices.to_new_learner()
         config = rl_learner_config(self._run.job, folder)
         (self._pools.learner,) = await start_all(self._stack, LearnerPool.start(config))
+        await self._pools.devices.to_new_learner(self._pools.learner)
         checkpoint = newest_checkpoint_or_none(folder)
         resume = await self._load(checkpoint) if checkpoint else await self._start_over()
         seconds = time.monotonic() - begun
@@ -266,9 +298,10 @@ class RLSession:
     async def _load(self, checkpoint: Path) -> ResumePoint:
         """Bring the learner, the actors and the run folder to where they were when ``checkpoint`` was written."""
         self._context.folder.rewind(steps_of(checkpoint))
+        await self._pools.devices.to_learner()
         state = await self._pools.learner.load(checkpoint)
         step = int(state["step"])
-        await self._pools.actors.broadcast(await self._pools.learner.publish(step))
+        await self._publish(step)
         prompts = {encoded.prompt.id: encoded.prompt for encoded in self._run.prompts}
         groups = await asyncio.to_thread(unpack, checkpoint / GROUPS_FILE, prompts)
         return ResumePoint.of(step, state, [each.ready(ray.put(each.group)) for each in groups])
@@ -276,21 +309,28 @@ class RLSession:
     async def _start_over(self) -> ResumePoint:
         """Without a checkpoint: start from the first step again, with the model's own weights."""
         self._context.folder.rewind(0)
-        await self._pools.actors.broadcast(await self._pools.learner.publish(0))
+        await self._publish(0)
         return ResumePoint.start()
+
+    async def _publish(self, step: int) -> None:
+        """Give the actors the learner's weights, as those of ``step``."""
+        update = await self._pools.learner.publish(step)
+        await self._pools.devices.to_actors()
+        await self._pools.actors.broadcast(update)
 
     async def _check_served(self) -> float | None:
         first = self._run.prompts[0]
         if self._run.job.rollout is not None:  # programs make their own prompts, so this one may be too long
             first = replace(first, tokens_p=first.tokens_p[: max(1, self._run.length // 2)])
-        return await check_served(self._pools.actors, self._pools.learner, self._run.job, first)
+        return await check_served(self._pools.actors, self._pools.devices, self._run.job, first)
 
     async def _begin_checkpoint(self, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup]) -> None:
         begun = time.monotonic()
         groups = [CheckpointedGroup.of(each, await fetched(each.group)) for each in ready]
         files = {GROUPS_FILE: await asyncio.to_thread(pack, groups)}
         begin = partial(self._checkpoints.begin, self._pools.learner, step, state, files)
-        await self._recorder.disk.retry_while_full(begin)
+        async with self._pools.devices.borrowed():
+            await self._recorder.disk.retry_while_full(begin)
         self._checkpoint_begun = CheckpointBegun(step, begun, waited=time.monotonic() - begun)
 
     async def _checkpoint_stored(self) -> None:

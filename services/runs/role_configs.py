@@ -20,6 +20,7 @@ def actor_config(job: RLJob | RFTJob | EvalJob, length: int, folder: RunFolder) 
         log_dir=folder.logs,
         verify=isinstance(job, RLJob) and job.learner.verify_weights,
         gateway=None if job.rollout is None else job.gateway,
+        sleeps=isinstance(job, RLJob) and job.placement == "colocated",
     )
 
 

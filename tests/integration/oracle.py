@@ -33,25 +33,33 @@ class Oracle:
             for name, tensor in self.weights[0].items()
         }
 
-    def logprobs(self, group: Group, *, temperature: float = 1.0, top_p: float = 1.0) -> NDArray[np.float32]:
-        """Each token's log-prob under the weights and sampling settings it was drawn with, float32 [T]."""
+    def logprobs(
+        self, group: Group, *, temperature: float = 1.0, top_p: float = 1.0, slept: bool = False
+    ) -> NDArray[np.float32]:
+        """Each token's log-prob under the weights and sampling settings it was drawn with, float32 [T].
+
+        Args:
+            slept: the engine slept whenever its weights changed, and lost its cache.
+        """
         ends = np.cumsum(group.lengths_n)
         return np.concatenate(
             [
-                self._sample(group, slice(end - length, end), temperature, top_p)
+                self._sample(group, slice(end - length, end), temperature, top_p, slept)
                 for end, length in zip(ends, group.lengths_n, strict=True)
             ]
         )
 
     @torch.inference_mode()
-    def _sample(self, group: Group, at: slice, temperature: float, top_p: float) -> NDArray[np.float32]:
-        """After a weight change within a sample, the cached keys and values of the earlier weights are still used."""
+    def _sample(self, group: Group, at: slice, temperature: float, top_p: float, slept: bool) -> NDArray[np.float32]:
+        """Unless the engine slept, it uses cached keys and values of earlier weights after a change in a sample."""
         tokens, versions = group.tokens_T[at], group.versions_T[at]
         fed = torch.tensor([*group.prompt_p, *tokens[:-1]])
         cache, logits, start = DynamicCache(config=self.model.config), [], 0
         cuts = [*np.flatnonzero(np.diff(versions)) + 1, len(tokens)]
         for first, cut in zip([0, *cuts], cuts, strict=False):
             end = len(group.prompt_p) + cut - 1
+            if slept:
+                cache, start = DynamicCache(config=self.model.config), 0
             self.model.load_state_dict(self.weights[int(versions[first])], strict=False)
             out = self.model(fed[None, start:end], past_key_values=cache, use_cache=True)
             logits.append(out.logits[0, -(cut - first) :])

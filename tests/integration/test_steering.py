@@ -198,6 +198,31 @@ async def test_dead_and_hung_learner_ranks_reward_workers_and_actors_are_replace
         assert run.folder.read("metrics")[-1]["groups_trained"] == steps * 8
 
 
+async def test_a_run_whose_roles_take_turns_survives_their_deaths_and_is_resumed(
+    stack: Stack, inputs: Path, tmp_path: Path
+) -> None:
+    changes = {"steps": 60, "checkpoint": {"every": 4}, "sampling": {"n": 8, "max_tokens": 32}}
+    async with live(stack, inputs, tmp_path, placement="colocated", **changes) as run:
+        for name, died in (("learner-0", "learner_restarted"), ("actor-0", "actor_died")):
+            os.kill(await run.pid(name), signal.SIGKILL)
+            await run.until(lambda _, died=died: bool(run.events(died)))  # type: ignore[misc]
+            await run.more_steps()
+        await run.want(actors=2)
+        await run.until(lambda seen: seen.actors == 2)
+        await run.more_steps()
+        await run.want(actors=1, stopped=True)
+        assert (await run.task).state == "stopped"
+        change_in_folder(run.folder, run.job, {"stopped": False})
+        checkpoint = newest_checkpoint(run.folder)
+        again = await run_on(stack, prepare(run.job), run.folder, Display(quiet=True), checkpoint=checkpoint)
+        assert again.state == "done"
+        assert_ledger_exact(run.folder)
+        rows = run.folder.read("metrics")
+        assert rows[-1]["groups_trained"] == 60 * 8
+        assert {int(lag) for row in rows for lag in row["lag_histogram"]} == {0, 1}
+        assert max(row.get("logprob_mismatch_max", 0.0) for row in rows) < 1e-3
+
+
 async def test_redis_may_die_or_hang_at_any_time(inputs: Path, ray_local: None, tmp_path: Path) -> None:
     """Embedded Redis is killed twice, then hangs: it comes back with what it had, and the run never waits for it."""
     async with (

@@ -12,6 +12,7 @@ import numpy as np
 
 from actors.config import ActorUpdate, BroadcastReport, GenerateRequest
 from learner.records import ScoredGroup, StepReport
+from services.coordinator.devices import Devices
 from services.coordinator.loop import Coordinator
 from services.coordinator.records import FinishedStep, Hooks, ReadyGroup, ResumePoint
 from services.coordinator.roles import Roles
@@ -35,6 +36,15 @@ class FakeActors:
     asked: list[int] = field(default_factory=list)
     fails_at: int | None = None
     hangs_at: int | None = None
+    asleep: bool = False
+
+    async def sleep(self) -> None:
+        await asyncio.sleep(self.rng.random() * self.slowest)
+        self.asleep = True
+
+    async def wake(self) -> None:
+        await asyncio.sleep(self.rng.random() * self.slowest)
+        self.asleep = False
 
     async def generate(self, request: GenerateRequest) -> tuple[Any, GroupMeta]:
         started = self.version
@@ -44,13 +54,15 @@ class FakeActors:
         if request.group_id == self.hangs_at:
             await asyncio.sleep(3600)
         await asyncio.sleep(self.rng.random() * self.slowest)
+        while self.asleep:  # noqa: ASYNC110 - so is the real one's engine
+            await asyncio.sleep(0.001)
         n, versions = request.n, (started, self.version)
         meta = GroupMeta(request.group_id, request.prompt_id, "actor-0", n, 3, 8, -8.0, *versions, 0, 0.0, n)
         return f"ref {request.group_id}", meta
 
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
         await asyncio.sleep(self.rng.random() * self.slowest)
-        self.version = update.version
+        self.version, self.asleep = update.version, False
         return BroadcastReport(update.version, (ActorUpdate("actor-0", update.version, 1, 0.0, 0.0, 0.0),), 0.0)
 
 
@@ -77,6 +89,18 @@ class FakeLearner:
     lags: list[int] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
     options: list[tuple[Objective | None, float | None, int | None]] = field(default_factory=list)
+    asleep: bool = False
+
+    async def sleep(self) -> None:
+        await asyncio.sleep(0.001)
+        self.asleep = True
+
+    async def wake(self) -> None:
+        await asyncio.sleep(0.001)
+        self.asleep = False
+
+    async def score(self, group: object) -> Any:
+        raise AssertionError("the coordinator does not score")
 
     async def step(
         self,
@@ -201,10 +225,11 @@ def coordinator(
         return 1e-6 * made.version
 
     prompts = [EncodedPrompt(Prompt(f"p{i}", "x"), np.arange(3, dtype=np.int32)) for i in range(10)]
+    devices = Devices(actors, learner, shared=spec.placement == "colocated")
     made = Coordinator(
         spec,
         prompts,
-        Roles(actors, rewards or FakeRewards(), learner),
+        Roles(actors, rewards or FakeRewards(), learner, devices),
         Hooks(recorded, evaluate, on_checkpoint(checkpoint) if on_checkpoint else checkpoint, stored, check_served),
         resume=resume,
         desired=desired,

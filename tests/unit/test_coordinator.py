@@ -12,6 +12,7 @@ from actors.config import GenerateRequest
 from learner.records import ScoredGroup, StepReport
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.records import ReadyGroup, ResumePoint
+from services.coordinator.served import ServedChecks
 from tests.unit.fake_roles import Checkpoint, FakeActors, FakeLearner, FakeRewards, coordinator, job, until
 from volley.errors import DeadlineExceeded, HostError, JobError, NoSignal, ServedWeightsDiffer, WorkerDied
 from volley.objectives import MaxAtK
@@ -57,7 +58,7 @@ async def test_a_run_whose_actors_serve_something_else_ends() -> None:
     async def differ() -> float:
         raise ServedWeightsDiffer("actor-0 serves something else")
 
-    made.hooks = replace(made.hooks, check_served=differ)
+    made._served = ServedChecks(differ, made.waits)
     with pytest.raises(ServedWeightsDiffer, match="actor-0"):
         await made.run()
     assert len(learner.trained) == made.job.prompts_per_step, "no second step"

@@ -193,6 +193,8 @@ def _cache(job: RLJob, room: float, taken: float) -> float:
 
 def _rank_room(job: RLJob, room: float, actor: float) -> float:
     """Bytes that a rank may take on its GPU, which it may share with an actor and other ranks."""
+    if job.placement == "colocated":  # the engine gives all back but its overhead
+        return room - ENGINE_OVERHEAD
     share = job.learner.gpus_per_rank
     left, free = (room - actor, 1 - job.actors.gpus % 1) if shares_gpu(job) else (room, 1.0)
     return left / max(1, int(free / share + 1e-9)) if 0 < share < 1 else left
