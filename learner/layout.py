@@ -138,14 +138,15 @@ class MicroBatch:
 def micro_batches(groups: Sequence[Piece], budget: int, *, width: int, allow_shared: bool) -> list[MicroBatch]:
     """Lay out ``groups`` in the cheapest way, longest rows first, with at most ``budget`` padded tokens per batch.
 
-    A prompt and sample that together exceed the budget make a micro-batch of their own.
+    A prompt and sample that together exceed the budget make a micro-batch of their own. Pieces without sample tokens
+    are left out: an episode may end before the model's first answer, and then there may be no prompt either.
 
     Args:
         width: the model's hidden size, for the cost model.
         allow_shared: False for models that do not accept a 4D attention mask.
     """
     pieces: list[Piece] = []
-    for group in groups:
+    for group in (each for each in groups if len(each.tokens_T)):
         pieces += group.split(samples_per_row(group, budget, width) if allow_shared else 1)
     pieces.sort(key=lambda piece: -piece.row_tokens)
     batches: list[MicroBatch] = []

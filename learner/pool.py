@@ -276,7 +276,7 @@ def stale(batch: Sequence[ScoredGroup], oldest: int) -> dict[int, str]:
     return {
         meta.group_id: f"its oldest token has version {meta.oldest_version}, the oldest allowed is {oldest}"
         for meta in (scored.meta for scored in batch)
-        if meta.oldest_version < oldest
+        if meta.is_stale(oldest)
     }
 
 

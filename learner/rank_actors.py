@@ -128,8 +128,14 @@ class RankActors:
             if not waiting or time.monotonic() > ends:
                 index, error = next(iter(errors.items()))
                 cause = error.cause if isinstance(error, RayTaskError) else error
+                await asyncio.to_thread(self._keep, index, str(error))
                 return self._died(index, f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}")
             await asyncio.wait(waiting, timeout=max(0.0, ends - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
+
+    def _keep(self, rank: int, traceback: str) -> None:
+        """Add the traceback of an unexpected error to the rank's log, which has only what the rank printed."""
+        with self._log(rank).open("a") as log:
+            log.write(traceback)
 
     async def _stopped(self, ranks: Sequence[int]) -> Sequence[int]:
         """Those of ``ranks`` whose process does not answer even a `pulse`; all of them if all answer."""

@@ -125,9 +125,12 @@ class Critic:
 
 
 def prompt_rows(prompts: Sequence[NDArray[np.int32]], budget: int) -> list[Prompts]:
-    """The prompts as rows, longest first: micro-batches of at most ``budget`` padded tokens, or of one row."""
+    """The prompts as rows, longest first: micro-batches of at most ``budget`` padded tokens, or of one row.
+
+    Empty prompts, of groups whose episodes made no call, are left out: their V is 0.
+    """
     batches = []
-    order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+    order = sorted((index for index, each in enumerate(prompts) if len(each)), key=lambda index: -len(prompts[index]))
     while order:
         rows = max(1, budget // len(prompts[order[0]]))
         taken, order = order[:rows], order[rows:]

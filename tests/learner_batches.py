@@ -85,8 +85,9 @@ def naive_logprobs(lm: Any, group: Group, temperature: float = 1.0) -> tuple[Ten
             row += group.observation_S[group.observation_at_S == t].tolist()
             places.append(len(row))
             row.append(int(group.tokens_T[t]))
-        logit_LV = lm(input_ids=torch.tensor([row]), use_cache=False).logits[0]
-        logprob_TV = (logit_LV[torch.tensor(places) - 1] / temperature).log_softmax(-1)
+        ids = torch.tensor([row or [0]])  # a sample without tokens and prompt has no log-probs either
+        logit_LV = lm(input_ids=ids, use_cache=False).logits[0]
+        logprob_TV = (logit_LV[torch.tensor(places, dtype=torch.int64) - 1] / temperature).log_softmax(-1)
         logprobs.append(logprob_TV.gather(-1, torch.tensor(row)[places, None])[:, 0])
         entropies.append(-(logprob_TV.exp() * logprob_TV).sum(-1))
         start += length

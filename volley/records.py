@@ -187,6 +187,7 @@ class GroupMeta:
     """A group without its arrays. It is passed by value, while the arrays stay in the object store.
 
     Attributes:
+        oldest_version, newest_version: of the sample tokens; 0 without any.
         cut: which samples were cut at the length limit, by index.
     """
 
@@ -203,6 +204,10 @@ class GroupMeta:
     seconds: float
     turns: int
     cut: tuple[int, ...] = ()
+
+    def is_stale(self, oldest: int) -> bool:
+        """Whether it has a sample token older than version ``oldest``."""
+        return self.sample_tokens > 0 and self.oldest_version < oldest
 
 
 @dataclass(frozen=True, slots=True)

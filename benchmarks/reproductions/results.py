@@ -64,8 +64,14 @@ def heldout(runs: Sequence[Planned], *, at: int = -1, of: str = "estimates") -> 
 
 
 def curve(runs: Sequence[Planned], name: str, window: int = WINDOW) -> Floats:
-    """A training metric as a moving mean, [S, T]."""
-    return np.stack([smooth([row[name] for row in RunFolder(run.path).read("metrics")], window) for run in runs])
+    """A training metric as a moving mean, [S, T]. Steps that lack it have that of the steps around them."""
+    return np.stack([smooth(filled(RunFolder(run.path).read("metrics"), name), window) for run in runs])
+
+
+def filled(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """The metric of each row; those without it, as of episodes when no group ended in a step, are interpolated."""
+    has = [at for at, row in enumerate(rows) if name in row]
+    return np.interp(range(len(rows)), has, [rows[at][name] for at in has]).tolist()  # type: ignore[no-any-return]
 
 
 def at_kl(runs: Sequence[Planned], name: str, grid_X: Floats) -> Floats:

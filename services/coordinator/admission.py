@@ -49,7 +49,8 @@ class Admission:
         self._stages: dict[int, Stage] = {}  # groups under way
         self.refills = resume.refills
         for ready in resume.ready:
-            buffer.admit(ready.meta.group_id, started_at=ready.meta.oldest_version, lag=ready.max_lag)
+            oldest = ready.meta.oldest_version if ready.meta.sample_tokens else resume.step
+            buffer.admit(ready.meta.group_id, started_at=oldest, lag=ready.max_lag)
             self.ready(ready)
         # Admitted by an earlier process and lost with it.
         self._interrupted = sorted(ledger.in_flight - {ready.meta.group_id for ready in resume.ready})

@@ -64,7 +64,7 @@ class Refill:
         """The batch of a learner at ``version`` from the groups that the buffer gave it. Nothing waits aside after."""
         dead = [ready for ready in taken if ready.meta.group_id in self._dead]
         live = [ready for ready in taken if ready.meta.group_id not in self._dead]
-        usable = [ready for ready in self._aside.values() if ready.meta.oldest_version + ready.max_lag >= version]
+        usable = [ready for ready in self._aside.values() if not ready.meta.is_stale(version - ready.max_lag)]
         # A group in the buffer is never too old, so there are enough.
         kept = sorted([*dead, *usable], key=_admission)[: len(dead)]
         kept_ids = {ready.meta.group_id for ready in kept}

@@ -205,3 +205,16 @@ def _fail(made: Admission, group_id: int) -> list[str]:
     news = made.scored(group_id, UNSCORED)
     made.drop(group_id, "0 of 2 samples could be scored")
     return [kind for kind, _ in news]
+
+
+def test_a_restored_group_without_tokens_is_as_new_as_the_run() -> None:
+    """Its episodes ended before the model's first answer, so it has no version of its own."""
+    meta = GroupMeta(0, "p", "actor-0", 2, 3, 0, 0.0, 0, 0, 2, 0.1, 2)
+    ready = ReadyGroup(NOT_STORED, meta, Prompt("p", "x"), SCORED, 1, (0.0, 0.0), 0.0)
+    ledger = Ledger()
+    ledger.admit()
+    resume = ResumePoint(10, ledger, 0, 0, {}, (ready,))
+    admitted, _, buffer = admission(resume, steps=20)
+    assert admitted.may_admit(RUNNING, served=10, version=10)
+    admitted.admit(served=10)
+    assert buffer.waiting_for(11) == [1]

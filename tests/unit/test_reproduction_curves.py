@@ -29,7 +29,7 @@ from benchmarks.reproductions import (
     trade_off,
     worth,
 )
-from benchmarks.reproductions.results import PassAtK, at_kl, heldout
+from benchmarks.reproductions.results import PassAtK, at_kl, filled, heldout
 from benchmarks.reproductions.runs import Options, Planned
 from benchmarks.reproductions.study import Study
 from services.data.chat import check_template
@@ -234,3 +234,8 @@ def test_shares_of_samples_with_a_gradient_count_the_replaced_groups() -> None:
     refilled = {"live_group_fraction": 1.0, "live_sample_fraction": 0.5, "replaced_groups": 16}
     assert worth.shown([refilled]) == ["32.0", "50.0%", "100.0%", "25.0%", "50.0%"]
     assert worth.shown([plain, refilled]) == ["24.0", "50.0%", "75.0%", "25.0%", "37.5%"]
+
+
+def test_steps_without_a_metric_have_that_of_their_neighbours() -> None:
+    rows = [{}, {"calls_mean": 1.0}, {}, {"other": 9.0}, {"calls_mean": 2.5}, {}]
+    assert filled(rows, "calls_mean") == [1.0, 1.0, 1.5, 2.0, 2.5, 2.5]
