@@ -1,5 +1,6 @@
 """What an environment worker gets and reports."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,6 +39,7 @@ class Outcome:
         failure: why there is no result, such as an exception; "" if the program returned.
         kind: the kind of failure; "" with one counts as ``raised``.
         seconds: how long the program ran.
+        waited: how long the episode waited for room on its worker before.
         tool_errors: calls of tools that the model saw as errors; None if the tools are the program's own.
     """
 
@@ -48,6 +50,7 @@ class Outcome:
     kind: FailureKind = ""
     seconds: float = field(default=0.0, compare=False)
     tool_errors: int | None = None
+    waited: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,14 @@ class EpisodesDone:
         worker: name of the environment worker; "" if the episodes were lost with theirs.
         stuck: what a program that timed out still occupies: its thread, or the event loop that all async programs
             share; the worker must then be replaced.
+        left: how many episodes have not ended of each other group on the worker, by the group's number.
     """
 
     outcomes: tuple[Outcome, ...]
     seconds: float
     stuck: Stuck = ""
     worker: str = ""
+    left: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

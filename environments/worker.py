@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.outside.programs import OutsidePrograms, start_programs
-from environments.programs import Programs, timed
+from environments.programs import Programs
 from environments.records import EpisodesDone, Stuck
+from environments.room import Room
 from volley.processes import redirect_output
 from volley.rollout import EnvironmentWorkersSpec, Rollout, ToolsRollout
 
@@ -31,6 +32,7 @@ class EnvironmentWorker:
         sys.path += [path for path in import_path if path and path not in sys.path]
         self._rollout, self._spec = rollout, spec
         self._programs: Programs | OutsidePrograms | None = None
+        self._room: Room | None = None
         self._tools: ToolLoop | None = None
 
     async def ready(self) -> int:
@@ -42,6 +44,7 @@ class EnvironmentWorker:
             WorkerDied: the program's class or its method ``setup`` raised.
         """
         self._programs = await self._load()
+        self._room = Room(self._programs, self._spec.episodes)
         return os.getpid()
 
     async def close(self) -> None:
@@ -57,16 +60,20 @@ class EnvironmentWorker:
         self._tools = await asyncio.to_thread(open_loop, self._rollout)
         return Programs(self._tools.solve, self._rollout.timeout_s)
 
-    async def run(self, row: Mapping[str, Any], base_url: str, keys: Sequence[str]) -> EpisodesDone:
-        """Run one episode per key, at once."""
-        if self._programs is None:
+    async def left(self) -> dict[int, int]:
+        """How many episodes have not ended of each group that is here, by the group's number."""
+        return self._room.left() if self._room is not None else {}
+
+    async def run(self, number: int, row: Mapping[str, Any], base_url: str, keys: Sequence[str]) -> EpisodesDone:
+        """Run one episode per key, each as soon as there is room; ``number`` is the group's."""
+        if self._room is None:
             raise RuntimeError("the worker is not ready")
         begun = time.perf_counter()
         try:
-            ended = await asyncio.gather(*(timed(self._programs.run(row, base_url, key)) for key in keys))
+            ended = await self._room.run(number, row, base_url, keys)
         finally:  # also if the group is cancelled
             errors = [None if self._tools is None else self._tools.take_errors(key) for key in keys]
         tools: Stuck = "thread" if self._tools is not None and self._tools.stuck() else ""
         stuck = max((tools, *(each.stuck for each in ended)), key=("", "thread", "loop").index)
         outcomes = tuple(replace(each.outcome, tool_errors=count) for each, count in zip(ended, errors, strict=True))
-        return EpisodesDone(outcomes, time.perf_counter() - begun, stuck)
+        return EpisodesDone(outcomes, time.perf_counter() - begun, stuck, left=self._room.left())

@@ -154,7 +154,11 @@ _METRICS: dict[str, dict[str, Metric]] = {
             "Handing devices back after the step before, and to the learner; loading weights left out.",
             COLOCATED,
         ),
-        "seconds_generate_mean": Metric("s", "Time to generate a group, mean over the batch."),
+        "seconds_generate_mean": Metric(
+            "s",
+            "Time to generate a group, mean over the batch. With programs, it includes waiting for room on an "
+            "environment worker.",
+        ),
         "seconds_score_mean": Metric("s", "Time to score a group, mean over the batch."),
         "tokens_per_second": Metric("tokens/s", "`tokens` / time of the ranks' step.", SUPERVISED),
         "samples_per_second": Metric("samples/s", "The batch's samples / `seconds_step`."),
@@ -164,11 +168,14 @@ _METRICS: dict[str, dict[str, Metric]] = {
     "Episodes": {
         "calls_mean": Metric("calls", "Calls of the model per episode.", EPISODES),
         "observation_tokens_mean": Metric("tokens", "Tokens per sample that came between its calls.", EPISODES),
-        "seconds_episode_mean": Metric("s", "Time a program runs.", EPISODES),
+        "seconds_episode_mean": Metric("s", "Time a program runs; waiting for room before does not count.", EPISODES),
         "seconds_environment_mean": Metric("s", "Part of it: all but the model's answers.", EPISODES),
         "environment_share": Metric("1", "`seconds_environment_mean` / `seconds_episode_mean`.", EPISODES),
         "environment_busy_share": Metric(
-            "1", "Episodes running / episodes the environment workers have room for, mean over time.", EPISODES
+            "1",
+            "Episodes running / episodes the environment workers have room for, mean over time. Those waiting for room "
+            "do not count; one that ended may count for about 5 s more, until its worker reports.",
+            EPISODES,
         ),
         "episodes_per_second": Metric("episodes/s", "Episodes that ended, evaluations included.", EPISODES),
         "episodes_<end>": Metric(

@@ -9,6 +9,8 @@ from volley.patterns import SERVER_URL, TARGET
 from volley.scoring import RewardValues, SandboxSpec
 
 PROGRAM_GRACE_S = 30.0  # for an environment worker to report after the last of a group's episodes has timed out
+# A worker gets a group, which fits its room, while one more episode can start: the rest start when those running end.
+EPISODES_IN_A_ROW = 2
 
 
 class EpisodeRollout(Spec):

@@ -248,7 +248,7 @@ async def _episodes_ms(latencies: Latencies, n: int) -> float:
     async def one(group_id: int) -> None:
         request = EpisodesRequest(group_id, "p", n, 1.0, 1.0, Limits(4, 1, 4096))
         opened = await actor.open_sessions.remote(request)
-        await worker.run.remote({}, opened.url, opened.keys)
+        await worker.run.remote(0, {}, opened.url, opened.keys)
         _, record = actor.close_sessions.remote(request, opened)
         await record
 

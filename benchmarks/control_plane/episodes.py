@@ -13,7 +13,8 @@ from typing import Any
 from actors.config import EpisodesRequest, OpenedSessions
 from actors.gateway.groups import EpisodeReport
 from benchmarks.control_plane.cluster import Call, Latencies, SimulatedActor, StoredGroup
-from environments.pool import EnvironmentPool, _Worker
+from environments.loads import EnvironmentHandle
+from environments.pool import EnvironmentPool
 from environments.records import EnvironmentConfig, EpisodesDone, Outcome
 from volley.records import GroupMeta
 
@@ -61,8 +62,9 @@ class SimulatedEnvironments(EnvironmentPool):
         super().__init__(config)
         self._latencies = latencies
 
-    def _create(self, index: int) -> _Worker:
-        return _Worker(index, f"environment-{index}", SimulatedPrograms(self._latencies, index))
+    def _create(self, index: int) -> EnvironmentHandle:
+        programs = SimulatedPrograms(self._latencies, index)
+        return EnvironmentHandle(index, f"environment-{index}", programs, self._config.workers.episodes)
 
 
 class SimulatedPrograms:
@@ -76,7 +78,7 @@ class SimulatedPrograms:
     async def _ready(self) -> int:
         return 1
 
-    async def _run(self, _row: Mapping[str, Any], _url: str, keys: tuple[str, ...]) -> EpisodesDone:
+    async def _run(self, _number: int, _row: Mapping[str, Any], _url: str, keys: tuple[str, ...]) -> EpisodesDone:
         seconds = next(self._times)
         await self._latencies.pass_by(seconds)
         taken = seconds / self._latencies.scale

@@ -18,8 +18,9 @@ class EpisodeFigures:
     Attributes:
         actor, worker: names of the actor and the environment worker.
         opened: when the sessions were opened, seconds since 1970.
-        begun: when the programs were started.
-        seconds_n: how long each ran.
+        begun: when the environment worker got the episodes.
+        seconds_n: how long each program ran.
+        waited_n: how long each waited for room on the worker before; () if none did.
         ends_n: how each ended: "" if its program returned, otherwise as in the metrics ``episodes_<end>``.
         tool_errors_n: calls of tools that the model saw as errors; None where that is not known.
     """
@@ -32,6 +33,7 @@ class EpisodeFigures:
     ends_n: tuple[str, ...]
     reports: tuple[EpisodeReport, ...]
     tool_errors_n: tuple[int | None, ...] = ()
+    waited_n: tuple[float, ...] = ()
 
     @property
     def environment_seconds(self) -> float:
@@ -46,8 +48,10 @@ class EpisodeFigures:
     def environment_spans(self) -> list[Span]:
         """When at least one of the episodes was not waiting for the model."""
         found: list[Span] = []
-        for seconds, report in zip(self.seconds_n, self.reports, strict=True):
-            at, end = self.begun, self.begun + seconds
+        waited_n = self.waited_n or (0.0,) * len(self.seconds_n)
+        for waited, seconds, report in zip(waited_n, self.seconds_n, self.reports, strict=True):
+            at = self.begun + waited
+            end = at + seconds
             for start, until in self._answering(report):
                 found.append((at, min(start, end)))
                 at = max(at, until)

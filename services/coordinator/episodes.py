@@ -94,6 +94,7 @@ class Episodes:
             opened=generated - meta.seconds,
             begun=generated - done.seconds,
             seconds_n=tuple(each.seconds for each in done.outcomes),
+            waited_n=tuple(each.waited for each in done.outcomes),
             ends_n=tuple(end_of(*pair) for pair in zip(done.outcomes, reports, strict=True)),
             reports=reports,
             tool_errors_n=tuple(each.tool_errors for each in done.outcomes),

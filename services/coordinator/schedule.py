@@ -6,7 +6,7 @@ from actors.config import GenerateRequest
 from services.coordinator.turns import ATTEMPTS
 from services.data.tokens import EncodedPrompt
 from volley.job import RLJob
-from volley.rollout import PROGRAM_GRACE_S
+from volley.rollout import EPISODES_IN_A_ROW, PROGRAM_GRACE_S
 
 
 def evaluates_at(job: RLJob, version: int) -> bool:
@@ -39,7 +39,8 @@ def longest_wait(job: RLJob) -> float:
     roles, turns = (job.actors, job.reward_workers), job.turns.max_count if job.turns else 1
     programs = 0.0
     if job.rollout is not None:
-        programs = job.environment_workers.start_deadline_s + ATTEMPTS * (job.rollout.timeout_s + PROGRAM_GRACE_S)
+        attempt = EPISODES_IN_A_ROW * (job.rollout.timeout_s + PROGRAM_GRACE_S)
+        programs = job.environment_workers.start_deadline_s + ATTEMPTS * attempt
     return round(programs + sum(turns * role.group_deadline_s + role.start_deadline_s for role in roles), 3)
 
 

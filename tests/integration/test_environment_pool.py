@@ -27,7 +27,11 @@ async def agent(row, base_url, api_key):
         os._exit(7)
     if row.get("block") == api_key:
         time.sleep(600)
-    while "until" in row and not pathlib.Path(row["until"]).exists():
+    if "notes" in row:
+        with open(row["notes"], "a") as file:
+            file.write(api_key)
+    late = "until" in row and row.get("slow", api_key) == api_key
+    while late and not pathlib.Path(row["until"]).exists():
         await asyncio.sleep(0.05)
     await asyncio.sleep(row.get("seconds", 0))
     return len(api_key)
@@ -152,9 +156,45 @@ async def test_a_slow_episode_holds_up_its_group_alone(folder: Path) -> None:
     for _ in range(3):
         done = await pool.run(row(), "", ("c", "d"))
         assert [each.reward for each in done.outcomes] == [1.0, 1.0]
-    assert [each.busy for each in pool.workers()] == [2]
+    assert [each.busy for each in pool.workers()] == [1]
     assert not slow.done()
     slow.cancel()
+    await pool.stop()
+
+
+async def test_groups_that_fill_a_worker_run_beside_each_others_slow_episodes(folder: Path) -> None:
+    pool = await started(folder, timeout=120)
+    until = folder / "until"
+    prompt = row(until=str(until), slow="s")
+    groups = [asyncio.create_task(pool.run(prompt, "", ("s", "aa", "bbb", "cccc"))) for _ in range(4)]
+    for _ in range(600):
+        if not pool.waiting and pool.usage().episodes == 3 * 4:
+            break
+        await asyncio.sleep(0.1)
+    assert [each.busy for each in pool.workers()] == [4], "a slow one of each"
+    until.touch()
+    done = await asyncio.gather(*groups)
+    assert [[each.reward for each in group.outcomes] for group in done] == [[1.0, 2.0, 3.0, 4.0]] * 4
+    assert pool.deaths == ()
+    await pool.stop()
+
+
+async def test_a_group_that_is_cancelled_while_a_part_of_it_waits_starts_nothing_more(folder: Path) -> None:
+    pool = await started(folder, timeout=120)
+    until, notes = folder / "until", folder / "notes"
+    prompt = row(until=str(until), notes=str(notes))
+    first = asyncio.create_task(pool.run(prompt, "", ("a", "a", "a")))
+    await asyncio.sleep(0.3)
+    second = asyncio.create_task(pool.run(prompt, "", ("b", "b", "b")))
+    for _ in range(600):
+        if notes.exists() and notes.read_text() == "aaab":
+            break
+        await asyncio.sleep(0.1)
+    second.cancel()
+    await pool.run(row(notes=str(notes)), "", ("c",) * 2)
+    assert notes.read_text() == "aaabcc", "in the one place that is free"
+    until.touch()
+    await first
     await pool.stop()
 
 

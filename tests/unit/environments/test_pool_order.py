@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from environments.pool import EnvironmentPool, _Worker
+from environments.loads import EnvironmentHandle
+from environments.pool import EnvironmentPool
 from environments.records import EnvironmentConfig, EpisodesDone, Outcome, Stuck
 from volley.errors import WorkerDied
 from volley.records import Prompt
@@ -33,7 +34,7 @@ class Programs:
     async def _ready(self) -> int:
         return 1
 
-    async def _run(self, row: Mapping[str, Any], _url: str, keys: tuple[str, ...]) -> EpisodesDone:
+    async def _run(self, _number: int, row: Mapping[str, Any], _url: str, keys: tuple[str, ...]) -> EpisodesDone:
         ended: asyncio.Future[EpisodesDone] = asyncio.get_running_loop().create_future()
         self.running.append((row["id"], ended))
         return await ended
@@ -47,12 +48,12 @@ class Programs:
 class Pool(EnvironmentPool):
     """The real pool over them."""
 
-    def _create(self, index: int) -> _Worker:
-        worker = _Worker(index, f"environment-{index}", cast(Any, Programs()))
+    def _create(self, index: int) -> EnvironmentHandle:
+        worker = EnvironmentHandle(index, f"environment-{index}", cast(Any, Programs()), EPISODES)
         self._living.add(worker)
         return worker
 
-    def _kill(self, worker: _Worker) -> None:
+    def _kill(self, worker: EnvironmentHandle) -> None:
         self._living.discard(worker)
         for _, ended in worker.actor.running:
             ended.set_exception(WorkerDied(worker.name, "killed"))
@@ -60,7 +61,7 @@ class Pool(EnvironmentPool):
 
     def at(self, index: int) -> Programs:
         """The worker with this index."""
-        programs: Programs = self._workers[index].actor
+        programs: Programs = self._loads.workers[index].actor
         return programs
 
 

@@ -1,0 +1,55 @@
+"""The room of one worker: it runs a limited number of episodes at once, of many groups."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from environments.programs import Ended, timed
+
+
+class Runner(Protocol):
+    """`environments.programs.Programs`, or those of another interpreter."""
+
+    async def run(self, row: Mapping[str, Any], base_url: str, api_key: str) -> Ended: ...
+
+
+class Room:
+    """Runs episodes, at most ``places`` at once, in the order in which they come.
+
+    An episode has a place only while it runs, whatever the others of its group do. One that timed out gives its place
+    back even if its program cannot be ended: the worker gets no further group then, but must end those that it has.
+    """
+
+    def __init__(self, programs: Runner, places: int) -> None:
+        self._programs = programs
+        self._places = asyncio.Semaphore(places)  # hands them out in the order of the calls
+        self._left: dict[int, int] = {}
+
+    def left(self) -> dict[int, int]:
+        """How many episodes have not ended of each group that is here, by the group's number."""
+        return dict(self._left)
+
+    async def run(self, number: int, row: Mapping[str, Any], base_url: str, keys: Sequence[str]) -> list[Ended]:
+        """Run one episode per key. If this is cancelled, those that wait for a place never start.
+
+        Args:
+            number: the group's; no other group that is here at the same time has it.
+        """
+        self._left[number] = len(keys)
+        came = time.perf_counter()
+        episodes = [asyncio.create_task(self._episode(number, came, row, base_url, key)) for key in keys]
+        try:
+            return await asyncio.gather(*episodes)
+        finally:
+            for each in episodes:
+                each.cancel()  # if one fails, `gather` leaves the others alone; does nothing to those that have ended
+            del self._left[number]
+
+    async def _episode(self, number: int, came: float, row: Mapping[str, Any], base_url: str, key: str) -> Ended:
+        async with self._places:
+            waited = time.perf_counter() - came
+            ended = await timed(self._programs.run(row, base_url, key))
+        self._left[number] -= 1
+        return ended._replace(outcome=replace(ended.outcome, waited=waited))
