@@ -25,6 +25,7 @@ TEMPLATE = (
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}<reply>{% endif %}"
 )
+SMALLEST = 320  # of the factors, so that all products have six digits, which such a model learns to copy
 MARKS = ("<tools>", "<user>", "<reply>", "<tool>", "<tool_call>", "</tool_call>")
 WRITTEN = ("multiply", '{"name": "', '", "arguments": {"a": ', ', "b": ', "}}")
 WORD = r"<[a-z_/]+>|multiply|\{\"name\": \"|\", \"arguments\": \{\"a\": |, \"b\": |\}\}|[\s\S]"
@@ -37,9 +38,9 @@ def multiply(a: int, b: int) -> int:
 
 
 def pairs(rng: random.Random, total: int, taken: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Draw pairs of three-digit factors that are not yet in ``taken``, and add them to it."""
+    """Draw pairs of factors that are not yet in ``taken``, and add them to it."""
     while total:
-        pair = rng.randint(100, 999), rng.randint(100, 999)
+        pair = rng.randint(SMALLEST, 999), rng.randint(SMALLEST, 999)
         if pair not in taken:
             taken.add(pair)
             total -= 1

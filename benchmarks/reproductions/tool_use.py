@@ -1,6 +1,6 @@
 """Products that need a tool, learned by mean and max@4 from a warm-up that calls it half the time.
 
-    python -m benchmarks.reproductions.tool_use [--seeds 3] [--steps 100] [--at-most 4]
+    python -m benchmarks.reproductions.tool_use [--seeds 3] [--steps 60] [--at-most 4]
 
 A model of 1.9 million parameters is asked for products of three-digit numbers, which it can neither compute nor
 remember. In its warm-up it saw the tool called in every second conversation, and a guess in the others. Training sees
