@@ -1,35 +1,31 @@
 """Moves what a rank keeps on its GPU to the host's memory and back, for actors that use the same GPU meanwhile.
 
-DeepSpeed moves weights and gradients. Master copies and moments it would only move for an AdamW of its own, so they are
-moved here. No number changes by it.
+DeepSpeed moves gradients. Its own way to move weights supposes that all are trained, and that AdamW is its own; so
+weights, their master copies and the moments are moved here. No number changes by it.
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
-from torch import Tensor, nn
+from deepspeed.runtime.zero.utils import get_mapping_to_flat_buffer
+from torch import nn
 
 from learner.checkpoint import MOMENTS
 from learner.engine import Engine
-from learner.sparing import spare
 
-MOVED_BY_DEEPSPEED = (
-    OffloadStateTypeEnum.lp_params,
-    OffloadStateTypeEnum.lp_grads,
-    OffloadStateTypeEnum.contiguous_grad_buffer,
-)
+GRADIENTS = (OffloadStateTypeEnum.lp_grads, OffloadStateTypeEnum.contiguous_grad_buffer)
+HOST = torch.device("cpu")
 
 
 def move_away(engines: Iterable[Engine], frozen: nn.Module | None) -> None:
     """Move the state of ``engines``, and the weights of ``frozen``, to the host's memory."""
     for engine in engines:
-        engine.zero.offload_states(include=MOVED_BY_DEEPSPEED)
-        for tensor in _owned_by_adamw(engine):
-            tensor.data = tensor.data.cpu()
+        engine.zero.offload_states(include=GRADIENTS)  # also shards the weights that are whole
+        _move(engine, HOST)
     if frozen is not None:
-        frozen.cpu()
+        frozen.to(HOST)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -38,16 +34,28 @@ def move_away(engines: Iterable[Engine], frozen: nn.Module | None) -> None:
 def move_back(engines: Iterable[Engine], frozen: nn.Module | None, device: torch.device) -> None:
     """Undo `move_away`."""
     for engine in engines:
+        _move(engine, device)
         engine.zero.reload_states()
-        for tensor in _owned_by_adamw(engine):
-            tensor.data = tensor.data.to(device)
-        spare(engine.zero)  # float32 weights and their master copies came back as two
     if frozen is not None:
         frozen.to(device)
 
 
-def _owned_by_adamw(engine: Engine) -> Iterator[Tensor]:
-    """The master copies, and after the first step the moments."""
-    yield from engine.zero.fp32_partitioned_groups_flat
+def _move(engine: Engine, device: torch.device) -> None:
+    zero = engine.zero
+    trained = zero._get_parameter_partitions()
+    zero.lp_param_buffer.data = zero.lp_param_buffer.data.to(device, copy=True)
+    for shard, offset, elements in get_mapping_to_flat_buffer(trained):
+        shard.data = zero.lp_param_buffer.narrow(0, offset, elements)
+    seen = {id(shard) for shard in trained}
+    for parameter in engine.module.parameters():
+        if id(parameter.ds_tensor) not in seen:
+            parameter.ds_tensor.data = parameter.ds_tensor.data.to(device, copy=True)
+    zero.fp16_partitioned_groups_flat.clear()
+    zero._set_fp16_partitioned_groups_flat()
+    for flat, master in zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True):
+        # In float32 both are the same memory, see `learner.sparing`.
+        master.data = flat.data if flat.dtype == master.dtype else master.data.to(device, copy=True)
     for state in engine.adam.state.values():
-        yield from (state[name] for name in MOMENTS if name in state)
+        for name in MOMENTS:
+            if name in state:
+                state[name].data = state[name].data.to(device, copy=True)

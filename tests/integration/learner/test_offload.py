@@ -20,21 +20,22 @@ import learner.libraries, torch
 from learner.config import LearnerConfig
 from learner.engine import Engine, join_ranks, open_store
 from learner.offload import move_away, move_back
-from learner.policy import load_lm
+from learner.policy import load_trained
 from learner.weights import buckets, gathered_views
 from volley.model import ModelSpec
 from volley.update import LearnerSpec, Optimizer
 
 torch.set_num_threads(1)
-path, dtype = Path(sys.argv[1]), sys.argv[2]
+path = Path(sys.argv[1])
+model = ModelSpec.model_validate({"path": path, **json.loads(sys.argv[2])})
 spec = LearnerSpec.model_validate({"deepspeed": {"zero_optimization": json.loads(sys.argv[3])}})
-config = LearnerConfig(ModelSpec(path=path, dtype=dtype), spec, Optimizer(lr=1e-2, weight_decay=0.1), 10, 0, path)
+config = LearnerConfig(model, spec, Optimizer(lr=1e-2, weight_decay=0.1), 10, 0, path)
 join_ranks(0, 1, open_store("127.0.0.1", 0, 1), cuda=False, deadline_s=60)
 ids = torch.tensor([[1, 2, 3, 4]])
 
 def made(moving):
     torch.manual_seed(0)
-    engine, frozen = Engine(lambda: load_lm(path, dtype), config.optimizer, config), torch.nn.Linear(2, 2)
+    engine, frozen = Engine(lambda: load_trained(model, 0), config.optimizer, config), torch.nn.Linear(2, 2)
     norms = []
     for step in range(5):
         if moving:
@@ -58,11 +59,21 @@ print(json.dumps([equal and all(torch.equal(weights[name], moved[name]) for name
 """
 
 
-@pytest.mark.parametrize(("dtype", "zero"), [("float32", {}), ("bfloat16", {"stage3_param_persistence_threshold": 0})])
-def test_state_that_was_moved_trains_on_to_the_bit(tmp_path: Path, dtype: str, zero: dict[str, int]) -> None:
-    command = [sys.executable, "-c", RANK, str(tiny_llama(tmp_path / "model")), dtype, json.dumps(zero)]
+@pytest.mark.parametrize(
+    ("model", "zero"),
+    [
+        ({"dtype": "float32"}, {}),
+        ({"dtype": "bfloat16"}, {"stage3_param_persistence_threshold": 0}),
+        ({"dtype": "float32", "lora": {"rank": 2}}, {"stage3_param_persistence_threshold": 0}),
+    ],
+    ids=["whole", "sharded", "adapters"],
+)
+def test_state_that_was_moved_trains_on_to_the_bit(
+    tmp_path: Path, model: dict[str, object], zero: dict[str, int]
+) -> None:
+    command = [sys.executable, "-c", RANK, str(tiny_llama(tmp_path / "model")), json.dumps(model), json.dumps(zero)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[:3000]
     equal, shared = json.loads(done.stdout.splitlines()[-1])
     assert equal
-    assert shared == (dtype == "float32")
+    assert shared == (model["dtype"] == "float32")
