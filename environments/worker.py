@@ -55,7 +55,7 @@ class EnvironmentWorker:
         from environments.tools.loop import open_loop  # programs need neither the sandbox nor httpx
 
         self._tools = await asyncio.to_thread(open_loop, self._rollout)
-        return Programs(self._tools.solve, self._rollout.timeout_s)
+        return Programs(self._tools.solve, self._rollout.timeout_s, owner=self._tools)
 
     async def run(self, row: Mapping[str, Any], base_url: str, keys: Sequence[str]) -> EpisodesDone:
         """Run one episode per key, at once."""
