@@ -1,7 +1,8 @@
 """Loads and calls the user's program.
 
-Async programs share one event loop in a thread of its own; every call of a plain function has its own thread. Neither
-can be ended from outside, so what is still busy after its time is reported as stuck, and the worker's process ends it.
+Async programs share one event loop in a thread of its own; every call of a plain function has its own thread. An async
+program is cancelled when its time is over, a thread cannot be. What has not ended `CANCEL_SECONDS` later, because it
+blocks, is a thread, or swallows the cancellation, is reported as stuck: only the end of the worker's process ends it.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, SupportsFloat
@@ -99,11 +100,12 @@ class Programs:
 
     Args:
         timeout_s: seconds per episode.
+        owner: what `close` closes, if the program is not a class that has an instance of its own.
     """
 
-    def __init__(self, program: Program, timeout_s: float) -> None:
+    def __init__(self, program: Program, timeout_s: float, owner: object = None) -> None:
         self._program, self._timeout = program, timeout_s
-        self._instance: object = None
+        self._instance = owner
         self._loop = asyncio.new_event_loop() if is_async(program) else None
         if self._loop is not None:
             threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
@@ -127,7 +129,7 @@ class Programs:
         self._program = attrgetter("run")(self._instance)
 
     async def close(self) -> None:
-        """Call the method ``close`` of the program's instance, if it has one. What it raises goes to the log."""
+        """Call the method ``close`` of the instance or owner, if it has one. What it raises goes to the log."""
         if (close := getattr(self._instance, "close", None)) is None:
             return
         try:
@@ -160,26 +162,27 @@ class Programs:
     ) -> Ended:
         async def episode() -> Outcome:
             try:
-                return outcome_of(await self._program(dict(row), base_url=base_url, api_key=api_key))
+                return read_outcome(await self._program(dict(row), base_url=base_url, api_key=api_key))
             except (Exception, SystemExit) as problem:  # noqa: BLE001 - the user's program failed, not the worker
                 return _raised(problem)
 
-        running = asyncio.run_coroutine_threadsafe(episode(), loop)
+        running = _OnLoop(loop, episode())
         try:
-            if (outcome := await _within(running, self._timeout)) is not None:
+            if (outcome := await _within(running.ended, self._timeout)) is not None:
                 return Ended(outcome)
         finally:
             running.cancel()  # also if the whole group is cancelled; does nothing to an episode that has ended
-        alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, Outcome()), loop)
-        blocked = await _within(alive, CANCEL_SECONDS) is None
-        return Ended(self._timed_out(), "loop" if blocked else "")
+        alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        if await _within(running.ended, CANCEL_SECONDS) is not None:
+            return Ended(self._timed_out())
+        return Ended(self._timed_out(), "thread" if alive.done() else "loop")
 
     async def _run_plain(self, row: Mapping[str, Any], base_url: str, api_key: str) -> Ended:
         running: concurrent.futures.Future[Outcome] = concurrent.futures.Future()
 
         def episode() -> None:
             try:
-                running.set_result(outcome_of(self._program(dict(row), base_url=base_url, api_key=api_key)))
+                running.set_result(read_outcome(self._program(dict(row), base_url=base_url, api_key=api_key)))
             except (Exception, SystemExit) as problem:  # noqa: BLE001 - as above
                 running.set_result(_raised(problem))
 
@@ -189,6 +192,32 @@ class Programs:
 
     def _timed_out(self) -> Outcome:
         return Outcome(failure=f"the program took longer than rollout.timeout_s, {self._timeout:g} s", kind="timeout")
+
+
+class _OnLoop:
+    """An episode's task on ``loop``, seen from another thread.
+
+    Attributes:
+        ended: set when the task has ended. A cancelled task may go on, which the future that asyncio makes for another
+            thread does not show.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, episode: Coroutine[Any, Any, Outcome]) -> None:
+        self.ended: concurrent.futures.Future[Outcome] = concurrent.futures.Future()
+        self._loop = loop
+        self._task: asyncio.Task[Outcome] | None = None
+        loop.call_soon_threadsafe(self._start, episode)
+
+    def cancel(self) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+
+    def _start(self, episode: Coroutine[Any, Any, Outcome]) -> None:
+        self._task = self._loop.create_task(episode)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Outcome]) -> None:
+        cancelled = Outcome(failure="the program cancelled itself", kind="raised")
+        self.ended.set_result(cancelled if task.cancelled() else task.result())
 
 
 async def timed(episode: Awaitable[Ended]) -> Ended:
@@ -202,33 +231,63 @@ async def _within(running: "concurrent.futures.Future[Outcome]", seconds: float)
     """The future's result, or None after ``seconds``."""
     waiting = asyncio.wrap_future(running)
     done, _ = await asyncio.wait({waiting}, timeout=seconds)
-    if not done:
-        return None
-    if waiting.cancelled():
-        return Outcome(failure="the program cancelled itself", kind="raised")
-    return waiting.result()
+    return waiting.result() if done else None
+
+
+class WrongReturn(ValueError):
+    """The program returned what is no result; the text says what it may return."""
 
 
 def outcome_of(returned: object) -> Outcome:
     """What the program returned: a number, a mapping with ``reward``, ``answer`` and ``detail``, or None.
 
     Raises:
-        TypeError, ValueError: it returned something else, or a reward that is not finite.
+        WrongReturn: it returned something else, or a reward that is not finite.
     """
     if returned is None:
         return Outcome()
+    if is_awaitable(returned):
+        raise WrongReturn("the program returned something to await: declare it with async def")
     fields = returned if isinstance(returned, Mapping) else {"reward": returned}
     if unknown := sorted(str(name) for name in fields if name not in ("reward", "answer", "detail")):
-        raise ValueError(f"the program returned {', '.join(unknown)}; it may return reward, answer and detail")
+        raise WrongReturn(f"the program returned {', '.join(unknown)}; it may return reward, answer and detail")
     reward = fields.get("reward")
-    if reward is not None:
-        if isinstance(reward, str | bytes) or not isinstance(reward, SupportsFloat):
-            raise TypeError(f"the program returned {reward!r:.60}; return a number, a mapping with reward, or None")
-        reward = float(reward)
-        if not math.isfinite(reward):
-            raise ValueError(f"the program returned the reward {reward}")
     answer, detail = fields.get("answer"), str(fields.get("detail") or "")
-    return Outcome(reward, None if answer is None else str(answer), one_line(detail))
+    return Outcome(
+        None if reward is None else _finite(reward), None if answer is None else str(answer), one_line(detail)
+    )
+
+
+def _finite(reward: object) -> float:
+    """The reward as a finite number. Raises `WrongReturn`."""
+    if is_awaitable(reward):
+        raise WrongReturn("the program returned something to await as the reward; await it in an async def")
+    if isinstance(reward, str | bytes) or not isinstance(reward, SupportsFloat):
+        raise WrongReturn(f"the program returned {reward!r:.60}; return a number, a mapping with reward, or None")
+    try:
+        number = float(reward)
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError):  # an array of several numbers, for example
+        raise WrongReturn(f"the program returned {reward!r:.60} as the reward; return one number") from None
+    if not math.isfinite(number):
+        raise WrongReturn(f"the program returned the reward {number}; return a finite number")
+    return number
+
+
+def is_awaitable(value: object) -> bool:
+    """Whether ``value`` should have been awaited. A coroutine is closed, else Python warns of it."""
+    if inspect.iscoroutine(value):
+        value.close()
+    return inspect.isawaitable(value)
+
+
+def read_outcome(returned: object) -> Outcome:
+    """The outcome of a program that returned; a failure if it returned what is no result."""
+    try:
+        return outcome_of(returned)
+    except WrongReturn as problem:
+        return Outcome(failure=one_line(str(problem)), kind="raised")
 
 
 def _raised(problem: BaseException) -> Outcome:

@@ -59,8 +59,8 @@ class EpisodesDone:
 
     Attributes:
         worker: name of the environment worker; "" if the episodes were lost with theirs.
-        stuck: what a program that timed out still occupies: its thread, or the event loop that all async programs
-            share; the worker must then be replaced.
+        stuck: what a program that timed out still occupies: ``thread``, its own thread, or a task that swallowed its
+            cancellation; ``loop``, the event loop that all async programs share. The worker must then be replaced.
         left: how many episodes have not ended of each other group on the worker, by the group's number.
     """
 

@@ -38,7 +38,8 @@ async def _started(rollout: Rollout, timeout_s: float, spec: EnvironmentWorkersS
         return await start_programs(rollout, timeout_s, spec)
     from environments.tools.loop import open_loop  # as in the worker
 
-    return Programs((await asyncio.to_thread(open_loop, rollout)).solve, timeout_s)
+    tools = await asyncio.to_thread(open_loop, rollout)
+    return Programs(tools.solve, timeout_s, owner=tools)
 
 
 def main() -> None:

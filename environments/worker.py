@@ -58,7 +58,7 @@ class EnvironmentWorker:
         from environments.tools.loop import open_loop  # programs need neither the sandbox nor httpx
 
         self._tools = await asyncio.to_thread(open_loop, self._rollout)
-        return Programs(self._tools.solve, self._rollout.timeout_s)
+        return Programs(self._tools.solve, self._rollout.timeout_s, owner=self._tools)
 
     async def left(self) -> dict[int, int]:
         """How many episodes have not ended of each group that is here, by the group's number."""

@@ -1,6 +1,7 @@
 """Imports made cheap at the start of a process, and imports of functions that a job names."""
 
 import contextlib
+import difflib
 import gc
 import importlib
 import sys
@@ -51,5 +52,7 @@ def function_named(target: str, key: str) -> Callable[..., Any]:
         ) from problem
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise JobError(f"{key} {target!r}: {module_name!r} has no function {name!r}")
+        near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
+        meant = f"; did you mean {module_name}:{near[0]}?" if near else ""
+        raise JobError(f"{key} {target!r}: {module_name!r} has no function {name!r}{meant}")
     return function

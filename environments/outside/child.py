@@ -10,6 +10,7 @@ One JSON object per line. Standard input and output carry them; what programs pr
     from this process   {"ready": "3.12.3"} or {"unusable": "why"}                                    the first line
                         {"ended": 1, "returned": null or {"reward": 0.5, ...}}
                         {"ended": 1, "raised": "ValueError: no luck"}
+                        {"ended": 1, "wrong": "something to await: ..."}               what it returned is no result
                         {"pong": 1}
 
 With a number as "rows", the target is called with the settings and returns at most this many rows of data: lines of
@@ -22,6 +23,7 @@ thread. When standard input ends, so do this process and its process group.
 from __future__ import annotations  # lets older versions read as far as the line that rejects them
 
 import asyncio
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -42,6 +44,10 @@ LONGEST = 100_000  # characters of a text that a program returns
 
 class Unusable(Exception):
     """The program cannot be imported or called; the text says why."""
+
+
+class WrongReturn(Exception):
+    """The program returned what is no result; the text says what and why."""
 
 
 def load(hello: Mapping[str, Any]) -> Callable[..., Any]:
@@ -71,9 +77,14 @@ def load(hello: Mapping[str, Any]) -> Callable[..., Any]:
     if hello["rows"] is not None:
         return functools.partial(itertools.islice, program, hello["rows"])
     if not callable(program):
-        raise Unusable(f"module {module_name!r} has no function {name!r}")
+        near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise Unusable(f"module {module_name!r} has no function {name!r}{meant}")
     if inspect.isclass(program):
-        raise Unusable(f"{name!r} is a class; rollout.python runs functions")
+        raise Unusable(
+            f"{name!r} is a class, and rollout.python runs functions only: write async def solve(row, base_url, "
+            "api_key), and keep what episodes share in variables of the module"
+        )
     try:
         inspect.signature(program).bind({}, base_url="", api_key="")
     except (TypeError, ValueError) as problem:
@@ -130,6 +141,8 @@ class Episodes:
     async def _await(self, number: int, episode: Callable[[], Any]) -> None:
         try:
             ended: dict[str, Any] = {"returned": plain(await episode())}
+        except WrongReturn as problem:
+            ended = {"wrong": str(problem)}
         except (Exception, SystemExit) as problem:  # noqa: BLE001 - the program failed, not this process
             traceback.print_exc()
             ended = {"raised": described(problem)}
@@ -141,6 +154,8 @@ class Episodes:
     def _call(self, number: int, episode: Callable[[], Any]) -> None:
         try:
             ended: dict[str, Any] = {"returned": plain(episode())}
+        except WrongReturn as problem:
+            ended = {"wrong": str(problem)}
         except (Exception, SystemExit) as problem:  # noqa: BLE001 - as above
             traceback.print_exc()
             ended = {"raised": described(problem)}
@@ -148,30 +163,45 @@ class Episodes:
 
 
 def plain(returned: object) -> dict[str, Any] | None:
-    """What a program returned, as JSON. The other side checks it."""
+    """What a program returned, as JSON. The other side checks it. Raises `WrongReturn`."""
     if returned is None:
         return None
+    if is_awaitable(returned):
+        raise WrongReturn("something to await: declare it with async def")
     fields: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"reward": returned}
     for name in ("answer", "detail"):
         if fields.get(name) is not None:
             fields[name] = text = str(fields[name])
             if len(text) > LONGEST:
-                raise ValueError(f"the program returned {len(text)} characters of {name}; at most {LONGEST}")
+                raise WrongReturn(f"{len(text)} characters of {name}; at most {LONGEST} are allowed")
     read: dict[str, Any] = {name: fields[name] for name in ("answer", "detail") if name in fields}
     if "reward" in fields:
         read["reward"] = number(fields["reward"])
     return {**read, **{str(name)[:100]: None for name in list(fields)[:10] if name not in ("reward", *read)}}
 
 
+def is_awaitable(value: object) -> bool:
+    """Whether ``value`` should have been awaited. A coroutine is closed, else Python warns of it."""
+    if inspect.iscoroutine(value):
+        value.close()
+    return inspect.isawaitable(value)
+
+
 def number(value: object) -> float | str | None:
-    """A finite float or None; anything else as text."""
+    """A finite float or None; anything else as text. Raises `WrongReturn` for a number that is not finite."""
     if value is None or isinstance(value, (str, bytes)):
         return None if value is None else repr(value)[:100]
+    if is_awaitable(value):
+        raise WrongReturn("something to await as the reward; await it in an async def")
     try:
         converted = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+    except OverflowError:
+        converted = float("inf")
+    except (TypeError, ValueError):
         return repr(value)[:100]
-    return converted if converted - converted == 0.0 else str(converted)
+    if converted - converted != 0.0:
+        raise WrongReturn(f"the reward {converted}; return a finite number")
+    return converted
 
 
 def listen(episodes: Episodes, loop: asyncio.AbstractEventLoop, orders: TextIO) -> None:

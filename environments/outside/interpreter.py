@@ -55,6 +55,10 @@ class Outside:
             {**fields, "path": [each for each in folders if each != own], "behind": [own] * (own in folders)}
         )
 
+    def not_started(self, problem: OSError) -> JobError:
+        """The error about an interpreter that the system does not start."""
+        return self.refused(f"it does not start ({problem.strerror or problem}); is it Python?")
+
     def refused(self, why: str) -> JobError:
         """The error about a program that the interpreter cannot run."""
         return JobError(f"rollout.python {self.python} cannot run {self.target!r}: {one_line(why)}")
@@ -126,14 +130,17 @@ def rows_of(outside: Outside, most: int, seconds: float) -> list[dict[str, Any]]
 
 def _ask(outside: Outside, line: bytes, seconds: float) -> tuple[bytes, bytes]:
     """What a child writes and prints until it ends, if ``line`` is all it reads."""
-    process = subprocess.Popen(
-        outside.command(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=clean_environment(),
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            outside.command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            start_new_session=True,
+        )
+    except OSError as problem:
+        raise outside.not_started(problem) from None
     with process:
         try:
             return process.communicate(line, timeout=seconds)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from environments.outside.interpreter import Outside, as_line, clean_environment, kill_group, last_line, unusable
-from environments.programs import CANCEL_SECONDS, one_line, outcome_of
+from environments.programs import CANCEL_SECONDS, one_line, read_outcome
 from environments.records import Outcome
 
 LONGEST_LINE = 1 << 20  # bytes
@@ -54,7 +54,7 @@ class Child:
                 limit=LONGEST_LINE,
             )
         except OSError as problem:
-            raise outside.refused(str(problem)) from None
+            raise outside.not_started(problem) from None
         started = cls(process)
         started._tasks.append(asyncio.create_task(started._copy_output()))
         try:
@@ -240,10 +240,9 @@ def _outcome(said: Mapping[str, Any]) -> Outcome:
     """The outcome that a child reports."""
     if "raised" in said:
         return Outcome(failure=one_line(f"the program raised {said['raised']}"))
-    try:
-        return outcome_of(said.get("returned"))
-    except (TypeError, ValueError) as problem:
-        return Outcome(failure=one_line(f"the program raised {type(problem).__name__}: {problem}"))
+    if "wrong" in said:
+        return Outcome(failure=one_line(f"the program returned {said['wrong']}"))
+    return read_outcome(said.get("returned"))
 
 
 async def _exited(pid: int) -> None:

@@ -46,7 +46,7 @@ class Tool(Protocol):
         ...
 
     def close(self) -> None:
-        """End all processes of the tool."""
+        """End all processes of the tool. Called once, when its worker ends in order."""
         ...
 
 

@@ -14,6 +14,7 @@ before the function is called.
 import asyncio
 import concurrent.futures
 import contextlib
+import difflib
 import inspect
 import re
 import threading
@@ -143,6 +144,7 @@ def load_function(spec: FunctionTool) -> Function:
         raise JobError(f"{where} has no docstring, which tells the model what the tool does: write one")
     description, about = _read_docstring(text)
     types, defaults = _parameters(function, where, about)
+    _check_described(text, about, list(types), where)
     arguments = TypeAdapter(_typed_dict(types))
     parameters = _plain(arguments.json_schema())
     for name, value in defaults.items():
@@ -177,6 +179,20 @@ def _parameters(
         if parameter.default is not parameter.empty:
             types[name], defaults[name] = NotRequired[types[name]], parameter.default
     return types, defaults
+
+
+def _check_described(text: str, about: Mapping[str, str], parameters: list[str], where: str) -> None:
+    """Raise `JobError` if the docstring's ``Args:`` describes what is no parameter, or nothing that could be read."""
+    for name in about:
+        if name not in parameters:
+            near = difflib.get_close_matches(name, parameters, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(parameters) or 'none'}"
+            raise JobError(f"{where}: its docstring describes a parameter {name!r} that it does not have; {meant}")
+    if parameters and not about and (section := _args_section(text)) is not None:
+        raise JobError(
+            f"{where}: {section}: in its docstring names no parameter: write a line '{parameters[0]}: what it is' "
+            f"below it, indented, or leave {section}: out"
+        )
 
 
 def _check_type(hint: object, where: str) -> None:
@@ -219,7 +235,7 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """What a docstring says before its first section, and about each parameter under ``Args:``."""
     parts = _SECTION.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    lines = next((sections[name] for name in ("Args", "Arguments", "Parameters") if name in sections), "")
+    lines = sections.get(_args_section(text) or "", "")
     about: dict[str, str] = {}
     name, indent = "", None
     for line in filter(str.strip, lines.splitlines()):
@@ -232,3 +248,9 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
         elif name:
             about[name] = f"{about[name]} {line.strip()}".strip()
     return parts[0].strip(), about
+
+
+def _args_section(text: str) -> str | None:
+    """The name of the docstring's section about parameters; None without one."""
+    found = _SECTION.findall(text)
+    return next((name for name in ("Args", "Arguments", "Parameters") if name in found), None)

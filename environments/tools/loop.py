@@ -53,6 +53,12 @@ class ToolLoop:
         """How many calls the model saw as errors in the episode with this key, however it ended. Forgets them."""
         return self._errors.pop(api_key, 0)
 
+    async def close(self) -> None:
+        """End the tools' processes, and close the connections to the gateway. Episodes that still run fail."""
+        for tool in self._tools:
+            tool.close()
+        await self._client.aclose()
+
     async def solve(self, row: Mapping[str, Any], base_url: str, api_key: str) -> None:
         """Run one episode on ``row["prompt"]``. Returns nothing, so that the scorer judges the last answer.
 

@@ -191,6 +191,7 @@ def check(
             prepared = prepare_alone(job)
         notes, calls, memory = notes_on(job), score_once(prepared, answer), needs_of(job).memory_bytes
         episode = run_one_episode(prepared, answer)
+    notes += episode.notes if episode else ()
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if as_json:

@@ -56,9 +56,12 @@ def remote(server: str | None) -> "Client":
 
 @contextlib.contextmanager
 def service_run(run: str, server: str | None) -> "Iterator[ServiceRun]":
-    """The run of the service whose id is, or begins with, ``run``."""
+    """The run of the service whose id is, or begins with, ``run``. Raises `JobError` if that must be a folder."""
     from services.cli.sources import ServiceRun
+    from volley.errors import JobError
 
+    if "/" in run:
+        raise JobError(f"there is no folder {run}: name one that exists, or the id of a run, which has no /")
     with remote(server) as client:
         yield ServiceRun(client.run(run))
 

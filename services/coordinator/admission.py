@@ -45,7 +45,7 @@ class Admission:
         self._planned = job.steps * job.prompts_per_step
         self._ledger, self._buffer = ledger, buffer
         self._refill, self._is_dead = Refill(job), is_dead
-        self._health = ScoringHealth(job.infra_errors)
+        self._health = ScoringHealth(job.infra_errors, program=job.rollout is not None)
         self._stages: dict[int, Stage] = {}  # groups under way
         self.refills = resume.refills
         for ready in resume.ready:

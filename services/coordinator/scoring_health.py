@@ -18,17 +18,25 @@ from volley.records import Scores
 FIRST_PROBE_SECONDS = 1.0
 MAX_REASONS = 3
 ADVICE = "`volley logs RUN reward-0` shows the log of a reward worker, with the traceback of a function that raised"
+PROGRAM_ADVICE = (
+    "`volley logs RUN environment-0` shows the log of an environment worker, with the traceback of a program or tool "
+    "that raised"
+)
+EITHER_ADVICE = f"{PROGRAM_ADVICE}; `volley logs RUN reward-0` shows that of a scorer's function"
 
 
 class ScoringHealth:
     """Decides from the scores of the last groups whether scoring works.
 
+    Args:
+        program: whether the job has a program, whose failures leave samples without a score too.
+
     Attributes:
         problem: why scoring counts as failing, or "".
     """
 
-    def __init__(self, spec: InfraErrorsSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: InfraErrorsSpec, *, program: bool = False) -> None:
+        self._spec, self._program = spec, program
         self._recent: deque[tuple[int, int]] = deque(maxlen=spec.window)  # unscored samples and n of each group
         self._failing_since: float | None = None
         self._reasons: set[str] = set()
@@ -80,7 +88,7 @@ class ScoringHealth:
         if not reason or reason in self._reasons or len(self._reasons) == MAX_REASONS:
             return []
         self._reasons.add(reason)
-        return [("trouble", f"a sample could not be scored and leaves its group: {reason}. {ADVICE}")]
+        return [("trouble", f"a sample could not be scored and leaves its group: {reason}. {self._advice(scores)}")]
 
     def _note_group(self, unscored: int, n: int, scores: Scores) -> None:
         self._recent.append((unscored, n))
@@ -90,9 +98,8 @@ class ScoringHealth:
             self._failing_since, self._pause, self._next_probe = time.monotonic(), FIRST_PROBE_SECONDS, 0.0
             self.problem = (
                 f"{share:.0%} of the samples of the last {self._spec.window} groups could not be scored, "
-                f"the last because: {_reason(scores)}. {ADVICE}. The run tries again, for "
-                f"{self._spec.give_up_s:g} s; a mistake in a scorer's code does not go away: stop the run, mend it and "
-                "resume"
+                f"the last because: {_reason(scores)}. {self._advice(scores)}. The run tries again, for "
+                f"{self._spec.give_up_s:g} s; a mistake in the code does not go away: stop the run, mend it and resume"
             )
 
     def _check_function(self, scores: Scores) -> None:
@@ -108,8 +115,15 @@ class ScoringHealth:
         ):
             raise NoSignal(
                 f"samples could not be scored for {failed:.0f} s (infra_errors.give_up_s), the last because: "
-                f"{_reason(scores)}. {ADVICE}. Repair the scorer and resume the run"
+                f"{_reason(scores)}. {self._advice(scores)}. Repair the {'program or ' if self._program else ''}scorer "
+                "and resume the run"
             )
+
+    def _advice(self, scores: Scores) -> str:
+        """Where the log is. A group whose samples never came to a scorer has no reward worker."""
+        if not self._program:
+            return ADVICE
+        return EITHER_ADVICE if scores.worker else PROGRAM_ADVICE
 
 
 def mistakes_of(scores: Scores) -> set[str]:

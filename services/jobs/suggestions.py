@@ -65,36 +65,70 @@ OBJECTIVES = {
 
 def known_key(kind: str, key: str) -> str:
     """The key of a job of this kind that ``key``, with dots, was probably meant to be; "" if none is near."""
-    parent, _, last = key.rpartition(".")
+    written, _, last = key.rpartition(".")
     keys = known_keys(kind)
     elsewhere = OTHER_WORDS.get(last, "")
     if elsewhere in keys:
         return elsewhere
-    beside = [each.rpartition(".")[2] for each in keys if each.rpartition(".")[0] == parent]
-    if near := difflib.get_close_matches(last, beside, n=1, cutoff=0.7):
-        return f"{parent}.{near[0]}" if parent else near[0]
-    misplaced = sorted((each for each in keys if each.rpartition(".")[2] == last), key=lambda each: each.count("."))
+    for parent in (_parent(kind, key), written):
+        beside = sorted(each.rpartition(".")[2] for each in keys if each.rpartition(".")[0] == parent)
+        if near := difflib.get_close_matches(last, beside, n=1, cutoff=0.7):
+            return f"{parent}.{near[0]}" if parent else near[0]
+    misplaced = sorted((each for each in keys if each.rpartition(".")[2] == last), key=_depth)
     if misplaced:
         return misplaced[0]
-    names = {each.rpartition(".")[2]: each for each in sorted(keys, key=lambda each: -each.count("."))}
+    names = {each.rpartition(".")[2]: each for each in sorted(keys, key=_depth, reverse=True)}
     distant = difflib.get_close_matches(last, names, n=1, cutoff=0.8)
     return names[distant[0]] if distant else ""
 
 
-@cache
+def _depth(key: str) -> tuple[int, str]:
+    return key.count("."), key
+
+
+def _parent(kind: str, key: str) -> str:
+    """What ``key`` stands in, without what a message adds: positions in lists, and the kind behind a union's key."""
+    unions, kept, tagged = _parts(kind)[1], "", False
+    for part in key.split(".")[:-1]:
+        if part.isdigit():
+            continue
+        if kept in unions and not tagged:
+            tagged = True
+        else:
+            kept, tagged = f"{kept}.{part}" if kept else part, False
+    return kept
+
+
 def known_keys(kind: str) -> frozenset[str]:
     """Every key of a job of this kind, with dots."""
+    return _parts(kind)[0]
+
+
+@cache
+def _parts(kind: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The keys of a job of this kind, and those whose value is a union of kinds."""
     schema = JOB.json_schema()
-    definitions: dict[str, Any] = schema["$defs"]
     root = schema["discriminator"]["mapping"].get(kind)
-    return frozenset(_keys({"$ref": root}, definitions, ())) if root else frozenset()
+    if not root:
+        return frozenset(), frozenset()
+    found = list(_keys({"$ref": root}, schema["$defs"], ()))
+    return frozenset(key for key, _ in found), frozenset(key for key, is_union in found if is_union)
 
 
-def _keys(node: dict[str, Any], definitions: dict[str, Any], above: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+def _keys(
+    node: dict[str, Any], definitions: dict[str, Any], above: tuple[str, ...], prefix: str = ""
+) -> Iterator[tuple[str, bool]]:
+    """Each key below ``node``, and whether its value, or an item of it, is a union of kinds."""
     if (name := node.get("$ref", "").rpartition("/")[2]) and name not in above:
         yield from _keys(definitions[name], definitions, (*above, name), prefix)
-    for choice in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
+    for choice in (*_choices(node), *node.get("allOf", ())):
         yield from _keys(choice, definitions, above, prefix)
     for key, child in node.get("properties", {}).items():
-        yield f"{prefix}{key}"
+        yield f"{prefix}{key}", any("discriminator" in each for each in (child, *_choices(child)))
         yield from _keys(child, definitions, above, f"{prefix}{key}.")
+
+
+def _choices(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternatives for a value, and those for its items if it may be a list."""
+    items = [node["items"]] if isinstance(node.get("items"), dict) else []
+    return [*node.get("anyOf", ()), *node.get("oneOf", ()), *items]

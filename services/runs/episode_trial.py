@@ -7,17 +7,18 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.config import EpisodesRequest
 from actors.gateway.calls import Gateway, OnTokens
 from actors.gateway.groups import EpisodeReport
 from actors.gateway.http import create_app
-from actors.gateway.rendering import Tokenizer
+from actors.gateway.messages import Message
+from actors.gateway.rendering import Renderer, Setting, Tokenizer
 from actors.gateway.server import Server
-from actors.gateway.session import Drawn, Limits
+from actors.gateway.session import Drawn, End, Limits
 from actors.stops import stop_token_ids
 from environments.records import Outcome
 from services.coordinator.episode_figures import end_of
@@ -32,6 +33,13 @@ from volley.sampling import EvalSampling
 
 TRIAL_SECONDS = 60.0  # an episode against a stub that answers at once should need no more
 SAYS = "This is the answer of a stub."
+OWN_ADDRESS = "make the calls with the base_url and api_key that the program is given"
+NO_CALL = f"No call of the model was answered until then: {OWN_ADDRESS}"
+UNPARSED = (
+    "the program sends tools, but no gateway.tool_parser is set, so calls of tools stay text in the model's answers: "
+    "write gateway: {tool_parser: hermes}, or the name that vLLM has for the model's format, unless the program finds "
+    "the calls in the text itself"
+)
 LINES = 12  # of the program's own output in an error
 
 
@@ -44,6 +52,7 @@ class EpisodeTrial:
         status: of the verdict; "" if the job's scorer is to judge the last answer.
         sampled: tokens that the stub answered with.
         observed: tokens of context between its answers.
+        notes: advice on what the episode showed.
     """
 
     target: str
@@ -56,22 +65,27 @@ class EpisodeTrial:
     sampled: int
     observed: int
     calls: tuple[ModelCall, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         earned = f"reward {self.reward:g} ({self.status})" if self.status else "no reward: the scorer judges the answer"
         answer = "" if self.answer is None else f", answer {self.answer!r}"
         detail = f", {self.detail}" if self.detail else ""
-        made = f"{len(self.calls)} call{'s' if len(self.calls) != 1 else ''} of the model"
+        made = f"{_counted(len(self.calls), 'call')} of the model, {_counted(self.sampled, 'token')} sampled"
         lines = [
             f"{self.target} ran one episode with prompt {self.prompt} and a stub as model, in {self.seconds:.1f} s: "
-            f"{made}, {self.sampled} tokens sampled, {self.observed} observed; {earned}{answer}{detail}"
+            f"{made}, {self.observed} observed; {earned}{answer}{detail}"
         ]
         for number, call in enumerate(self.calls, 1):
             lines += [
-                f"  call {number}, {call.observed} tokens of context: {call.context!r}",
+                f"  call {number}, {_counted(call.observed, 'token')} of context: {call.context!r}",
                 f"    -> {call.answer!r}",
             ]
         return "\n".join(lines)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def try_program(
@@ -84,8 +98,8 @@ def try_program(
         says: what the stub answers every call with, parsed as the job's `gateway` says; "" for a sentence of its own.
 
     Raises:
-        JobError: the program raised, hung, ended its process, made no call or rewrote the history; or vLLM has no such
-            parser.
+        JobError: the program raised, hung, ended its process, made no call or rewrote the history, or its first prompt
+            exceeds the context; or vLLM has no such parser.
     """
     return asyncio.run(_try(job, rollout, prompt, length, says))
 
@@ -96,6 +110,7 @@ async def _try(job: RLJob | RFTJob | EvalJob, rollout: Rollout, prompt: Prompt, 
     # The stub's own sentence has nothing to parse, so it does without the seconds that importing vLLM takes.
     spec = job.gateway if says else GatewaySpec(sampling=job.gateway.sampling)
     gateway = Gateway(StubEngine(tokenizer, stops, says or SAYS), tokenizer, stops, spec)
+    gateway.renderer = seen = ToolWatch(tokenizer, stops)
     sampling = job.sampling
     top_p = sampling.top_p if isinstance(sampling, EvalSampling) else 1.0
     limits = Limits(rollout.max_calls, sampling.max_tokens, length, rollout.on_rewrite)
@@ -110,7 +125,8 @@ async def _try(job: RLJob | RFTJob | EvalJob, rollout: Rollout, prompt: Prompt, 
         asked = {**program, "row": row, "base_url": url, "api_key": keys[0], "timeout_s": seconds}
         outcome, output = await _in_process(asked, seconds + job.environment_workers.start_deadline_s)
         group, (report,) = await gateway.close_sessions(keys, group_id=0, prompt_id=prompt.id, actor="stub")
-    return _described(job, rollout, prompt, outcome, report, group, output)
+    tried = _described(job, rollout, prompt, outcome, report, group, output)
+    return replace(tried, notes=(UNPARSED,)) if seen.saw_tools and job.gateway.tool_parser is None else tried
 
 
 def _described(
@@ -125,8 +141,10 @@ def _described(
     verdict = verdict_of(outcome, report, rollout.values)
     if verdict is None and job.scorer is None:
         problem = "the program returned no reward, and the job has no scorer: return one, or write scorer"
+    elif report.calls == 0 and report.end is End.CONTEXT:
+        problem = _too_long(rollout)
     elif verdict is not None and verdict.reward is None:
-        problem = _advised(end_of(outcome, report), verdict.detail) + (f"\n{output}" if output else "")
+        problem = _advised(end_of(outcome, report), verdict.detail, report.calls) + (f"\n{output}" if output else "")
     else:
         return EpisodeTrial(
             target=rollout.program,
@@ -143,16 +161,40 @@ def _described(
     raise JobError(f"rollout.target {rollout.program!r}, in an episode with prompt {prompt.id} and a stub: {problem}")
 
 
-def _advised(end: str, detail: str) -> str:
+def _too_long(rollout: Rollout) -> str:
+    """What to do about a first prompt that leaves no room for an answer."""
+    if rollout.max_context is None:
+        return "its first prompt is as long as the model's context: shorten the prompt, or take another model"
+    return (
+        f"its first prompt leaves no room for an answer in {rollout.max_context} tokens of context: raise "
+        "rollout.max_context, or shorten the prompt"
+    )
+
+
+def _advised(end: str, detail: str, calls: int) -> str:
     match end:
+        case "raised" if calls == 0:
+            return f"{detail}. {NO_CALL}"
         case "raised":
             return f"{detail}. If it does so only because of what the stub says, try volley check --answer TEXT"
         case "timeout":
-            return f"{detail}, though the stub answers at once: give what it waits for a time limit"
+            late = f"{detail}, though the stub answers at once: give what it waits for a time limit"
+            return late if calls else f"{late}. {NO_CALL}"
         case "no_call":
-            return f"{detail}: make the calls with the base_url and api_key that it is given"
+            return f"{detail}: {OWN_ADDRESS}"
         case _:
             return detail
+
+
+class ToolWatch(Renderer):
+    """Notes whether any prompt had tools."""
+
+    saw_tools = False
+
+    def prompt(self, messages: Sequence[Message], setting: Setting) -> list[int]:
+        """As `Renderer.prompt`."""
+        self.saw_tools = self.saw_tools or bool(setting.tools)
+        return super().prompt(messages, setting)
 
 
 class StubEngine:

@@ -2,6 +2,7 @@
 
 import contextlib
 
+from actors.parser_names import check_parsers
 from actors.pool import ActorPool
 from environments.outside.interpreter import check_outside, outside_of
 from environments.pool import EnvironmentPool
@@ -48,6 +49,16 @@ async def start_rewards(job: RLJob | RFTJob | EvalJob, folder: RunFolder) -> Rew
     return NoRewardWorkers() if job.scorer is None else await RewardPool.start(reward_config(job, job.scorer, folder))
 
 
+def roles_started(job: RLJob | RFTJob | EvalJob) -> str:
+    """The processes that make and score the job's samples, in words: only those that it needs."""
+    counts = [f"{job.actors.count} actor(s)"]
+    if job.rollout is not None:
+        counts.append(f"{job.environment_workers.count} environment worker(s)")
+    if job.scorer is not None:
+        counts.append(f"{job.reward_workers.count} reward worker(s)")
+    return ", ".join(counts)
+
+
 class NoEnvironments:
     """Stands in for the environment workers of a job without a program."""
 
@@ -87,8 +98,10 @@ def episodes_of(
 
 
 def check_program(job: RLJob | RFTJob | EvalJob) -> None:
-    """Raise `JobError` if the job's program cannot be called, or its tools or model do not fit."""
+    """Raise `JobError` if the job's program cannot be called, or its tools, parsers or model do not fit."""
     rollout = job.rollout
+    if rollout is not None:
+        check_parsers(job.gateway)
     if isinstance(rollout, ToolsRollout):
         check_template(load_tokenizer(job.model.folder), "rollout kind: tools")
     if rollout is None or not code_is_here(job.runtime_env):

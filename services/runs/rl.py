@@ -46,6 +46,7 @@ from services.runs.episodes import (
     check_program,
     episodes_of,
     length_of,
+    roles_started,
     room_of,
     start_environments,
     start_rewards,
@@ -132,10 +133,7 @@ class RLRun:
     async def _start(self, sized: RLJob, context: Context, stack: contextlib.AsyncExitStack) -> "Pools":
         """Start the roles of ``sized``, the job with the counts that are desired now. ``stack`` stops them."""
         folder = context.folder
-        context.display.say(
-            f"{sized.name}: starting {sized.actors.count} actor(s), {sized.reward_workers.count} reward worker(s), "
-            f"{sized.learner.ranks} learner rank(s)"
-        )
+        context.display.say(f"{sized.name}: starting {roles_started(sized)}, {sized.learner.ranks} learner rank(s)")
         shared = sized.placement == "colocated"
         seconds: dict[str, float] = {}
         context.summary_fields["start_seconds"] = seconds

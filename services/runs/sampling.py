@@ -11,7 +11,7 @@ from services.evaluation.evaluate import Sampler, max_groups_in_flight
 from services.evaluation.sample_log import SampleLog
 from services.jobs.needs import Needs
 from services.runs.context import Context, start_turn
-from services.runs.episodes import episodes_of, start_environments, start_rewards
+from services.runs.episodes import episodes_of, roles_started, start_environments, start_rewards
 from services.runs.role_configs import actor_config
 from services.tasks import start_all
 from volley.job import EvalJob, RFTJob
@@ -41,7 +41,7 @@ async def sample_prompts(
         display.say(f"{job.name}: {len(known)} of {len(prompts)} prompts were sampled before")
     if all(each.prompt.id in known for each in prompts):
         return [known[each.prompt.id] for each in prompts]
-    display.say(f"{job.name}: starting {job.actors.count} actor(s), {job.reward_workers.count} reward worker(s)")
+    display.say(f"{job.name}: starting {roles_started(job)}")
     async with contextlib.AsyncExitStack() as stack:
         async with start_turn(context, needs):
             actors, rewards, environments = await start_all(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from actors.config import ActorConfig
 from actors.environment import engine_environment
+from actors.parser_names import check_parsers
 from reward_servers.http_gate import LOOPBACK_HOSTS, is_loopback
 from services.data.tokens import load_tokenizer, model_length
 from volley.base import Spec
@@ -27,7 +28,8 @@ class ServeSpec(Spec):
 
 
 def check_model(spec: ServeSpec) -> int:
-    """The model's length in tokens. Raises `JobError` for a model that cannot be served."""
+    """The model's length in tokens. Raises `JobError` for a model or parser that cannot be served."""
+    check_parsers(spec.gateway)
     load_tokenizer(spec.model.folder)
     return model_length(spec.model.folder)
 

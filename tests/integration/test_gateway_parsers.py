@@ -13,6 +13,7 @@ import pytest_asyncio
 from actors.config import EpisodesRequest
 from actors.gateway.calls import Gateway
 from actors.gateway.session import Drawn, Limits
+from actors.parser_names import parser_names
 from tests.chat_models import chat_tokenizer, split
 from tests.gateway_server import EOS, TOKENIZER, USER, ScriptedEngine, Served, ask
 from volley.errors import JobError
@@ -33,6 +34,15 @@ def _vllm() -> None:
         import vllm.parser  # noqa: F401
     for name in ("actors.gateway.replies", "vllm"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@pytest.mark.usefixtures("_vllm")
+async def test_the_names_read_from_the_source_are_those_that_vllm_has() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    assert parser_names("tool_parser") == tuple(sorted(ToolParserManager.lazy_parsers))
+    assert parser_names("reasoning_parser") == tuple(sorted(ReasoningParserManager.lazy_parsers))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

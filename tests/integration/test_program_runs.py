@@ -249,24 +249,27 @@ async def test_environment_workers_of_a_live_run_are_scaled_and_survive(
 async def test_the_example_of_the_page(
     stack: Stack, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """agents.md, with a smaller model and two steps."""
-    program, job, commands, solver, *_ = blocks(ROOT / "docs" / "agents.md")
-    (tmp_path / "agent.py").write_text(program.text + solver.text)
+    """agents.md with its own rows, a smaller model under the name of the page's, and two steps."""
+    fetch, rows, program, job, commands, solver, *_ = blocks(ROOT / "docs" / "agents.md")
     tree = yaml.safe_load(job.text)
+    assert fetch.text == f"volley model fetch {tree['model']['path']}\n"
+    (tmp_path / tree["model"]["path"]).symlink_to(inputs / "model")
+    (tmp_path / "agent.py").write_text(program.text + solver.text)
+    (tmp_path / "train.jsonl").write_text(rows.text)
     monkeypatch.syspath_prepend(tmp_path)
-    tree |= {"model": {"path": str(inputs / "model")}, "data": {"path": str(inputs / "train.jsonl")}}
-    tree |= {"steps": 2, "prompts_per_step": 2, "sampling": {"n": 4, "max_tokens": 60}}
-    tree |= {"actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1}}
+    tree |= {"model": {"path": str(inputs / "model")}, "data": {"path": str(tmp_path / "train.jsonl")}}
+    tree |= {"steps": 2, "sampling": {"n": 4, "max_tokens": 60}, "actors": {"max_num_seqs": 32, "kv_cache_gb": 0.1}}
     done = await run_job(stack, tmp_path, tree)
     last = done.folder.read("metrics")[-1]
-    assert (last["groups_trained"], last["groups_dropped"]) == (4, 0)
-    file = str(tmp_path / "job.yaml")
+    assert (last["groups_trained"], last["groups_dropped"]) == (6, 0)
+    file = str(tmp_path / "as-written.yaml")
+    (tmp_path / "as-written.yaml").write_text(job.text)
     assert commands.text.splitlines() == ["volley check job.yaml", "volley run job.yaml"]
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     checked = await asyncio.to_thread(subprocess.run, [VOLLEY, "check", file], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
     assert "3 calls of the model" in checked.stdout
-    with_class = [VOLLEY, "check", file, "--set", "rollout.target=agent:Solver", "--answer", "it is x"]
+    with_class = [VOLLEY, "check", file, "--set", "rollout.target=agent:Solver", "--answer", "it is Paris"]
     checked = await asyncio.to_thread(subprocess.run, with_class, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
     assert "1 call of the model" in checked.stdout

@@ -164,6 +164,21 @@ def test_the_first_reasons_of_unscored_samples_are_reported_with_advice() -> Non
     assert "leaves its group: KeyError: 'a'. `volley logs RUN reward-0` shows" in found[0][1]
 
 
+@pytest.mark.parametrize(
+    ("worker", "logs", "others"),
+    [("", ["RUN environment-0"], ["reward-0"]), ("reward-1", ["RUN environment-0", "RUN reward-0"], [])],
+)
+def test_what_a_program_failed_at_is_in_its_own_workers_log(worker: str, logs: list[str], others: list[str]) -> None:
+    rollout = {"kind": "program", "target": "agent:solve"}
+    made, _, _ = admission(rollout=rollout, scorer=None, infra_errors={"window": 1}, steps=9)
+    admit_all(made)
+    raised = Verdict(VerdictStatus.INFRA_ERROR, None, detail="the program raised KeyError: 'a'")
+    ((_, trouble), (_, paused)) = made.scored(0, Scores.pack([raised] * 2, worker=worker))
+    for text in (trouble, paused):
+        assert all(each in text for each in logs)
+        assert not any(each in text for each in others)
+
+
 def _failing(mistake: str, *, scored: int = 0) -> Scores:
     failed = Verdict(VerdictStatus.INFRA_ERROR, None, detail="m:f raised KeyError: 'a' (line 3)", mistake=mistake)
     return Scores.pack([Verdict(VerdictStatus.PASSED, 1.0)] * scored + [failed] * (2 - scored))

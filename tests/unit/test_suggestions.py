@@ -55,6 +55,7 @@ def message(tmp_path: Path, **changes: Any) -> str:
         ({"objective": {"kind": "nonsense"}}, "objective: 'nonsense' is not known. Built in:"),
         ({"kind": "grpo"}, "kind: 'grpo' is not a kind of job: write rl, sft, rft or eval"),
         ({"sampling": {"n": "x"}}, "sampling.n: Input should be a valid integer"),
+        ({"scorer": {"kind": "math", "valus": {}}}, "scorer.math.valus: unknown key; did you mean scorer.values?"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_write(tmp_path: Path, changes: dict[str, Any], answer: str) -> None:
@@ -69,6 +70,22 @@ def test_every_key_of_every_kind_suggests_itself_when_it_is_misspelt() -> None:
             if len(last) > 5 and known_key(kind, key[:-2] + key[-1]) not in known_keys(kind):
                 missed.append((kind, key))
     assert not missed
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("rollout.taget", "rollout.target"),
+        ("rollout.program.taget", "rollout.target"),
+        ("rollout.tools.tols", "rollout.tools"),
+        ("rollout.tools.tools.0.function.targt", "rollout.tools.target"),
+        ("rollout.openenv.rest", "rollout.reset"),
+        ("scorer.python.targt", "scorer.target"),
+        ("rollout.values.pased", "rollout.values.passed"),
+    ],
+)
+def test_a_key_beside_the_mistaken_one_comes_first(key: str, meant: str) -> None:
+    assert known_key("rl", key) == meant
 
 
 def test_other_words_stand_for_keys_that_exist() -> None:

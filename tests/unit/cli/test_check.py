@@ -82,8 +82,8 @@ def test_a_run_warns_of_a_function_that_raises(job: Path, capsys: pytest.Capture
 PROGRAM = """
 import asyncio, json, os, time, urllib.request
 
-def ask(base_url, api_key, *messages):
-    body = json.dumps({"model": "any", "messages": messages}).encode()
+def ask(base_url, api_key, *messages, **more):
+    body = json.dumps({"model": "any", "messages": messages, **more}).encode()
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body, headers)) as answer:
         return json.load(answer)["choices"][0]["message"]
@@ -119,6 +119,18 @@ def endless(row, base_url, api_key):
 
 def nothing(row, base_url, api_key):
     ask(base_url, api_key, USER)
+
+def nan(row, base_url, api_key):
+    ask(base_url, api_key, USER)
+    return float("nan")
+
+def elsewhere(row, base_url, api_key):
+    ask("http://127.0.0.1:9/v1", api_key, USER)
+
+def with_tools(row, base_url, api_key):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    ask(base_url, api_key, USER, tools=[tool])
+    return 1.0
 
 def spell(word: str) -> str:
     '''Spell a word.'''
@@ -191,12 +203,15 @@ def test_a_program_of_an_rl_job_is_run_too(volley: Volley, program_job: Path) ->
     ("target", "code", "told"),
     [
         ("raises", 1, ("raised ValueError", "--answer TEXT", "return int(")),
-        ("hangs", 1, ("rollout.timeout_s, 5 s, though the stub answers at once",)),
+        ("hangs", 1, ("rollout.timeout_s, 5 s, though the stub answers at once", "No call of the model was answered")),
         ("no_call", 1, ("without a call of the model", "base_url and api_key")),
         ("rewrites", 1, ("history was rewritten: message 0",)),
         ("ends", 1, ("ended its process (7)",)),
         ("nothing", 1, ("returned no reward, and the job has no scorer",)),
         ("Broken", 1, ("raised OSError: no server there",)),
+        ("elsewhere", 1, ("raised URLError", "No call of the model was answered until then: make the calls with the")),
+        ("nan", 1, ("returned the reward nan; return a finite number",)),
+        ("sepll", 1, ("has no function 'sepll'; did you mean my_checked_agent:spell?",)),
         ("endless", 0, ("3 calls of the model", "reward 0 (no_answer)", "ran out of calls")),
         ("Held", 0, ("1 call of the model", "reward 2 (passed)")),
     ],
@@ -208,6 +223,55 @@ def test_what_an_episode_shows(
     assert found == code, errors
     for each in told:
         assert each in (errors if code else out)
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_an_error(volley: Volley, program_job: Path) -> None:
+    code, _, errors = volley("check", str(program_job), "--set", "rollout.max_context=10")
+    assert code == 1
+    assert "leaves no room for an answer in 10 tokens of context: raise rollout.max_context" in errors
+
+
+@pytest.mark.parametrize(
+    ("target", "parser", "advised"),
+    [("with_tools", "null", True), ("two_calls", "null", False), ("with_tools", "hermes", False)],
+)
+def test_tools_whose_calls_nothing_parses_are_noted(
+    volley: Volley, program_job: Path, target: str, parser: str, advised: bool
+) -> None:
+    changes = ("--set", f"rollout.target=my_checked_agent:{target}", "--set", f"gateway.tool_parser={parser}")
+    code, _, errors = volley("check", str(program_job), *changes)
+    assert code == 0, errors
+    assert ("note: the program sends tools, but no gateway.tool_parser is set" in errors) is advised
+    notes = json.loads(volley("check", str(program_job), *changes, "--json")[1])["notes"]
+    assert any("write gateway: {tool_parser: hermes}" in each for each in notes) is advised
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "told"),
+    [
+        ("tool_parser", "hermess", "gateway.tool_parser: vLLM has no parser 'hermess'; did you mean hermes?"),
+        ("tool_parser", "mine", "gateway.tool_parser: vLLM has no parser 'mine'; "),
+        ("reasoning_parser", "qwen33", "gateway.reasoning_parser: vLLM has no parser 'qwen33'; did you mean qwen3?"),
+    ],
+)
+def test_a_parser_that_vllm_does_not_have(volley: Volley, program_job: Path, key: str, name: str, told: str) -> None:
+    code, _, errors = volley("check", str(program_job), "--set", f"gateway.{key}={name}")
+    assert code == 1
+    assert told in errors
+
+
+def test_counts_of_one_are_singular(volley: Volley, program_job: Path) -> None:
+    _, out, _ = volley(
+        *(
+            "check",
+            str(program_job),
+            "--set",
+            "rollout.target=my_checked_agent:endless",
+            "--set",
+            "sampling.max_tokens=1",
+        )
+    )
+    assert "1 call of the model, 1 token sampled" in out
 
 
 def test_an_episode_with_tools_is_run_too(volley: Volley, program_job: Path) -> None:

@@ -54,7 +54,11 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(JobError, match=r"neither a model folder \(no config.json\) nor a run folder"):
         serve(str(tmp_path / "empty"), "--port", "0")
+    with pytest.raises(JobError, match=r"there is no folder runs/nosuch: name one that exists"):
+        serve("runs/nosuch", "--port", "0")
     model = tiny_llama(tmp_path / "model")
+    with pytest.raises(JobError, match=r"gateway.tool_parser: vLLM has no parser 'hermess'; did you mean hermes\?"):
+        serve(str(model), "--port", "0", "--tool-parser", "hermess")
     (model / "model.safetensors").unlink()
     with pytest.raises(JobError, match=r"no \*\.safetensors there"):
         serve(str(model), "--port", "0")

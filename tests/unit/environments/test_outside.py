@@ -76,6 +76,9 @@ def plain(row, base_url, api_key):
         time.sleep(0.01)
     return {"reward": eval(row["returns"]), "answer": 4, "detail": "fi\\nne"}
 
+def forgets(row, base_url, api_key):
+    return agent(row, base_url, api_key)
+
 class Klass:
     pass
 
@@ -139,12 +142,24 @@ async def test_what_programs_return_with_packages_of_their_own(started: Make) ->
 
 @pytest.mark.parametrize(
     ("returns", "problem"),
-    [("float('nan')", "'nan'"), ("10 ** 400", "TypeError"), ("'1'", "TypeError"), ("object()", "<object object")],
+    [
+        ("float('nan')", "the reward nan; return a finite number"),
+        ("10 ** 400", "the reward inf; return a finite number"),
+        ("'1'", "'1'"),
+        ("object()", "<object object"),
+        ("agent(row, '', '')", "something to await as the reward; await it in an async def"),
+    ],
 )
 async def test_rewards_that_are_no_numbers(started: Make, returns: str, problem: str) -> None:
     outcome = await run(await started("plain"), "return", returns=returns)
+    assert outcome.failure.startswith("the program returned ")
     assert problem in outcome.failure
     assert outcome.reward is None
+
+
+async def test_a_plain_function_that_returns_a_coroutine(started: Make) -> None:
+    outcome = await run(await started("forgets"), "return")
+    assert outcome.failure == "the program returned something to await: declare it with async def"
 
 
 async def test_unknown_fields_and_rows_that_are_not_json(started: Make) -> None:
@@ -246,9 +261,10 @@ async def test_too_many_deaths_end_the_run(started: Make) -> None:
     [
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("pydantic:BaseModel", "No module named 'pydantic'"),
-        ("outside_programs:nobody", "has no function 'nobody'"),
+        ("outside_programs:nobody", "has no function 'nobody'$"),
+        ("outside_programs:aget", "has no function 'aget'; did you mean 'agent'"),
         ("outside_programs:two", r"def two\(row, base_url, api_key\)"),
-        ("outside_programs:Klass", "is a class"),
+        ("outside_programs:Klass", r"is a class, .* write async def solve\(row, base_url, api_key\)"),
         ("breaks:f", "ZeroDivisionError"),
     ],
 )
@@ -257,6 +273,17 @@ async def test_a_target_that_the_interpreter_cannot_run(python: str, code: None,
         check_outside(Outside(python, target), 60.0)
     with pytest.raises(JobError) as begun:
         await OutsidePrograms(Outside(python, target), 5.0, 60.0, 1).start()
+    assert str(checked.value) == str(begun.value)
+
+
+async def test_an_executable_that_the_system_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("just text\n")
+    (tmp_path / "python").chmod(0o755)
+    outside = Outside(str(tmp_path / "python"), "agent:solve")
+    with pytest.raises(JobError, match=r"cannot run 'agent:solve': it does not start \(Exec format error\)") as checked:
+        check_outside(outside, 60.0)
+    with pytest.raises(JobError) as begun:
+        await OutsidePrograms(outside, 5.0, 60.0, 1).start()
     assert str(checked.value) == str(begun.value)
 
 

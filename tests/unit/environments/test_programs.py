@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.programs import Programs, load_program, outcome_of
+from environments.programs import Programs, WrongReturn, load_program, outcome_of
 from environments.records import Outcome
 from volley.errors import JobError, WorkerDied
 
@@ -27,6 +27,13 @@ async def agent(row: dict[str, Any], base_url: str, api_key: str) -> Any:
             await asyncio.sleep(60)
         case "block":
             RELEASE.wait(60)
+        case "cancel":
+            raise asyncio.CancelledError
+        case "tidy":
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.3)
         case "stubborn":
             for _ in range(2):
                 try:
@@ -80,7 +87,24 @@ async def test_what_still_runs_after_its_time_is_reported() -> None:
         assert (await run(agent, "block", timeout=0.1)).stuck == "loop"
     finally:
         RELEASE.set()
-    assert (await run(agent, "stubborn", timeout=0.1)).stuck == "", "it does not hold the loop up"
+
+
+async def test_an_async_program_that_swallows_its_cancellation_is_reported() -> None:
+    programs = Programs(agent, 0.5)
+    stubborn, other = await asyncio.gather(
+        *(programs.run({"does": each}, URL, "key") for each in ("stubborn", "sleep"))
+    )
+    assert ("rollout.timeout_s" in stubborn.outcome.failure, stubborn.stuck) == (True, "thread")
+    assert ("rollout.timeout_s" in other.outcome.failure, other.stuck) == (True, "")
+    assert (await programs.run({"does": "return"}, URL, "key")).outcome == Outcome(1.0), "the loop is free"
+
+
+async def test_an_async_program_may_take_a_moment_to_end() -> None:
+    assert (await run(agent, "tidy", timeout=0.1)).stuck == ""
+
+
+async def test_an_async_program_that_cancels_itself_fails_alone() -> None:
+    assert (await run(agent, "cancel")).outcome.failure == "the program cancelled itself"
 
 
 async def test_plain_functions_run_at_once() -> None:
@@ -116,18 +140,51 @@ def test_rewards_may_be_any_number(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["1", b"1", float("nan"), float("inf"), [1.0], {"reward": "x"}, {"score": 1}, {1: 2}, object(), 10**400]
+    ("value", "advice"),
+    [
+        ("1", "returned '1'; return a number, a mapping with reward, or None"),
+        (b"1", "return a number"),
+        ([1.0], "return a number"),
+        (object(), "return a number"),
+        ({"reward": "x"}, "return a number"),
+        (np.ones(2), "return one number"),
+        (float("nan"), "the reward nan; return a finite number"),
+        ({"reward": float("inf")}, "the reward inf; return a finite number"),
+        (10**400, "return a finite number"),
+        ({"score": 1}, "returned score; it may return reward, answer and detail"),
+        ({1: 2}, "returned 1; it may return reward"),
+    ],
 )
-def test_anything_else_is_an_error(value: Any) -> None:
-    with pytest.raises((TypeError, ValueError, OverflowError)):
+def test_anything_else_is_an_error_that_says_what_to_return(value: Any, advice: str) -> None:
+    with pytest.raises(WrongReturn) as problem:
         outcome_of(value)
+    assert advice in str(problem.value)
+
+
+@pytest.mark.parametrize("program", [agent, plain])
+async def test_a_wrong_return_is_not_called_an_exception(program: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = (await run(program, "return", returns="yes")).outcome
+    assert outcome.failure == "the program returned 'yes'; return a number, a mapping with reward, or None"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_plain_function_that_returns_a_coroutine() -> None:
+    async def later() -> float:
+        return 1.0
+
+    def forgets(row: Any, base_url: str, api_key: str) -> Any:
+        return {"reward": later()} if row["does"] == "judge" else later()
+
+    assert "returned something to await: declare it with async def" in (await run(forgets, "")).outcome.failure
+    assert "something to await as the reward; await it" in (await run(forgets, "judge")).outcome.failure
 
 
 @pytest.mark.parametrize(
     ("target", "problem"),
     [
         ("no_such_module:f", "does not import"),
-        ("json:no_such", "has no function"),
+        ("json:no_such", "has no function 'no_such'$"),
+        ("json:laods", "has no function 'laods'; did you mean json:loads"),
         ("math:sqrt", r"def sqrt\(row, base_url, api_key\)"),
         ("programs_that_break:f", "ZeroDivisionError"),
     ],

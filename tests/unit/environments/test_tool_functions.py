@@ -227,6 +227,54 @@ def imagines(x: "Imaginary") -> None:  # type: ignore[name-defined]  # noqa: F82
     """Say so."""
 
 
+def misspelt(fruit: str) -> None:
+    """Say so.
+
+    Args:
+        friut: what to buy.
+    """
+
+
+def without_parameters() -> None:
+    """Say so.
+
+    Args:
+        x: what it does not take.
+    """
+
+
+def by_dashes(fruit: str) -> None:
+    """Say so.
+
+    Args:
+        - fruit, what to buy
+    """
+
+
+def empty(fruit: str) -> None:
+    """Say so.
+
+    Parameters:
+
+    Returns:
+        Nothing.
+    """
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("misspelt", "describes a parameter 'friut' that it does not have; did you mean fruit"),
+        ("without_parameters", "describes a parameter 'x' that it does not have; there are none"),
+        ("by_dashes", "Args: in its docstring names no parameter: write a line 'fruit: what it is'"),
+        ("empty", "Parameters: in its docstring names no parameter"),
+    ],
+)
+def test_a_docstring_that_describes_no_parameter(name: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        tool(name)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

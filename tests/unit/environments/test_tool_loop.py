@@ -40,6 +40,7 @@ class Echo:
     """A tool that repeats its arguments, and counts its open episodes."""
 
     name, schema, opened = "echo", described("echo", "Repeat.", {"type": "object"}), 0
+    closed = 0
 
     @contextlib.asynccontextmanager
     async def episode(self) -> AsyncIterator[Use]:
@@ -63,7 +64,7 @@ class Echo:
         return False
 
     def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 def calls(*arguments: dict[str, Any], name: str = "echo") -> dict[str, Any]:
@@ -155,6 +156,16 @@ async def test_an_episode_that_takes_too_long_fails_and_closes_its_tools() -> No
     assert "longer than" in outcome.failure
     await asyncio.sleep(0)
     assert echo.opened == 0
+
+
+async def test_tools_and_connections_are_closed_with_the_worker() -> None:
+    client, echo = httpx.AsyncClient(transport=httpx.MockTransport(Gateway(says("42")).answer)), Echo()
+    loop = ToolLoop(ToolsRollout(tools=(FunctionTool(target="a:echo"),)), [echo], client)
+    programs = Programs(loop.solve, 10.0, owner=loop)
+    assert (await programs.run(ROW, URL, "key")).outcome == Outcome()
+    assert not client.is_closed
+    await programs.close()
+    assert (client.is_closed, echo.closed) == (True, 1)
 
 
 async def test_a_gateway_that_refuses_fails_the_episode() -> None:
