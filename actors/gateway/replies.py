@@ -100,7 +100,11 @@ def _parser(tokenizer: Tokenizer, tools: str | None, reasoning: str | None) -> _
         return lambda text, ids, asked: ("", text, [], [])
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser import ParserManager
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
 
+    _check_name("tool_parser", tools, ToolParserManager.list_registered())
+    _check_name("reasoning_parser", reasoning, ReasoningParserManager.list_registered())
     try:
         made = ParserManager.get_parser(tools, reasoning, enable_auto_tools=tools is not None, tokenizer=tokenizer)
     except TypeError as problem:
@@ -118,6 +122,11 @@ def _parser(tokenizer: Tokenizer, tools: str | None, reasoning: str | None) -> _
         return thought or "", content or "", [(call.name, call.arguments) for call in calls or []], begins
 
     return parse
+
+
+def _check_name(key: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        raise JobError(f"gateway.{key}: vLLM has no parser {name!r}; write one of {', '.join(sorted(known))}")
 
 
 class StreamedText:
