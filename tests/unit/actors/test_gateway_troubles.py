@@ -13,13 +13,12 @@ import pytest
 import pytest_asyncio
 from starlette.requests import Request
 
-from actors.gateway import bodies
+from actors.gateway import bodies, session
 from actors.gateway.aside import INLINE_BYTES
 from actors.gateway.asked import BadRequest
 from actors.gateway.http import create_app
 from actors.gateway.json_values import MAX_DEPTH, parse_json
 from actors.gateway.server import Server
-from actors.gateway.session import MOST_EMPTY
 from actors.gateway.standalone import StandaloneGateway
 from tests.gateway_server import EOS, TOKENIZER, USER, ScriptedEngine, Served, ask
 from volley.gateway import GatewaySpec
@@ -302,13 +301,14 @@ async def said(client: openai.AsyncOpenAI, *messages: Any, stream: bool) -> tupl
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("limit", ["calls", "tokens", "context"])
 async def test_calls_after_a_limit_are_answered_as_the_first_until_there_are_too_many(
-    sessions: Served, limit: str, stream: bool
+    sessions: Served, limit: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session, "MOST_EMPTY", 5)
     limits = {"calls": {"calls": 1}, "tokens": {"tokens": 3}, "context": {"context": 40}}[limit]
     client = sessions.client("abcdefghijklmnopqrstuvwxyz", **limits)
     text, _ = await said(client, USER, stream=stream)
     messages = [USER, {"role": "assistant", "content": text}, USER]
-    for _ in range(MOST_EMPTY):
+    for _ in range(5):
         assert await said(client, *messages, stream=stream) == ("", "length")
         messages = [*messages[-3:], {"role": "assistant", "content": ""}, USER]
     with contextlib.suppress(openai.BadRequestError):  # where the first call did not reach the limit, one more is empty
