@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 _Part = Mapping[str, Any]
 _KEEPING = ("ByteLevel", "Metaspace", "Digits")  # pre-tokenizers that drop nothing
-_CUTTING = ("Split", "Punctuation")  # ... unless they are told to
+_CUTTING = ("Split", "Punctuation")  # ... unless their behavior is to remove
 # NFC joins at most four characters in one: no character has a longer canonical decomposition, and none a shorter one.
 _JOINED = {"NFC": 4, "NFD": 1, "Prepend": 1, "ByteLevel": 1}
 
