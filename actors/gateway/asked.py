@@ -3,6 +3,7 @@
 The learner trains on the recorded log-probs, so they must be those of the distribution that the job names.
 """
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -68,6 +69,7 @@ _UNCHANGED: dict[str, Callable[[Any], bool]] = {  # fields that may be sent with
     "return_tokens_as_token_ids": lambda value: isinstance(value, bool),
     "skip_special_tokens": lambda value: value is True,
 }
+_FORM = ("n", "best_of", "echo", "suffix", "logprobs", "top_logprobs")  # what an answer has, however it is sampled
 _OWN_OPTIONS = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"})
 _OF_TEMPLATE = frozenset({"continue_final_message", "return_dict", "return_tensors", "documents", "padding"})
 
@@ -78,6 +80,7 @@ def asked(body: Mapping[str, Any], job: SamplingOfJob) -> Asked:
     Raises:
         BadRequest: it asks for something that this server does not do, or for another sampling than the job's.
     """
+    _check_form(body)
     if job.rule == "strict":
         _check_sampling(body, job)
     return Asked(
@@ -87,6 +90,19 @@ def asked(body: Mapping[str, Any], job: SamplingOfJob) -> Asked:
         setting=Setting(_tools(body), _options(body)),
         parse_tools=_parse_tools(body),
     )
+
+
+def _check_form(body: Mapping[str, Any]) -> None:
+    """Refuse, under either rule, what a program would miss in the answer."""
+    for name in _FORM:
+        value = body.get(name)
+        if value is None or changes_nothing(name, value):
+            continue
+        advice = ": a call has one answer, so make as many calls as you want answers, each in a conversation of its own"
+        raise BadRequest(
+            f"{name} is not supported with the value {reprlib.repr(value):.40}"
+            f"{advice if name in ('n', 'best_of') else ': leave it out'}"
+        )
 
 
 def _check_sampling(body: Mapping[str, Any], job: SamplingOfJob) -> None:
@@ -187,8 +203,6 @@ def prompt_of(body: Mapping[str, Any]) -> str | list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # the API takes lists of prompts; one in a list is one
     if isinstance(prompt, str) and prompt:
-        if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
-            raise BadMessages("the prompt has half a surrogate pair, which no tokenizer accepts")
         return prompt
     ids = (
         isinstance(prompt, list)

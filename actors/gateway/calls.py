@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from actors.config import EpisodesRequest
+from actors.gateway.aside import aside
 from actors.gateway.asked import Asked, BadRequest, SamplingOfJob, asked, prompt_of, stops_of
 from actors.gateway.groups import EpisodeReport, body_of, group_of
 from actors.gateway.messages import checked
 from actors.gateway.rendering import Renderer, Tokenizer
 from actors.gateway.replies import Pieces, Replies, Reply
-from actors.gateway.session import Call, Chat, Drawn, End, Plan, Session
+from actors.gateway.session import Call, Chat, Draft, Drawn, End, Plan, Session
 from volley.gateway import GatewaySpec
 from volley.records import Group
 
@@ -46,7 +47,7 @@ class Engine(Protocol):
 
 
 class UnknownSession(Exception):
-    """The key belongs to no session, or its session has ended; the text says which."""
+    """The key belongs to no session, or to one whose episode is over."""
 
 
 @dataclass(slots=True)
@@ -132,8 +133,6 @@ class Gateway:
         found = self._sessions.get(key)
         if found is None:
             raise UnknownSession("the API key belongs to no session, or to one whose episode is over")
-        if found.session.end is not None:
-            raise UnknownSession(f"the session has ended ({found.session.end})")
         return found
 
     async def chat(
@@ -141,25 +140,28 @@ class Gateway:
         found: OpenSession,
         body: Mapping[str, Any],
         *,
+        size: int = 0,
         on_start: Callable[[], None] | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """Answer a call of /v1/chat/completions.
 
         Args:
+            size: of the request in bytes.
             on_start: called when the call is planned, after which it no longer raises what is listed below.
             on_text: called with each piece of the answer's text as it is sampled, unless the answer is parsed.
 
         Raises:
             BadRequest, BadMessages: the request cannot be answered as written. Nothing is recorded.
-            Rewritten: it does not continue the session, which has ended.
-            UnknownSession: the session ended while the call waited for the one before.
+            Rewritten: it does not continue the session, which has ended; or a call before did not.
+            RanOut: too many calls came after a limit was reached.
+            UnknownSession: the episode ended while the call waited for the one before.
         """
         wanted, stops = asked(body, found.sampling), stops_of(body)
-        chat = Chat(checked(body.get("messages")), wanted.setting)
+        chat = Chat(await aside(size, checked, body.get("messages")), wanted.setting)
         stream = on_text if on_text and not self._replies.is_parsed(wanted) else None
         async with self._turn(found) as session:
-            plan = session.plan_chat(chat, self.renderer)
+            plan = await self._planned(session, size, session.draft_chat, chat)
             if on_start:
                 on_start()
             if plan is None:
@@ -178,16 +180,15 @@ class Gateway:
         found: OpenSession,
         body: Mapping[str, Any],
         *,
+        size: int = 0,
         on_start: Callable[[], None] | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """Answer a call of /v1/completions; arguments and errors as `chat`."""
         wanted, stops = asked(body, found.sampling), stops_of(body)
-        prompt = prompt_of(body)
-        if not isinstance(prompt, str) and not all(0 <= each < self.engine.vocab_size for each in prompt):
-            raise BadRequest(f"token ids must be from 0 to {self.engine.vocab_size - 1}")
+        prompt = await aside(size, self._prompt_of, body)
         async with self._turn(found) as session:
-            plan = session.plan_text(prompt, self.renderer)
+            plan = await self._planned(session, size, session.draft_text, prompt)
             if on_start:
                 on_start()
             if plan is None:
@@ -207,14 +208,27 @@ class Gateway:
         found.running.add(task)
         try:
             async with found.turn:
-                if found.session.end is not None:
-                    raise UnknownSession(f"the session has ended ({found.session.end})")
+                if found.session.end is End.CLOSED:
+                    raise UnknownSession("the episode is over")
                 yield found.session
         except asyncio.CancelledError:
             found.session.abandoned += 1
             raise
         finally:
             found.running.discard(task)
+
+    def _prompt_of(self, body: Mapping[str, Any]) -> str | list[int]:
+        """The prompt of a call of /v1/completions. Raises `BadRequest` or `BadMessages`."""
+        prompt, count = prompt_of(body), self.engine.vocab_size
+        if not isinstance(prompt, str) and not all(0 <= each < count for each in prompt):
+            raise BadRequest(f"token ids must be from 0 to {count - 1}")
+        return prompt
+
+    async def _planned(
+        self, session: Session, size: int, draft: Callable[[Any, Renderer], Draft], call: object
+    ) -> Plan | None:
+        """What is to be sampled; None if the session is at a limit."""
+        return session.plan(await aside(size, draft, call, self.renderer)) if session.admits() else None
 
     async def _draw(
         self, found: OpenSession, plan: Plan, wanted: Asked, stops: tuple[str, ...], on_text: OnText | None

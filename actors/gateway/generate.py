@@ -4,6 +4,7 @@ The ids are the prompt; the fields of ``sampling_params`` are those of the reque
 about text ask for nothing.
 """
 
+import reprlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def as_completion(body: Mapping[str, Any], stops: Collection[int]) -> dict[str, 
 def _refuse(given: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]]) -> None:
     for name, value in given.items():
         if value is not None and not (name in harmless and harmless[name](value)):
-            raise BadRequest(f"{name} is not supported with the value {value!r:.40}: leave it out")
+            raise BadRequest(f"{name} is not supported with the value {reprlib.repr(value):.40}: leave it out")
 
 
 def _check_stops(asked: object, stops: Collection[int]) -> None:

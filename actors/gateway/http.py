@@ -9,27 +9,31 @@ OpenAI's clients repeat by themselves, since a repeated call would not continue 
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.gateway import answers
+from actors.gateway.aside import aside
 from actors.gateway.asked import BadRequest, asked, prompt_of
+from actors.gateway.bodies import Body, TooLarge, read_body
 from actors.gateway.calls import Answer, Gateway, OpenSession, UnknownSession
 from actors.gateway.generate import as_completion
 from actors.gateway.messages import BadMessages, checked
-from actors.gateway.rendering import Setting
-from actors.gateway.session import Rewritten
+from actors.gateway.rendering import Setting, TooLong
+from actors.gateway.session import End, RanOut, Rewritten
 from volley.errors import JobError, VolleyError
 
-MAX_BODY = 64 << 20
-BODY_SECONDS = 60.0
-Handler = Callable[[OpenSession, Mapping[str, Any], Request], Awaitable[Response]]
+log = logging.getLogger(__name__)
+Handler = Callable[[OpenSession, Body, Request], Awaitable[Response]]
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would repeat a call with status 500
 
 
 def create_app(gateway: Gateway, model: str, hosts: Collection[str] | None) -> ASGIApp:
@@ -40,16 +44,33 @@ def create_app(gateway: Gateway, model: str, hosts: Collection[str] | None) -> A
         hosts: the names and addresses accepted in the Host header, as URLs write them; None accepts any.
     """
     routes = _Routes(gateway, model)
+    handlers: list[tuple[str, str, Handler]] = [
+        ("POST", "/v1/chat/completions", routes.chat),
+        ("POST", "/v1/completions", routes.completions),
+        ("POST", "/inference/v1/generate", routes.generate),
+        ("POST", "/tokenize", routes.tokenize),
+        ("GET", "/v1/models", routes.models),
+    ]
+    unknown = _unknown_route([f"{method} {path}" for method, path, _ in handlers])
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", _guarded(gateway, routes.chat), methods=["POST"]),
-            Route("/v1/completions", _guarded(gateway, routes.completions), methods=["POST"]),
-            Route("/inference/v1/generate", _guarded(gateway, routes.generate), methods=["POST"]),
-            Route("/tokenize", _guarded(gateway, routes.tokenize), methods=["POST"]),
-            Route("/v1/models", _guarded(gateway, routes.models), methods=["GET"]),
-        ]
+        routes=[Route(path, _guarded(gateway, handler), methods=[method]) for method, path, handler in handlers],
+        exception_handlers={404: unknown, 405: unknown},
     )
     return HostGate(app, hosts)
+
+
+def _unknown_route(known: Collection[str]) -> Callable[[Request, Exception], Response]:
+    """What answers requests to other routes than those ``known``."""
+
+    def answer(request: Request, problem: Exception) -> Response:
+        status = problem.status_code if isinstance(problem, HTTPException) else 404
+        message = (
+            f"this server has no {request.method} {request.url.path}, only {', '.join(known)}: "
+            "use chat completions (client.chat.completions.create), with a base_url that ends in /v1"
+        )
+        return _error(status, "unknown_route", message)
+
+    return answer
 
 
 class HostGate:
@@ -78,36 +99,44 @@ class _Routes:
     def __init__(self, gateway: Gateway, model: str) -> None:
         self._gateway, self._model = gateway, model
 
-    async def chat(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
-        if body.get("stream") is True:
+    async def chat(self, found: OpenSession, body: Body, request: Request) -> Response:
+        if body.fields.get("stream") is True:
             return await _streamed(self._gateway.chat, found, body, _CHAT, self._model)
-        return await _whole(self._gateway.chat(found, body), request, lambda a: answers.chat_body(a, self._model))
+        work = self._gateway.chat(found, body.fields, size=body.size)
+        return await _whole(work, request, lambda a: answers.chat_body(a, self._model))
 
-    async def completions(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
-        if body.get("stream") is True:
+    async def completions(self, found: OpenSession, body: Body, request: Request) -> Response:
+        if body.fields.get("stream") is True:
             return await _streamed(self._gateway.complete, found, body, _COMPLETION, self._model)
-        work = self._gateway.complete(found, body)
+        work = self._gateway.complete(found, body.fields, size=body.size)
         return await _whole(work, request, lambda a: answers.completion_body(a, self._model))
 
-    async def generate(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
-        work = self._gateway.complete(found, as_completion(body, self._gateway.stops))
+    async def generate(self, found: OpenSession, body: Body, request: Request) -> Response:
+        asked_for = await aside(body.size, as_completion, body.fields, self._gateway.stops)
+        work = self._gateway.complete(found, asked_for, size=body.size)
         return await _whole(work, request, lambda a: answers.generate_body(a, self._model))
 
-    async def tokenize(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
-        renderer = self._gateway.renderer
-        if "messages" in body:
-            only = {key: body[key] for key in ("tools", "chat_template_kwargs") if key in body}
-            setting: Setting = asked(only, found.sampling).setting
-            replies = body.get("add_generation_prompt", True) is not False
-            ids = renderer.tokens(renderer.text(checked(body["messages"]), setting, replies=replies))
-        else:
-            prompt = prompt_of(body)
-            ids = renderer.tokens(prompt) if isinstance(prompt, str) else prompt
-        return JSONResponse({"count": len(ids), "max_model_len": found.session.limits.context, "tokens": ids})
+    async def tokenize(self, found: OpenSession, body: Body, request: Request) -> Response:
+        context = found.session.limits.context
+        try:
+            ids = await aside(body.size, self._ids, body.fields, found, context)
+        except TooLong as problem:
+            raise BadRequest(f"the text has {problem}; the model takes {context}: shorten it") from None
+        return JSONResponse({"count": len(ids), "max_model_len": context, "tokens": ids})
 
-    async def models(self, found: OpenSession, body: Mapping[str, Any], request: Request) -> Response:
+    async def models(self, found: OpenSession, body: Body, request: Request) -> Response:
         entry = {"id": self._model, "object": "model", "created": 0, "owned_by": "volley"}
         return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": found.session.limits.context}]})
+
+    def _ids(self, body: Mapping[str, Any], found: OpenSession, context: int) -> list[int]:
+        renderer = self._gateway.renderer
+        if "messages" not in body:
+            prompt = prompt_of(body)
+            return renderer.tokens(prompt, room=context) if isinstance(prompt, str) else prompt
+        only = {key: body[key] for key in ("tools", "chat_template_kwargs") if key in body}
+        setting: Setting = asked(only, found.sampling).setting
+        replies = body.get("add_generation_prompt", True) is not False
+        return renderer.tokens(renderer.text(checked(body["messages"]), setting, replies=replies), room=context)
 
 
 def _guarded(gateway: Gateway, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -117,42 +146,44 @@ def _guarded(gateway: Gateway, handler: Handler) -> Callable[[Request], Awaitabl
         try:
             scheme, _, key = request.headers.get("authorization", "").partition(" ")
             found = gateway.find(key.strip() if scheme.lower() == "bearer" else "")
-            return await handler(found, await _body(request) if request.method == "POST" else {}, request)
-        except UnknownSession as problem:
-            return _error(401, "unknown_session", str(problem))
-        except Rewritten as problem:
-            return _error(400, "history_rewritten", f"the call does not continue this episode: {problem}")
-        except (BadRequest, BadMessages, JobError) as problem:
-            return _error(400, "bad_request", str(problem))
-        except _TooLarge as problem:
-            return _error(413, "too_large", str(problem))
-        except VolleyError as problem:  # the engine has died, and the episode with it
-            return _error(410, "actor_died", str(problem).partition("\n")[0])
+            return await handler(found, await _body(request, found), request)
+        except Exception as problem:  # noqa: BLE001 - a server whose answer is an exception closes the connection
+            return _answer_to(problem, request)
 
     return route
 
 
-class _TooLarge(Exception):
-    pass
-
-
-async def _body(request: Request) -> Mapping[str, Any]:
-    """The request's JSON object. Raises `BadRequest`, or `_TooLarge`."""
-    content = bytearray()
+async def _body(request: Request, found: OpenSession) -> Body:
+    """The request's body. One that is too large for any conversation ends the session, like a prompt too long."""
+    if request.method != "POST":
+        return Body({}, 0)
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                content += piece
-                if len(content) > MAX_BODY:
-                    raise _TooLarge(f"the body is larger than {MAX_BODY >> 20} MiB")
-        body = json.loads(content)
-    except (TimeoutError, ClientDisconnect):
-        raise BadRequest(f"the body did not arrive within {BODY_SECONDS:g} s") from None
-    except (ValueError, RecursionError) as problem:
-        raise BadRequest(f"the body is not JSON: {problem}") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
+        return await read_body(request, found.session.limits.context)
+    except TooLarge:
+        found.session.end = found.session.end or End.CONTEXT
+        raise
+
+
+def _answer_to(problem: Exception, request: Request) -> Response:
+    match problem:
+        case UnknownSession():
+            return _error(401, "unknown_session", str(problem))
+        case Rewritten():
+            return _error(400, "history_rewritten", f"the call does not continue this episode: {problem}")
+        case RanOut():
+            return _error(400, f"out_of_{problem.end}", f"{problem}: end the episode at an empty answer")
+        case BadRequest() | BadMessages() | JobError():
+            return _error(400, "bad_request", str(problem))
+        case TooLarge():
+            return _error(413, "too_large", str(problem))
+        case VolleyError():  # the engine has died, and the episode with it
+            return _error(410, "actor_died", str(problem).partition("\n")[0])
+    log.error("%s %s failed", request.method, request.url.path, exc_info=problem)
+    return _error(500, "server_error", f"the server failed: {_described(problem)}")
+
+
+def _described(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {problem}".partition("\n")[0][:300]
 
 
 async def _whole(work: Awaitable[Answer], request: Request, body: Callable[[Answer], dict[str, Any]]) -> Response:
@@ -193,13 +224,15 @@ _COMPLETION = _Form("text_completion", answers.completion_text, answers.completi
 
 
 async def _streamed(
-    call: Callable[..., Awaitable[Answer]], found: OpenSession, body: Mapping[str, Any], form: _Form, model: str
+    call: Callable[..., Awaitable[Answer]], found: OpenSession, body: Body, form: _Form, model: str
 ) -> Response:
     """Answer piece by piece. Errors of the request are raised before the first one."""
-    usage = asked(body, found.sampling).usage
+    usage = asked(body.fields, found.sampling).usage
     texts: asyncio.Queue[str | None] = asyncio.Queue()
     started = asyncio.Event()
-    work = asyncio.ensure_future(call(found, body, on_start=started.set, on_text=texts.put_nowait))
+    work = asyncio.ensure_future(
+        call(found, body.fields, size=body.size, on_start=started.set, on_text=texts.put_nowait)
+    )
     work.add_done_callback(lambda _: texts.put_nowait(None))
     planned = asyncio.create_task(started.wait())
     try:
@@ -226,7 +259,9 @@ async def _pieces(
             yield _event(form.text(text, model))
         try:
             answer = work.result()
-        except (asyncio.CancelledError, VolleyError) as problem:
+        except (asyncio.CancelledError, Exception) as problem:  # it has begun, so it ends with the error
+            if not isinstance(problem, asyncio.CancelledError | VolleyError):
+                log.error("a streamed call failed", exc_info=problem)
             reason = str(problem).partition("\n")[0] or "the episode is over"
             yield _event({"error": {"message": reason, "type": "volley", "param": None, "code": "call_failed"}})
             return
@@ -245,4 +280,4 @@ def _event(body: Mapping[str, Any]) -> str:
 
 def _error(status: int, code: str, message: str) -> JSONResponse:
     error = {"message": message, "type": "volley", "param": None, "code": code}
-    return JSONResponse({"error": error}, status_code=status)
+    return JSONResponse({"error": error}, status_code=status, headers=NO_RETRY if status >= 500 else None)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from actors.gateway.json_values import parse_json
+
 Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -38,21 +40,9 @@ def _checked(number: int, message: object) -> Message:
         content = "\n".join(texts)
     if content is not None and not isinstance(content, str):
         raise BadMessages(f"content of message {number} must be a string, a list of text parts, or null")
-    for text in _strings(message):
-        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise BadMessages(f"message {number} has half a surrogate pair, which no tokenizer accepts")
     if message.get("tool_calls") is not None:
         _check_calls(number, message["tool_calls"])
     return {**message, "content": content}
-
-
-def _strings(value: object) -> list[str]:
-    """All strings within a JSON value, keys included."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for pair in value.items() for part in pair for text in _strings(part)]
-    return [text for part in value for text in _strings(part)] if isinstance(value, list) else []
 
 
 def _check_calls(number: int, calls: object) -> None:
@@ -84,10 +74,10 @@ def _call(call: Message) -> dict[str, Any]:
 
 
 def parsed(arguments: str) -> Any:
-    """Tool arguments as a JSON value, or the text itself if it is not JSON."""
+    """Tool arguments as a JSON value, or the text itself if it is not JSON that a template can render."""
     try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
+        return parse_json(arguments)
+    except ValueError:
         return arguments
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import jinja2
 
 from actors.gateway.messages import BadMessages, Message, for_template
+from actors.gateway.token_lengths import most_characters
 
 
 class Tokenizer(Protocol):
@@ -53,8 +54,21 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+_OF_TEMPLATES = (
+    *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError),
+)
+
+
 class NoEnd(Exception):
     """The chat template does not show where a reply ends, so nothing can be put behind it."""
+
+
+class TooLong(Exception):
+    """A text has more tokens than there is room for, as its length shows: it has at least ``fewest``."""
+
+    def __init__(self, fewest: int) -> None:
+        super().__init__(f"at least {fewest} tokens")
+        self.fewest = fewest
 
 
 class Renderer:
@@ -69,19 +83,31 @@ class Renderer:
         self._stops = {each: tokenizer.decode([each], skip_special_tokens=False) for each in stop_ids}
         self._marker = f"reply{secrets.token_hex(8)}"  # random, so that no message contains it
         self._closings: dict[bool, str] = {}  # what ends a reply without and with tool calls
+        self._most_characters = most_characters(tokenizer)
+        tokenizer("", add_special_tokens=False)  # sets what must not change while threads encode
 
-    def tokens(self, text: str) -> list[int]:
-        """The ids of ``text``, to which no special token is added."""
+    def tokens(self, text: str, *, room: int | None = None) -> list[int]:
+        """The ids of ``text``, to which no special token is added.
+
+        Args:
+            room: how many there may be; None for any number. More are returned too, unless they are seen unread.
+
+        Raises:
+            TooLong: there are more than ``room``, whatever they are. Tokenising them could take minutes.
+        """
+        if room is not None and self._most_characters and len(text) > room * self._most_characters:
+            raise TooLong(-(-len(text) // self._most_characters))
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def prompt(self, messages: Sequence[Message], setting: Setting) -> list[int]:
-        """The ids of a whole conversation, up to where the model replies.
+    def prompt(self, messages: Sequence[Message], setting: Setting, *, room: int | None = None) -> list[int]:
+        """The ids of a whole conversation, up to where the model replies; ``room`` as in `tokens`.
 
         Raises:
             BadMessages: the model has no chat template, or its template rejects the conversation.
+            TooLong: as `tokens`.
         """
-        return self.tokens(self.text(messages, setting))
+        return self.tokens(self.text(messages, setting), room=room)
 
     def text(self, messages: Sequence[Message], setting: Setting, *, replies: bool = True) -> str:
         """The conversation as text, up to where the model replies unless ``replies`` is False; raises as `prompt`."""
@@ -94,20 +120,27 @@ class Renderer:
                 tokenize=False,
                 **{**setting.options, "add_generation_prompt": replies},
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except _OF_TEMPLATES as error:
             raise BadMessages(f"the model's chat template rejects the messages: {error}") from error
         return str(rendered)
 
     def continuation(
-        self, history: Sequence[Message], new: Sequence[Message], setting: Setting, *, stop: int | None
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        setting: Setting,
+        *,
+        stop: int | None,
+        room: int | None = None,
     ) -> list[int]:
         """The ids to put behind those of ``history``, whose last message is the model's reply, for ``new`` messages.
 
         Args:
             stop: the token with which the reply ended; None if it was cut.
+            room: as in `tokens`.
 
         Raises:
-            BadMessages: as `prompt`.
+            BadMessages, TooLong: as `prompt`.
             NoEnd: the template leaves the reply out, or does not show where it ends.
         """
         marked = [*history[:-1], self._with_marker(history[-1])]
@@ -117,14 +150,12 @@ class Renderer:
         closing = self._closings[calls]
         tail = self._behind_marker(self.text([*marked, *new], setting))
         if self._end(closing) is not None and (end := self._end(tail)) is not None:
-            return self.tokens(tail[end[0] :]) if stop is None else self._tokens_behind(stop, tail[end[1] :])
+            return self._tokens_behind(stop, tail[end[0 if stop is None else 1] :], room)
         if calls:  # the closing brackets of the last call were sampled
             if not tail.startswith(closing):
                 raise NoEnd("the chat template does not show where a reply with tool calls ends")
             tail = tail[len(closing) :]
-        if stop is None:
-            return self.tokens(tail)
-        return self._tokens_behind(stop, tail.removeprefix(self._stops.get(stop, "")))
+        return self._tokens_behind(stop, tail.removeprefix("" if stop is None else self._stops.get(stop, "")), room)
 
     def _with_marker(self, reply: Message) -> Message:
         """A message of the same shape as ``reply`` whose text, or last tool call, ends in the marker."""
@@ -145,7 +176,9 @@ class Renderer:
         found = [(tail.find(text), len(text)) for text in self._stops.values() if text and text in tail]
         return min((start, start + length) for start, length in found) if found else None
 
-    def _tokens_behind(self, stop: int, text: str) -> list[int]:
-        """The ids of ``text`` behind a stop token: some tokenizers mark the beginning of a text."""
-        ids = self.tokens(self._stops.get(stop, "") + text)
-        return ids[1:] if ids[:1] == [stop] else self.tokens(text)
+    def _tokens_behind(self, stop: int | None, text: str, room: int | None) -> list[int]:
+        """The ids of ``text`` behind a stop token, if any: some tokenizers mark the beginning of a text."""
+        if stop is None:
+            return self.tokens(text, room=room)
+        ids = self.tokens(self._stops.get(stop, "") + text, room=None if room is None else room + 1)
+        return ids[1:] if ids[:1] == [stop] else self.tokens(text, room=room)

@@ -11,6 +11,7 @@ from typing import Any
 from actors.gateway.asked import Asked
 from actors.gateway.messages import Message, parsed
 from actors.gateway.rendering import Tokenizer
+from actors.parser_names import unknown_parser
 from volley.errors import JobError
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,11 @@ def _parser(tokenizer: Tokenizer, tools: str | None, reasoning: str | None) -> _
         return lambda text, ids, asked: ("", text, [], [])
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser import ParserManager
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
 
+    _check_name("tool_parser", tools, ToolParserManager.list_registered())
+    _check_name("reasoning_parser", reasoning, ReasoningParserManager.list_registered())
     try:
         made = ParserManager.get_parser(tools, reasoning, enable_auto_tools=tools is not None, tokenizer=tokenizer)
     except TypeError as problem:
@@ -118,6 +123,11 @@ def _parser(tokenizer: Tokenizer, tools: str | None, reasoning: str | None) -> _
         return thought or "", content or "", [(call.name, call.arguments) for call in calls or []], begins
 
     return parse
+
+
+def _check_name(key: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:  # a name that a plug-in of vLLM might have had
+        raise unknown_parser(key, name, sorted(known))
 
 
 class StreamedText:

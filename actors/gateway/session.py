@@ -11,15 +11,17 @@ A call whose history is not that of the session starts another branch with a pro
 ``on_rewrite`` says; nothing recorded is ever encoded again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from actors.gateway.messages import Message, describe_difference, first_difference
-from actors.gateway.rendering import NoEnd, Renderer, Setting
+from actors.gateway.rendering import NoEnd, Renderer, Setting, TooLong
 
 OnRewrite = Literal["drop", "keep_longest"]
+_NOT_BEGUN = "the prompt does not begin with the prompt and answer of an earlier call"
+MOST_EMPTY = 100  # answers without tokens after a limit: a program that never ends is refused, rather than served
 
 
 class End(StrEnum):
@@ -39,6 +41,14 @@ class End(StrEnum):
 
 class Rewritten(Exception):
     """A call does not continue the session's history; the text names the first difference."""
+
+
+class RanOut(Exception):
+    """The session has reached a limit, and given `MOST_EMPTY` empty answers since."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(f"the model ran out of {end}, and {MOST_EMPTY} further calls got an empty answer")
+        self.end = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,26 @@ class Branch:
         """The token that ended the last reply; None if it was cut, or stopped at a text."""
         return self.calls[-1].drawn.stop
 
+    def goes_on_behind(self, text: str) -> bool:
+        """Whether ``text``, one of ``texts``, stands for all ids, so that a prompt which adds nothing continues them.
+
+        Behind the token that ended an answer, or the text that stopped it, the model would answer something else.
+        """
+        return self.stop is None and text == self.texts[0]
+
+
+class Draft(NamedTuple):
+    """What a call asks of the model: ``context`` behind the ids of ``branch``.
+
+    Attributes:
+        context: None if it is longer than the session's, whatever its tokens are.
+        rewrite: why it does not continue the history; "" if it does, or begins it.
+    """
+
+    branch: Branch
+    context: list[int] | None
+    rewrite: str
+
 
 class Plan(NamedTuple):
     """A call that may be made: sample at most ``room`` tokens behind ``prompt``, the branch's ids and ``context``."""
@@ -158,6 +188,7 @@ class Session:
         self.calls = self.sampled = 0
         self.rewrites = self.parse_failures = self.abandoned = 0
         self.rewrite = ""
+        self._empty = 0
 
     @property
     def all_calls(self) -> list[Call]:
@@ -171,43 +202,88 @@ class Session:
         sizes = [sum(len(call.drawn.tokens) for call in branch.calls) for branch in self.branches]
         return self.branches[sizes.index(max(sizes))] if sizes else None
 
-    def plan_chat(self, chat: Chat, renderer: Renderer) -> Plan | None:
-        """Plan a chat call; None if it exceeds a limit, which ends the session.
+    def admits(self) -> bool:
+        """Whether a call may be planned. If not, a limit was reached, and the call gets an answer without tokens.
 
         Raises:
-            Rewritten: the call does not continue the history, and the job drops such episodes. The session has ended.
-            BadMessages: the chat template rejects the messages. Nothing is recorded.
+            Rewritten: a call before has ended the session.
+            RanOut: too many calls came after the limit.
+        """
+        if self.end is End.REWRITTEN:
+            raise Rewritten(self.rewrite)
+        if self.end is None:
+            return True
+        self._empty += 1
+        if self._empty > MOST_EMPTY:
+            raise RanOut(self.end)
+        return False
+
+    def draft_chat(self, chat: Chat, renderer: Renderer) -> Draft:
+        """What a chat call asks of the model. Changes nothing.
+
+        Raises:
+            BadMessages: the chat template rejects the messages.
         """
         branch, reason = self._continued_chat(chat)
         if branch is not None:
-            new = chat.messages[len(branch.messages) :]
+            known, stop, new = branch.messages, branch.stop, chat.messages[len(branch.messages) :]
             try:
-                context = renderer.continuation(branch.messages, new, chat.setting, stop=branch.stop)
-                return self._plan(branch, context)
+                return self._draft(
+                    branch, lambda room: renderer.continuation(known, new, chat.setting, stop=stop, room=room)
+                )
             except NoEnd as problem:
                 reason = str(problem)
-        context = renderer.prompt(chat.messages, chat.setting)
-        self._note_rewrite(reason)
-        return self._plan(Branch(setting=chat.setting), context)
+        first = Branch(setting=chat.setting)
+        return self._draft(first, lambda room: renderer.prompt(chat.messages, chat.setting, room=room), reason)
 
-    def plan_text(self, prompt: str | Sequence[int], renderer: Renderer) -> Plan | None:
-        """Plan a call of /v1/completions, as text or ids; returns and raises as `plan_chat`."""
-        if isinstance(prompt, str):
-            begun = [
-                (len(text), branch) for branch in self.branches for text in branch.texts if prompt.startswith(text)
-            ]
-            size, branch = max(begun, key=lambda each: each[0], default=(0, None))
-            new = renderer.tokens(prompt[size:])
-        else:
-            ids = list(prompt)
-            starts = [
-                branch for branch in self.branches if branch.setting is None and ids[: len(branch.ids)] == branch.ids
-            ]
-            branch = max(starts, key=lambda each: len(each.ids), default=None)
-            new = ids[len(branch.ids) :] if branch else ids
-        if branch is None:
-            self._note_rewrite("the prompt does not begin with the prompt and answer of an earlier call")
-        return self._plan(branch or Branch(), new)
+    def draft_text(self, prompt: str | Sequence[int], renderer: Renderer) -> Draft:
+        """What a call of /v1/completions asks of the model, as text or ids. Changes nothing."""
+        if not isinstance(prompt, str):
+            return self._draft_ids(list(prompt))
+        found = [
+            (len(text), branch)
+            for branch in self.branches
+            for text in branch.texts
+            if prompt.startswith(text) and (len(prompt) > len(text) or branch.goes_on_behind(text))
+        ]
+        if found:
+            size, branch = max(found, key=lambda each: each[0])
+            return self._draft(branch, lambda room: renderer.tokens(prompt[size:], room=room))
+        repeated = any(prompt in branch.texts for branch in self.branches)
+        reason = "the prompt adds nothing to an answer that had ended" if repeated else _NOT_BEGUN
+        return self._draft(Branch(), lambda room: renderer.tokens(prompt, room=room), reason if self.branches else "")
+
+    def _draft(self, branch: Branch, tokens: Callable[[int], list[int]], rewrite: str = "") -> Draft:
+        try:
+            return Draft(branch, tokens(self.limits.context - len(branch.ids)), rewrite)
+        except TooLong:
+            return Draft(branch, None, rewrite)
+
+    def _draft_ids(self, ids: list[int]) -> Draft:
+        starts = [branch for branch in self.branches if branch.setting is None and ids[: len(branch.ids)] == branch.ids]
+        if starts or not self.branches:
+            branch = max(starts, key=lambda each: len(each.ids), default=Branch())
+            return Draft(branch, ids[len(branch.ids) :], "")
+        return Draft(Branch(), ids, _NOT_BEGUN)
+
+    def plan(self, draft: Draft) -> Plan | None:
+        """Plan a call; None if it exceeds a limit, which ends the session.
+
+        Raises:
+            Rewritten: the call does not continue the history, and the job drops such episodes. The session has ended.
+        """
+        if draft.rewrite:
+            self._note_rewrite(draft.rewrite)
+        prompt = draft.branch.ids + (draft.context or [])
+        left = {
+            End.CALLS: self.limits.calls - self.calls,
+            End.TOKENS: self.limits.tokens - self.sampled,
+            End.CONTEXT: 0 if draft.context is None else self.limits.context - len(prompt),
+        }
+        self.end = next((end for end, amount in left.items() if amount <= 0), None)
+        if self.end is not None or draft.context is None:
+            return None
+        return Plan(draft.branch, draft.context, prompt, min(left[End.TOKENS], left[End.CONTEXT]))
 
     def record_chat(self, plan: Plan, drawn: Drawn, chat: Chat, reply: Message) -> None:
         """Record the answer to a planned call, with the reply as the client gets it."""
@@ -243,25 +319,11 @@ class Session:
         return found, reason
 
     def _note_rewrite(self, reason: str) -> None:
-        if not self.branches:
-            return
         self.rewrites += 1
         self.rewrite = self.rewrite or reason
         if self.limits.on_rewrite == "drop":
             self.end = End.REWRITTEN
             raise Rewritten(reason)
-
-    def _plan(self, branch: Branch, context: list[int]) -> Plan | None:
-        prompt = branch.ids + context
-        left = {
-            End.CALLS: self.limits.calls - self.calls,
-            End.TOKENS: self.limits.tokens - self.sampled,
-            End.CONTEXT: self.limits.context - len(prompt),
-        }
-        self.end = next((end for end, amount in left.items() if amount <= 0), None)
-        if self.end is not None:
-            return None
-        return Plan(branch, context, prompt, min(left[End.TOKENS], left[End.CONTEXT]))
 
     def _record(self, plan: Plan, drawn: Drawn) -> None:
         branch = plan.branch

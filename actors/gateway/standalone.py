@@ -6,15 +6,17 @@ nothing is silently ignored.
 
 import hmac
 import itertools
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from actors.gateway.asked import IGNORED, READ, BadRequest, SamplingOfJob, asked, changes_nothing, prompt_of, stops_of
+from actors.gateway.aside import aside
+from actors.gateway.asked import IGNORED, READ, BadRequest, SamplingOfJob, asked, changes_nothing, stops_of
 from actors.gateway.calls import Answer, Engine, Gateway, OnText, OnTokens, OpenSession, UnknownSession
 from actors.gateway.groups import body_of
 from actors.gateway.messages import checked
-from actors.gateway.rendering import Tokenizer
+from actors.gateway.rendering import Setting, Tokenizer, TooLong
 from actors.gateway.replies import Pieces, Reply
 from actors.gateway.session import Call, Drawn, Limits, Session
 from volley.gateway import GatewaySpec
@@ -64,7 +66,7 @@ def sampling_of(body: Mapping[str, Any]) -> OwnSampling:
     for name, value in body.items():
         known = value is None or name in _OWN or name in READ or name in IGNORED
         if not known and not changes_nothing(name, value):
-            raise BadRequest(f"{name} is not supported with the value {value!r:.40}: leave it out")
+            raise BadRequest(f"{name} is not supported with the value {reprlib.repr(value):.40}: leave it out")
     given = {name: _number(name, body[name]) for name in _OWN - {"stop", "seed"} if body.get(name) is not None}
     seed = body.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
@@ -117,12 +119,13 @@ class StandaloneGateway(Gateway):
         found: OpenSession,
         body: Mapping[str, Any],
         *,
+        size: int = 0,
         on_start: Callable[[], None] | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """As in `Gateway`, for a conversation of its own."""
         own, wanted = sampling_of(body), asked(body, _FREE)
-        prompt = self.renderer.prompt(checked(body.get("messages")), wanted.setting)
+        prompt = await aside(size, self._chat_ids, body, wanted.setting)
         stream = None if self._replies.is_parsed(wanted) else on_text
         drawn = await self._sampled(prompt, own, wanted.max_tokens, on_start, stream)
         number = next(self._numbers)
@@ -134,16 +137,31 @@ class StandaloneGateway(Gateway):
         found: OpenSession,
         body: Mapping[str, Any],
         *,
+        size: int = 0,
         on_start: Callable[[], None] | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """As in `Gateway`, for a prompt of its own."""
-        own, wanted, given = sampling_of(body), asked(body, _FREE), prompt_of(body)
-        prompt = self.renderer.tokens(given) if isinstance(given, str) else given
-        if not all(0 <= each < self.engine.vocab_size for each in prompt):
-            raise BadRequest(f"token ids must be from 0 to {self.engine.vocab_size - 1}")
+        own, wanted = sampling_of(body), asked(body, _FREE)
+        prompt = await aside(size, self._text_ids, body)
         drawn = await self._sampled(prompt, own, wanted.max_tokens, on_start, on_text)
         return _answer(prompt, drawn, Reply(self._replies.plain(body_of(Call([], drawn)))), next(self._numbers))
+
+    def _chat_ids(self, body: Mapping[str, Any], setting: Setting) -> list[int]:
+        try:
+            return self.renderer.prompt(checked(body.get("messages")), setting, room=self._context)
+        except TooLong as problem:
+            raise self._too_long(str(problem)) from None
+
+    def _text_ids(self, body: Mapping[str, Any]) -> list[int]:
+        prompt = self._prompt_of(body)
+        try:
+            return self.renderer.tokens(prompt, room=self._context) if isinstance(prompt, str) else prompt
+        except TooLong as problem:
+            raise self._too_long(str(problem)) from None
+
+    def _too_long(self, tokens: str) -> BadRequest:
+        return BadRequest(f"the prompt has {tokens}; the model takes {self._context - 1}: shorten it")
 
     async def _sampled(
         self,
@@ -155,7 +173,7 @@ class StandaloneGateway(Gateway):
     ) -> Drawn:
         room = self._context - len(prompt)
         if room < 1:
-            raise BadRequest(f"the prompt has {len(prompt)} tokens; the model takes {self._context - 1}: shorten it")
+            raise self._too_long(f"{len(prompt)} tokens")
         if on_start:
             on_start()
         text = Pieces(self._replies.plain, self.stops, own.stop, on_text)

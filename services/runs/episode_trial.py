@@ -191,10 +191,10 @@ class ToolWatch(Renderer):
 
     saw_tools = False
 
-    def prompt(self, messages: Sequence[Message], setting: Setting) -> list[int]:
+    def prompt(self, messages: Sequence[Message], setting: Setting, *, room: int | None = None) -> list[int]:
         """As `Renderer.prompt`."""
         self.saw_tools = self.saw_tools or bool(setting.tools)
-        return super().prompt(messages, setting)
+        return super().prompt(messages, setting, room=room)
 
 
 class StubEngine:

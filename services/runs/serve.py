@@ -3,8 +3,9 @@
 import contextlib
 import os
 import socket
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from actors.config import ActorConfig
@@ -13,9 +14,11 @@ from actors.parser_names import check_parsers
 from reward_servers.http_gate import LOOPBACK_HOSTS, is_loopback
 from services.data.tokens import load_tokenizer, model_length
 from volley.base import Spec
+from volley.errors import VolleyError
 from volley.gateway import GatewaySpec
 from volley.job import ActorsSpec
 from volley.model import ModelSpec
+from volley.processes import redirect_output
 from volley.scratch import scratch_folder
 
 
@@ -50,18 +53,16 @@ async def serve(
         JobError: the model does not load, or vLLM does not have an option or a parser.
         WorkerDied: the engine ended.
     """
-    with scratch_folder("serve") as scratch:
+    with _log_file() as log, scratch_folder("serve") as scratch:
         _enter(spec.actors, scratch)
-        from actors.uncompiled import uncompiled  # imports torch
-
-        with uncompiled() if spec.actors.gpus == 0 else contextlib.nullcontext():
+        with _libraries_print_to(log), _imported_for(spec.actors):
             from actors.engine import Engine  # imports vLLM, which reads the environment
         from actors.gateway.http import create_app
         from actors.gateway.server import Server
         from actors.gateway.standalone import StandaloneGateway
 
         config = ActorConfig(spec.model, spec.actors, None, 0, scratch, gateway=spec.gateway)
-        engine = await Engine.start(config, 0, name, scratch / "engine.log")
+        engine = await Engine.start(config, 0, name, log)
         server = Server(host, bound)
         try:
             gateway = StandaloneGateway(
@@ -77,11 +78,51 @@ async def serve(
 
 
 def _enter(actors: ActorsSpec, scratch: Path) -> None:
-    """Give the engine the environment that it has in a run, with its log on standard error."""
+    """Give the engine the environment that it has in a run."""
     tempfile.tempdir = str(scratch)
     os.environ |= engine_environment(actors) | {
         "TMPDIR": str(scratch),
         "VLLM_RPC_BASE_PATH": str(scratch),
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     }
+
+
+@contextlib.contextmanager
+def _log_file() -> Iterator[Path]:
+    """A file for what libraries print. It is removed at the end of the block, unless an error names it."""
+    descriptor, name = tempfile.mkstemp(prefix="volley-serve-", suffix=".log")
+    os.close(descriptor)
+    keep = False
+    try:
+        yield Path(name)
+    except VolleyError as error:
+        keep = name in str(error)
+        raise
+    finally:
+        if not keep:
+            Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _libraries_print_to(log: Path) -> Iterator[None]:
+    """Send what libraries and child processes print to ``log``, until this process has ended.
+
+    Native libraries print even after the interpreter's end. What Python prints behind the block goes where it went
+    before: it is Volley's.
+    """
+    own = [os.fdopen(os.dup(descriptor), "w", buffering=1) for descriptor in (1, 2)]
+    redirect_output(log)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = own
+
+
+@contextlib.contextmanager
+def _imported_for(actors: ActorsSpec) -> Iterator[None]:
+    """Within the block, vLLM is imported as an engine with these resources needs it."""
+    from actors.uncompiled import uncompiled  # imports torch
+
+    with uncompiled() if actors.gpus == 0 else contextlib.nullcontext():
+        yield

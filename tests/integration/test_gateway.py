@@ -207,7 +207,7 @@ async def test_the_budget_ends_an_episode(pool: ActorPool) -> None:
                 messages += [answer.choices[0].message.model_dump(), user("on")]
 
     async def run(opened: OpenedSessions) -> str:
-        with pytest.raises(openai.AuthenticationError) as ended:
+        with pytest.raises(openai.BadRequestError) as ended:
             await greedy(opened)
         return str(ended.value)
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from actors.gateway.http import MAX_BODY
+from actors.gateway.bodies import most_bytes
 from actors.gateway.rendering import Setting
 from tests.chat_models import split
 from tests.gateway_server import EOS, TOKENIZER, USER, Served, ask
@@ -139,7 +139,7 @@ async def test_a_rewritten_history_is_named_and_ends_the_episode(served: Served)
     await ask(client)
     with pytest.raises(openai.BadRequestError, match=r"message 1 was assistant .*4.* and is assistant .*four"):
         await ask(client, USER, {"role": "assistant", "content": "four"}, USER)
-    with pytest.raises(openai.AuthenticationError, match="ended"):
+    with pytest.raises(openai.BadRequestError, match="message 1 was"):
         await ask(client)
 
 
@@ -148,8 +148,6 @@ async def test_limits_are_answered_with_length(served: Served) -> None:
     reply = (await ask(client)).choices[0].message
     over = await ask(client, USER, reply.model_dump(), USER)
     assert (over.choices[0].finish_reason, over.choices[0].message.content) == ("length", "")
-    with pytest.raises(openai.AuthenticationError, match="calls"):
-        await ask(client)
     client = served.client("abcdef", tokens=3)
     cut = await ask(client)
     assert (cut.choices[0].finish_reason, cut.choices[0].message.content) == ("length", "abc")
@@ -268,7 +266,7 @@ async def test_bodies_are_bounded_and_must_be_json(served: Served) -> None:
     for content in (b"", b"[]", b"{", b"\xff", b'{"messages": ' + b"[" * 200_000, b'"a"'):
         answer = await post(served, "/v1/chat/completions", key, None, content=content)
         assert (answer.status_code, "error" in answer.json()) == (400, True)
-    large = await post(served, "/v1/chat/completions", key, None, content=b" " * (MAX_BODY + 1))
+    large = await post(served, "/v1/chat/completions", key, None, content=b" " * (most_bytes(2000) + 1))
     assert large.status_code == 413
 
 

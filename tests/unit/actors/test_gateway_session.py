@@ -1,5 +1,6 @@
 """The record of an episode: recorded ids stay, other histories are named, limits end it; and n of them make a group."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def drawn(text: str, *, stopped: bool = True, version: int = 0) -> Drawn:
 
 def call(session: Session, asked: Chat, reply: str, **how: Any) -> list[int]:
     """One call with its answer; returns the prompt that the model got."""
-    plan = session.plan_chat(asked, RENDERER)
+    plan = session.plan(session.draft_chat(asked, RENDERER))
     assert plan is not None
     session.record_chat(plan, drawn(reply, **how), asked, assistant(reply))
     return plan.prompt
@@ -76,7 +77,7 @@ def test_another_history_ends_the_session_and_is_named(second: Chat, named: str)
     call(session, chat(user("one and one?")), "two")
     before = list(session.branches[0].ids)
     with pytest.raises(Rewritten, match=named):
-        session.plan_chat(second, RENDERER)
+        session.plan(session.draft_chat(second, RENDERER))
     assert (session.end, session.rewrites, session.calls) == (End.REWRITTEN, 1, 1)
     assert named in session.rewrite
     assert session.branches[0].ids == before
@@ -114,13 +115,13 @@ def test_calls_tokens_and_context_are_limited() -> None:
         call(session, chat(*asked), reply)
         asked += [assistant(reply), user("again")]
     assert not session.end
-    assert session.plan_chat(chat(*asked), RENDERER) is None
+    assert session.plan(session.draft_chat(chat(*asked), RENDERER)) is None
     assert str(session.end) == End.CALLS
     assert session.calls == 2
 
     session = Session(Limits(calls=9, tokens=5, context=1000))
     call(session, chat(user("a")), "bcd")
-    plan = session.plan_chat(chat(user("a"), assistant("bcd"), user("e")), RENDERER)
+    plan = session.plan(session.draft_chat(chat(user("a"), assistant("bcd"), user("e")), RENDERER))
     assert plan is not None
     assert plan.room == 5 - len(drawn("bcd").tokens)
     session.record_chat(plan, drawn("f" * plan.room, stopped=False), chat(user("a")), assistant("f"))
@@ -128,13 +129,13 @@ def test_calls_tokens_and_context_are_limited() -> None:
 
     prompt = len(RENDERER.prompt([user("a")], Setting()))
     session = Session(Limits(calls=9, tokens=99, context=prompt + 3))
-    plan = session.plan_chat(chat(user("a")), RENDERER)
+    plan = session.plan(session.draft_chat(chat(user("a")), RENDERER))
     assert plan is not None
     assert plan.room == 3
     session.record_chat(plan, drawn("xyz", stopped=False), chat(user("a")), assistant("xyz"))
     assert session.end is End.CONTEXT
     session = Session(Limits(calls=9, tokens=99, context=prompt))
-    assert session.plan_chat(chat(user("a")), RENDERER) is None
+    assert session.plan(session.draft_chat(chat(user("a")), RENDERER)) is None
     assert session.end is End.CONTEXT
 
 
@@ -150,37 +151,72 @@ def test_what_a_template_refuses_is_not_recorded() -> None:
     renderer = Renderer(chat_tokenizer("{{ raise_exception('no') if messages|length > 2 }}" + CHATML), [])
     session = Session(LIMITS)
     asked = chat(user("a"))
-    plan = session.plan_chat(asked, renderer)
+    plan = session.plan(session.draft_chat(asked, renderer))
     assert plan is not None
     session.record_chat(plan, drawn("b"), asked, assistant("b"))
     with pytest.raises(BadMessages):
-        session.plan_chat(chat(user("a"), assistant("b"), user("c")), renderer)
+        session.plan(session.draft_chat(chat(user("a"), assistant("b"), user("c")), renderer))
     assert (session.end, session.rewrites, session.calls) == (None, 0, 1)
 
 
 def test_prompts_of_completions_continue_as_text_and_as_ids() -> None:
     session = Session(LIMITS)
-    plan = session.plan_text("one two", RENDERER)
+    plan = session.plan(session.draft_text("one two", RENDERER))
     assert plan is not None
     session.record_text(plan, drawn(" three", stopped=False), "one two three")
-    plan = session.plan_text("one two three four", RENDERER)
+    plan = session.plan(session.draft_text("one two three four", RENDERER))
     assert plan is not None
     assert plan.prompt == RENDERER.tokens("one two") + split(TOKENIZER, " three") + RENDERER.tokens(" four")
     session.record_text(plan, drawn(" five"), "one two three four five")
-    plan = session.plan_text([*session.branches[0].ids, 7, 8], RENDERER)
+    plan = session.plan(session.draft_text([*session.branches[0].ids, 7, 8], RENDERER))
     assert plan is not None
     assert plan.context == [7, 8]
     with pytest.raises(Rewritten, match="does not begin with"):
-        session.plan_text("one two thr", RENDERER)
+        session.plan(session.draft_text("one two thr", RENDERER))
+
+
+@pytest.mark.parametrize("on_rewrite", ["drop", "keep_longest"])
+@pytest.mark.parametrize("stop_text", ["", "|"])
+@pytest.mark.parametrize("answer", ["", "b", "b c"])
+def test_a_prompt_that_adds_nothing_to_an_answer_that_ended_is_a_rewrite(
+    answer: str, stop_text: str, on_rewrite: Any
+) -> None:
+    """Behind what ended the answer, the model would answer something else than the prompt."""
+    session = Session(Limits(9, 200, 1000, on_rewrite=on_rewrite))
+    ended = replace(drawn(answer + stop_text, stopped=not stop_text), stopped=True, stop_text=stop_text)
+    plan = session.plan(session.draft_text("a ", RENDERER))
+    assert plan is not None
+    session.record_text(plan, ended, f"a {answer}{stop_text}", f"a {answer}")
+    again = session.draft_text(f"a {answer}", RENDERER)
+    assert again.branch is not session.branches[0]
+    if on_rewrite == "drop":
+        with pytest.raises(Rewritten, match="adds nothing to an answer that had ended"):
+            session.plan(again)
+    else:
+        plan = session.plan(again)
+        assert plan is not None
+        assert plan.prompt == RENDERER.tokens(f"a {answer}")
+    more = session.draft_text(f"a {answer}more", RENDERER)
+    assert (more.branch, more.context, more.rewrite) == (session.branches[0], RENDERER.tokens("more"), "")
+
+
+@pytest.mark.parametrize("stop_text", ["", "|"])
+def test_a_prompt_that_adds_nothing_goes_on_behind_what_it_repeats_to_the_last_token(stop_text: str) -> None:
+    session = Session(LIMITS)
+    cut = replace(drawn(f"b{stop_text}", stopped=False), stopped=bool(stop_text), stop_text=stop_text)
+    plan = session.plan(session.draft_text("a ", RENDERER))
+    assert plan is not None
+    session.record_text(plan, cut, f"a b{stop_text}", "a b")
+    assert session.draft_text(f"a b{stop_text}", RENDERER) == (session.branches[0], [], "")
 
 
 def test_a_chat_does_not_continue_a_prompt() -> None:
     session = Session(LIMITS)
-    plan = session.plan_text("a", RENDERER)
+    plan = session.plan(session.draft_text("a", RENDERER))
     assert plan is not None
     session.record_text(plan, drawn("b"), "ab")
     with pytest.raises(Rewritten, match="cannot continue"):
-        session.plan_chat(chat(user("a")), RENDERER)
+        session.plan(session.draft_chat(chat(user("a")), RENDERER))
 
 
 def grouped(*sessions: Session) -> Any:
