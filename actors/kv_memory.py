@@ -9,13 +9,14 @@ import math
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_mapped: list[mmap.mmap] = []  # by `mapped_zeros`; an engine keeps its caches until it ends
+_mapped: WeakSet[mmap.mmap] = WeakSet()  # by `mapped_zeros`
 
 
 def provide_on_first_use() -> None:
@@ -63,5 +64,5 @@ def mapped_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)  # a fault per 2 MiB rather than per 4 KiB
-    _mapped.append(memory)
+    _mapped.add(memory)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.kv_memory import _LazyZeros, mapped_zeros
+from actors.kv_memory import _LazyZeros, give_back, mapped_zeros
 
 SIZE = 256 << 20
 
@@ -49,3 +49,15 @@ def test_only_zeros_are_mapped() -> None:
 def test_memory_of_other_devices_is_refused() -> None:
     with pytest.raises(ValueError, match="on CPUs only, not on cuda:0"):
         mapped_zeros(3, dtype=torch.int8, device=torch.device("cuda:0"))
+
+
+def test_used_memory_can_be_given_back_and_used_again() -> None:
+    before = resident()
+    made = mapped_zeros(SIZE, dtype=torch.int8, device=torch.device("cpu"))
+    made += 1
+    assert resident() - before > SIZE * 3 / 4
+    give_back()
+    assert resident() - before < SIZE / 16
+    assert made.sum().item() == 0
+    made[5] = 3
+    assert made.sum().item() == 3
