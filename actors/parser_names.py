@@ -6,7 +6,6 @@ import difflib
 import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from volley.errors import JobError
@@ -35,7 +34,6 @@ def unknown_parser(key: str, name: str, known: Sequence[str]) -> JobError:
     return JobError(f"gateway.{key}: vLLM has no parser {name!r:.60}; {which}")
 
 
-@cache
 def parser_names(key: str) -> tuple[str, ...]:
     """The names that ``gateway.<key>`` may have; none if they cannot be read, or if a plugin may add others."""
     found = importlib.util.find_spec("vllm")

@@ -20,11 +20,6 @@ assert not {"vllm", "torch"} & set(sys.modules)
 """
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    parser_names.cache_clear()
-
-
 def test_the_installed_names_are_known_without_an_import() -> None:
     assert {"hermes", "llama3_json", "pythonic"} <= set(parser_names("tool_parser"))
     assert {"qwen3", "deepseek_r1"} <= set(parser_names("reasoning_parser"))
@@ -56,5 +51,4 @@ def test_a_plugin_of_vllm_may_add_parsers(monkeypatch: pytest.MonkeyPatch) -> No
         check_parsers(GatewaySpec(tool_parser="mine"))
     plugin = importlib.metadata.EntryPoint("mine", "my_parsers:register", "vllm.general_plugins")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: (plugin,))
-    parser_names.cache_clear()
     check_parsers(GatewaySpec(tool_parser="mine"))

@@ -61,7 +61,8 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
     batch = batch_of(groups_of(), PolicyUpdate())
     made = Batch(ready, replaced=ready[:1])
     report = StepReport({**batch_metrics(batch.scored, (1, 2, 4)), **metrics}, {0: 3})
-    checked = {"served_mismatch_max": 1e-6}  # which the coordinator adds, as it does the figures of a refill
+    # The coordinator adds these, and the figures of a refill.
+    checked = {"served_mismatch_max": 1e-6, "seconds_hand_over": 0.1}
     report = replace(report, metrics={**report.metrics, **checked, **made.figures(report)})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
     times = StepTimes(0.0, 1.0, 2.0, 2.5, 3.0)
