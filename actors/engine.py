@@ -156,10 +156,11 @@ class Engine:
     async def sleep(self) -> None:
         """Pause in the middle of samples and give back the cache and, on a GPU, the memory of the weights.
 
-        Samples under way keep their tokens. Not to be called during `load`.
+        Samples under way keep their tokens. Does nothing if it sleeps. Not to be called during `load`.
         """
         self._open.clear()
-        await self._alive(self._sleep())
+        if not self._asleep:
+            await self._alive(self._sleep())
 
     async def wake(self) -> None:
         """Continue after `sleep` with the weights it had."""

@@ -189,11 +189,11 @@ class ActorPool:
         self._awake.clear()
         async with self._changed:
             await self._changed.wait_for(lambda: not self._starting)
-        await _all(self._changing(actor, actor.sleep()) for actor in self._with_engines())
+        await _all(self._changing(actor, actor.sleep) for actor in self._with_engines())
 
     async def wake(self) -> None:
         """Let all actors generate again, with the weights they had. Raises as `sleep`."""
-        await _all(self._changing(actor, actor.wake()) for actor in self._with_engines())
+        await _all(self._changing(actor, actor.wake) for actor in self._with_engines())
         self._awake.set()
 
     @property
@@ -270,9 +270,9 @@ class ActorPool:
         """The actors that may generate, while none is starting: those serving and those that finish their groups."""
         return [*self._serving, *(actor for actor in self._not_serving if actor.info is not None)]
 
-    async def _changing(self, actor: ActorHandle, change: Awaitable[None]) -> None:
+    async def _changing(self, actor: ActorHandle, change: Callable[[], Awaitable[None]]) -> None:
         try:
-            await change
+            await change()
         except (WorkerDied, DeadlineExceeded) as end:
             self._lost(actor, end)
 

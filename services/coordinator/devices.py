@@ -68,13 +68,11 @@ class Devices:
                 await self.learner.sleep()
             self._learner_has_them = False
 
-    async def to_new_learner(self, learner: Learner | None = None) -> None:
-        """Let the actors sleep, since the learner has ended and another one starts; called again once it has."""
+    async def learner_ended(self) -> None:
+        """Let the actors sleep, since another learner starts, awake; set `learner` once it has."""
         if self.shared:
             await self._actors.sleep()
             self._learner_has_them = True
-        if learner is not None:
-            self.learner = learner
 
     @contextlib.asynccontextmanager
     async def borrowed(self) -> AsyncIterator[None]:

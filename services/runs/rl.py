@@ -283,10 +283,10 @@ class RLSession:
         folder = self._context.folder
         self._context.status.set(problem=f"the learner is being restarted: {error}")
         await self._pools.learner.stop()
-        await self._pools.devices.to_new_learner()
+        await self._pools.devices.learner_ended()
         config = rl_learner_config(self._run.job, folder)
         (self._pools.learner,) = await start_all(self._stack, LearnerPool.start(config))
-        await self._pools.devices.to_new_learner(self._pools.learner)
+        self._pools.devices.learner = self._pools.learner
         checkpoint = newest_checkpoint_or_none(folder)
         resume = await self._load(checkpoint) if checkpoint else await self._start_over()
         seconds = time.monotonic() - begun

@@ -118,10 +118,10 @@ async def test_any_order_of_hand_overs_leaves_one_of_them_awake(seed: int) -> No
 
     async def replace() -> None:
         learner.asleep = True  # it has ended, and with it what it held
-        await devices.to_new_learner()
+        await devices.learner_ended()
         assert actors.asleep
         learner.asleep = False
-        await devices.to_new_learner(learner)
+        devices.learner = learner
 
     async def borrow() -> None:
         async with devices.borrowed():
@@ -143,7 +143,7 @@ async def test_roles_with_devices_of_their_own_never_sleep() -> None:
     devices = Devices(actors, learner, shared=False)
     await devices.to_learner()
     await devices.to_actors()
-    await devices.to_new_learner(learner)
+    await devices.learner_ended()
     async with devices.borrowed():
         assert not actors.asleep
     assert not actors.asleep
