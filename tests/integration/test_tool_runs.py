@@ -1,6 +1,8 @@
 """Whole runs in which a model that has learned its calls by heart uses tools; one job is that of docs/agents.md."""
 
+import contextlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,16 +106,28 @@ async def test_the_tools_answer_the_model(trained: Result) -> None:
         assert any(row["status"] == "passed" for row in seen), prompt
 
 
+def asked(row: dict[str, Any]) -> bool:
+    """Whether the sample calls the tool with the ghost, in a form that a parser takes for a call."""
+    for body in re.findall(r"<tool_call>(.*?)</tool_call>", row["sample"], re.DOTALL):
+        with contextlib.suppress(ValueError):
+            call = json.loads(body)
+            if isinstance(call, dict) and (call.get("name"), call.get("arguments")) == ("colour", {"thing": "ghost"}):
+                return True
+    return False
+
+
 async def test_a_tool_that_is_unavailable_is_no_reward_of_zero(trained: Result) -> None:
     """Groups of which too few samples are left are dropped; in the others, the lost ones have no reward."""
     dropped = [row["end"] for row in trained.folder.read("ledger") if row["end"] != "trained"]
     ghosts = [row for row in trained.folder.read("samples") if row["prompt"] == "what colour is a ghost?"]
-    lost = [row for row in ghosts if '"ghost"' in row["sample"]]
+    lost = [row for row in ghosts if row["status"] == "infra_error"]
     assert dropped or lost
     assert all("of 4 samples could be scored" in end for end in dropped)
     for row in lost:
-        assert (row["status"], row["reward"]) == ("infra_error", None)
+        assert row["reward"] is None
         assert "the catalogue is down" in row["detail"]
+    scored = [row for row in ghosts if row["status"] != "infra_error"]
+    assert not any(asked(row) for row in scored), "the tool was called, and its failure became a reward"
 
 
 async def test_log_probs_across_calls_are_the_learners(trained: Result) -> None:

@@ -1,10 +1,11 @@
 """axe-core finds nothing on any page: names, roles, headings, contrast, keyboard access."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from tests.integration.dashboard.conftest import NARROW, Open
 from tests.integration.dashboard.test_pages import BOTH, DONE, GROUPS, PAUSED, RUNNING
@@ -37,6 +38,22 @@ async def test_axe_finds_nothing(visit: Open, options: dict[str, Any], addresses
         await expect(page.locator(".skeleton")).to_have_count(0)
         found += await faults(page)
     assert found == [], "\n".join(found)
+
+
+@pytest.mark.parametrize("held", ["timeline?*", "metrics?*", "ledger", "evaluations"])
+async def test_axe_finds_nothing_while_an_answer_is_awaited(visit: Open, held: str) -> None:
+    """Whatever a page shows before its data are there has a name too."""
+    page = await visit("#/runs")
+    held_back = asyncio.Event()
+
+    async def hold(_: Route) -> None:
+        held_back.set()
+
+    await page.route(f"**/v1/runs/*/{held}", hold)
+    await page.evaluate("address => { location.hash = address; }", RUNNING)
+    await asyncio.wait_for(held_back.wait(), 30)
+    await expect(page.locator("main h1").first).to_be_attached()
+    assert await faults(page) == []
 
 
 async def test_axe_finds_nothing_in_dialogs(visit: Open) -> None:

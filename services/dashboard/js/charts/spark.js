@@ -6,7 +6,7 @@ import { color, faded } from "../palette.js";
 
 export class Spark {
   constructor() {
-    this.element = h("canvas", { class: "spark", role: "img" });
+    this.element = h("canvas", { class: "spark", role: "img", "aria-label": "No rewards yet" });
     this.drawn = "";
   }
 

@@ -20,13 +20,13 @@ const LONG_GAP = 8; // times the usual duration of a step
 
 export class Timeline {
   constructor() {
-    this.canvas = h("canvas", { role: "img", tabindex: "-1", height: 60 });
+    this.canvas = h("canvas", { role: "img", tabindex: "-1", height: 60, hidden: true });
     this.tip = h("div", { class: "tip", hidden: true });
     this.busy = h("span", { class: "soft" });
     const keys = Object.entries(STAGES).map(([stage, label]) =>
       h("span", { class: "key" }, h("span", { class: "swatch", style: { background: `var(--stage-${stage})` } }), label),
     );
-    this.none = h("p", { class: "soft small" }, "No steps yet.");
+    this.none = h("p", { class: "soft small" }, "Loading…");
     this.frame = h("div", { class: "timeline" }, this.none, this.canvas, this.tip);
     this.element = h(
       "section",
@@ -35,7 +35,7 @@ export class Timeline {
       h("div", { class: "legend" }, keys),
       this.frame,
     );
-    this.items = [];
+    this.items = null;
     this.sizes = new ResizeObserver(() => this.paint());
     this.sizes.observe(this.frame);
     this.repaint = () => this.paint();
@@ -54,6 +54,7 @@ export class Timeline {
     this.items = items;
     const spans = sinceGap(items).flatMap((item) => item.spans.map((span) => [...span, item.step]));
     this.none.hidden = spans.length > 0;
+    setText(this.none, "No steps yet.");
     this.canvas.hidden = spans.length === 0;
     const names = [...new Set(spans.map(([process]) => process))].sort(byRole);
     this.lanes = new Map(names.slice(0, MOST_LANES).map((name, i) => [name, i]));

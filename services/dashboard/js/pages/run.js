@@ -25,7 +25,7 @@ export class RunPage {
 
   constructor(parts, params, onState) {
     this.id = parts[1];
-    this.model = { id: this.id, view: null, metrics: new MetricStore(), evaluations: [], events: [], timeline: [], ledger: {}, window: 1 };
+    this.model = { id: this.id, view: null, metrics: new MetricStore(), evaluations: [], events: [], timeline: null, ledger: {}, window: 1 };
     this.arrived = []; // rows that arrived while the history was being fetched
     this.element = h("div", { class: "page" }, loading(90), loading(420));
     this.draw = throttle(() => this.drawNow(), DRAW_MS);
