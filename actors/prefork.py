@@ -4,6 +4,7 @@ Inside a Ray actor, vLLM would spawn the engine's process, which would import ev
 The actor's own process cannot fork it: Ray workers run threads, and a child would keep a dead worker's connections.
 """
 
+import gc
 import multiprocessing
 from multiprocessing import forkserver
 
@@ -35,7 +36,12 @@ class _Engine(Forked):
         import setproctitle
 
         setproctitle.setproctitle("volley::engine")  # the first call must precede any change of the environment
+        gc.unfreeze = _nothing  # at its end, vLLM would collect all that was imported, and so copy the server's memory
         super().run()
+
+
+def _nothing() -> None:
+    """Leave frozen what the process shares with its server."""
 
 
 class _Context(Context):

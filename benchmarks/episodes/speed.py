@@ -1,12 +1,13 @@
 """Tokens per second of episodes, compared with plain samples of the same engine, and what the gateway adds to a call.
 
-    python -m benchmarks.episodes.speed [--episodes 64] [--calls 4] [--tokens 32] [--wait 1.0] [--rounds 3]
-                                        [--width 256] [--layers 4]
+    python -m benchmarks.episodes.speed [--episodes 64] [--more 256] [--calls 4] [--tokens 32] [--wait 1.0]
+                                        [--rounds 3] [--width 256] [--layers 4 | --model FOLDER] [--kv-cache-gb 0.5]
 
-One engine on CPU with a small model takes turns: plain samples, as many at once as episodes; episodes whose program
-calls the model without a pause; episodes whose environment takes ``--wait`` seconds after each call; and four times as
-many of these at once. Programs run in a process of their own and use the OpenAI client, as in a run. Of the time that
-a call takes beyond the engine's, the gateway's part lies between the arrival of the request and the end of the answer.
+One engine on CPU takes turns: plain samples, as many at once as episodes; episodes whose program calls the model
+without a pause; episodes whose environment takes ``--wait`` seconds after each call; and ``--more`` of these at once.
+The model is small and untrained unless ``--model`` names one. Programs run in a process of their own and use the OpenAI
+client, as in a run. Of the time that a call takes beyond the engine's, the gateway's part lies between the arrival of
+the request and the end of the answer.
 """
 
 import argparse
@@ -35,8 +36,7 @@ from volley.gateway import GatewaySpec
 from volley.job import ActorsSpec
 from volley.model import ModelSpec
 
-MORE = 4  # times as many episodes at once, to fill the engine while environments take their time
-LENGTH = 512
+FIRST, BETWEEN = 96, 32  # tokens at most of the first prompt, and of what a program adds before each further call
 START_S, LONGEST_S = 300.0, 3600.0
 
 
@@ -143,7 +143,7 @@ class Sides:
         """Episodes that all begin at once."""
         self._seen = self._cached = 0
         answering = self._app.seconds
-        limits = Limits(self._args.calls, self._args.calls * self._args.tokens, LENGTH)
+        limits = Limits(self._args.calls, self._args.calls * self._args.tokens, length(self._args))
         keys = self._gateway.open_sessions(EpisodesRequest(0, "p", at_once, 1.0, 1.0, limits))
         row = {"calls": self._args.calls, "tokens": self._args.tokens, "wait": wait}
         prompts = [self._prompt() for _ in keys]
@@ -170,7 +170,8 @@ class Sides:
 
 async def measure(args: argparse.Namespace, folder: Path) -> None:
     """Take turns and print the medians."""
-    actors = ActorsSpec(max_num_seqs=MORE * args.episodes, cpus=1, kv_cache_gb=0.5)
+    at_once = max(args.episodes, args.more)
+    actors = ActorsSpec(max_num_seqs=at_once, cpus=1, kv_cache_gb=args.kv_cache_gb)
     os.environ |= engine_environment(actors) | {"TMPDIR": str(folder), "VLLM_LOGGING_LEVEL": "ERROR"}
     from actors.uncompiled import uncompiled
 
@@ -180,7 +181,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     from actors.gateway.http import create_app
     from actors.gateway.server import Server
 
-    config = ActorConfig(ModelSpec(path=folder / "model"), actors, LENGTH, 0, folder, gateway=GatewaySpec())
+    model = ModelSpec(path=args.model or write_model(folder, args.width, args.layers))
+    config = ActorConfig(model, actors, length(args), 0, folder, gateway=GatewaySpec())
     engine = await Engine.start(config, 0, "actor", folder / "engine.log")
     gateway, server = Gateway(engine, engine.tokenizer, engine.stop_ids, GatewaySpec()), Server("127.0.0.1")
     app = Timed(create_app(gateway, "model", None))
@@ -190,15 +192,17 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
         await programs.start()
         sides = Sides(engine, gateway, app, server.url, programs, args)
         await sides.plain(args.episodes), await sides.episodes(args.episodes, 0.0)  # warm up
-        turns = [
-            (
+        turns = []
+        for number in range(args.rounds):
+            turn = [
                 await sides.plain(args.episodes),
                 await sides.episodes(args.episodes, 0.0),
                 await sides.episodes(args.episodes, args.wait),
-                await sides.episodes(MORE * args.episodes, args.wait),
-            )
-            for _ in range(args.rounds)
-        ]
+            ]
+            if args.more:
+                turn.append(await sides.episodes(args.more, args.wait))
+            turns.append(tuple(turn))
+            print(f"round {number + 1} of {args.rounds} done", file=sys.stderr)
     finally:
         await programs.close()
         await server.stop()
@@ -209,9 +213,9 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
 def report(turns: Sequence[tuple[Turn, ...]], args: argparse.Namespace) -> None:
     """Print the medians over rounds; ratios are of turns of the same round."""
     n, wait = args.episodes, args.wait
-    names = (f"{n} plain samples", f"{n} episodes", f"{n} episodes, {wait:g} s", f"{MORE * n} episodes, {wait:g} s")
+    names = (f"{n} plain samples", f"{n} episodes", f"{n} episodes, {wait:g} s", f"{args.more} episodes, {wait:g} s")
     print(f"{'at once':28} {'tokens/s':>9} {'ratio':>6}   added to a call: median, longest   gateway   prefix cache")
-    for at, name in enumerate(names):
+    for at, name in enumerate(names[: len(turns[0])]):
         rate = statistics.median(each[at].rate for each in turns)
         line = f"{name:28} {rate:9.0f} {statistics.median(each[at].rate / each[0].rate for each in turns):6.2f}"
         if at:
@@ -222,8 +226,13 @@ def report(turns: Sequence[tuple[Turn, ...]], args: argparse.Namespace) -> None:
         print(line)
 
 
-def write_model(folder: Path, width: int, layers: int) -> None:
-    """Write an untrained chat model."""
+def length(args: argparse.Namespace) -> int:
+    """The longest context, in tokens."""
+    return int(FIRST + args.calls * (args.tokens + BETWEEN))
+
+
+def write_model(folder: Path, width: int, layers: int) -> Path:
+    """Write an untrained chat model; return its folder."""
     from tests.chat_models import chat_tokenizer
     from tests.models import tiny_llama
 
@@ -236,20 +245,23 @@ def write_model(folder: Path, width: int, layers: int) -> None:
         head_dim=width // 4,
         initializer_range=0.02,
     )
+    return folder / "model"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=64, help="at once")
+    parser.add_argument("--more", type=int, default=256, help="episodes at once that fill the engine; 0: none")
     parser.add_argument("--calls", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32, help="of an answer")
     parser.add_argument("--wait", type=float, default=1.0, help="seconds of the environment after each call")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, default=256, help="of the model, a multiple of 128")
     parser.add_argument("--layers", type=int, default=4, help="of the model")
+    parser.add_argument("--model", type=Path, help="folder of a chat model, in place of a small one")
+    parser.add_argument("--kv-cache-gb", type=float, default=0.5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), args.width, args.layers)
         asyncio.run(measure(args, Path(folder)))
 
 

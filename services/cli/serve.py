@@ -49,7 +49,9 @@ def serve(
             if tool_parser is not None:
                 overrides["gateway.tool_parser"] = tool_parser
             spec = serve_spec(path, folder, overrides)
-            length = check_model(spec)
+            length, notice = check_model(spec)
+        if notice:
+            typer.echo(f"note: {notice}", err=True)
 
         def on_ready(url: str) -> None:
             typer.echo(f"serving {path.name} (up to {length} tokens) at {url}; Ctrl-C ends it")

@@ -61,3 +61,12 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", key: str) -> None:
             f"{key}: the model's chat template leaves out {' and '.join(missing)}: use a model that was made for "
             "tools, or write a template that shows them to chat_template.jinja in the model's folder"
         )
+
+
+def tools_notice(tokenizer: "PreTrainedTokenizerBase", key: str) -> str:
+    """The complaint of `check_template` as advice, for programs that may show tools in their own way; otherwise ""."""
+    try:
+        check_template(tokenizer, key)
+    except JobError as problem:
+        return str(problem)
+    return ""

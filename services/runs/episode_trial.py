@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.config import EpisodesRequest
 from actors.gateway.calls import Gateway, OnTokens
@@ -23,6 +23,7 @@ from actors.stops import stop_token_ids
 from environments.records import Outcome
 from services.coordinator.episode_figures import end_of
 from services.coordinator.episodes import verdict_of
+from services.data.chat import tools_notice
 from services.data.tokens import load_tokenizer
 from volley.errors import JobError
 from volley.gateway import GatewaySpec
@@ -30,6 +31,9 @@ from volley.job import EvalJob, RFTJob, RLJob
 from volley.records import Group, ModelCall, Prompt
 from volley.rollout import Rollout
 from volley.sampling import EvalSampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TRIAL_SECONDS = 60.0  # an episode against a stub that answers at once should need no more
 SAYS = "This is the answer of a stub."
@@ -126,7 +130,12 @@ async def _try(job: RLJob | RFTJob | EvalJob, rollout: Rollout, prompt: Prompt, 
         outcome, output = await _in_process(asked, seconds + job.environment_workers.start_deadline_s)
         group, (report,) = await gateway.close_sessions(keys, group_id=0, prompt_id=prompt.id, actor="stub")
     tried = _described(job, rollout, prompt, outcome, report, group, output)
-    return replace(tried, notes=(UNPARSED,)) if seen.saw_tools and job.gateway.tool_parser is None else tried
+    return replace(tried, notes=_notes_on_tools(tokenizer, job.gateway)) if seen.saw_tools else tried
+
+
+def _notes_on_tools(tokenizer: "PreTrainedTokenizerBase", spec: GatewaySpec) -> tuple[str, ...]:
+    unseen = tools_notice(tokenizer, "the tools that the program sends")
+    return tuple(note for note in (unseen, UNPARSED if spec.tool_parser is None else "") if note)
 
 
 def _described(

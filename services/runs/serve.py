@@ -12,6 +12,7 @@ from actors.config import ActorConfig
 from actors.environment import engine_environment
 from actors.parser_names import check_parsers
 from reward_servers.http_gate import LOOPBACK_HOSTS, is_loopback
+from services.data.chat import tools_notice
 from services.data.tokens import load_tokenizer, model_length
 from volley.base import Spec
 from volley.errors import VolleyError
@@ -30,11 +31,12 @@ class ServeSpec(Spec):
     gateway: GatewaySpec = GatewaySpec()
 
 
-def check_model(spec: ServeSpec) -> int:
-    """The model's length in tokens. Raises `JobError` for a model or parser that cannot be served."""
+def check_model(spec: ServeSpec) -> tuple[int, str]:
+    """The model's length in tokens, and advice. Raises `JobError` for a model or parser that cannot be served."""
     check_parsers(spec.gateway)
-    load_tokenizer(spec.model.folder)
-    return model_length(spec.model.folder)
+    tokenizer = load_tokenizer(spec.model.folder)
+    notice = tools_notice(tokenizer, "gateway.tool_parser") if spec.gateway.tool_parser else ""
+    return model_length(spec.model.folder), notice
 
 
 async def serve(

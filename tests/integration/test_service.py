@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ VOLLEY = str(Path(sys.executable).parent / "volley")
 
 
 class Service:
-    """A stack in its own folder, used only through the command line."""
+    """A stack in its own folder, used through the command line, and by REST where a state is polled."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
@@ -67,7 +68,8 @@ class Service:
         self.seen |= descendants(self.keeper) | {self.keeper}
 
     def observed(self, run: str) -> dict[str, Any]:
-        view = self.json("show", run)
+        with urllib.request.urlopen(f"{self.server}/v1/runs/{run}", timeout=60) as answer:
+            view = json.load(answer)
         return {**view["observed"], "state": view["state"]}
 
     def wait(self, run: str, until: Callable[[dict[str, Any]], bool], seconds: float = 240) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class Service:
         while not until(observed := self.observed(run)):
             assert observed["state"] != "failed", observed
             assert time.monotonic() < deadline, observed
-            time.sleep(0.5)
+            time.sleep(0.2)
         self.look()
         return observed
 

@@ -246,6 +246,19 @@ def test_tools_whose_calls_nothing_parses_are_noted(
     assert any("write gateway: {tool_parser: hermes}" in each for each in notes) is advised
 
 
+@pytest.mark.parametrize(("target", "noted"), [("with_tools", True), ("two_calls", False)])
+def test_tools_that_the_template_leaves_out_are_noted(
+    volley: Volley, program_job: Path, target: str, noted: bool
+) -> None:
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+    (program_job.parent / "model" / "chat_template.jinja").write_text(template)
+    changes = ("--set", f"rollout.target=my_checked_agent:{target}", "--set", "gateway.tool_parser=hermes")
+    code, _, errors = volley("check", str(program_job), *changes)
+    assert code == 0, errors
+    told = "note: the tools that the program sends: the model's chat template leaves out the tools and"
+    assert (told in errors) is noted
+
+
 @pytest.mark.parametrize(
     ("key", "name", "told"),
     [

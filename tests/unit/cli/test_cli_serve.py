@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from services.cli import app
 from services.cli.serve import serve_spec
+from services.runs.serve import check_model
 from services.store.folder import RunFolder
+from tests.chat_models import chat_tokenizer
 from tests.models import tiny_llama
 from volley.errors import HostError, JobError
 from volley.job import JOB
@@ -66,6 +68,15 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
     (model / "config.json").unlink()
     with pytest.raises(JobError, match="is only an adapter"):
         serve(str(model), "--port", "0")
+
+
+@pytest.mark.parametrize("parser", ["hermes", None])
+def test_a_parser_whose_tools_the_template_leaves_out_is_noted(tmp_path: Path, parser: str | None) -> None:
+    tokenizer = chat_tokenizer("{% for m in messages %}{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}")
+    model = tiny_llama(tmp_path / "model", tokenizer=tokenizer, max_position_embeddings=64)
+    length, notice = check_model(serve_spec(model, None, {"gateway.tool_parser": parser}))
+    assert length == 64
+    assert notice.startswith("gateway.tool_parser: the model's chat template leaves out the tools") is bool(parser)
 
 
 def test_settings_are_the_runs_unless_given(folder: RunFolder, tmp_path: Path) -> None:
