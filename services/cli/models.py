@@ -100,11 +100,15 @@ def eval_(
     if as_json:
         print_json({**row, "folder": str(created.path)})
     elif not quiet:
-        figures = [(f"pass@{each['k']}", each) for each in row["estimates"]]
-        if row["weighted"] is not None:
-            figures.append(("weighted", row["weighted"]))
-        typer.echo("\n".join(f"{name:<9} {e['mean']:.4f}  {e['low']:.4f}-{e['high']:.4f}" for name, e in figures))
-        typer.echo(f"{created.path}")
+        typer.echo(f"{_figures(row)}\n{created.path}")
+
+
+def _figures(evaluation: dict[str, Any]) -> str:
+    """A line per estimate, with its interval."""
+    named = [(f"pass@{each['k']}", each) for each in evaluation["estimates"]]
+    if evaluation["weighted"] is not None:
+        named.append(("weighted", evaluation["weighted"]))
+    return "\n".join(f"{name:<9} {e['mean']:.4f}  {e['low']:.4f}-{e['high']:.4f}" for name, e in named)
 
 
 def eval_job(model: Path, folder: "RunFolder | None", given: dict[str, Any], overrides: dict[str, Any]) -> "Job":

@@ -34,7 +34,10 @@ class SFTRun:
         for place, each, answer_a in zip(located, encoded, encode_answers(tokenizer, answers), strict=True):
             tokens = len(each.tokens_p) + len(answer_a)
             if tokens > length:
-                raise place.row.error(f"prompt and answer take {tokens} tokens, over the model's length {length}")
+                raise place.row.error(
+                    f"prompt and answer take {tokens} tokens, over the model's length {length}: shorten or remove the "
+                    "row, or leave long rows out with data.filters"
+                )
             rows.append(SFTRow(prompt_p=each.tokens_p, answer_a=answer_a))
         return cls(job, rows, order_of(job.data, prompts, seed=job.seed))
 
