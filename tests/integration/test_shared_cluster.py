@@ -1,4 +1,7 @@
-"""Six runs on a cluster for two: they start in order, one is preempted, and drivers, API and Redis are killed."""
+"""Six runs on a cluster for two: they start in order, one is preempted, and drivers, API and Redis are killed.
+
+Then a sweep on it, whose command is interrupted.
+"""
 
 import os
 import signal
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from tests.integration.jobs import write_inputs
@@ -18,13 +22,14 @@ from volley.state import Observed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-LONG, SHORT = 800, 10  # steps; seconds, so that a run is seen under way before it ends
+# Steps. The first run must outlast the decision to preempt; the second is halted early, and compared with the third.
+LONG, MIDDLE, SHORT = 800, 200, 10
 SECONDS = 240.0
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    service = Service(tmp_path)
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    service = Service(tmp_path_factory.mktemp("cluster"))
     service.up(cpus=2)
     try:
         yield service
@@ -32,10 +37,18 @@ def service(tmp_path: Path) -> Iterator[Service]:
         service.run("down")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[Client]:
     with Client(service.server) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder)
+    (folder / "rows.jsonl").write_text("".join(f'{{"prompt": "{i} 7=", "answer": "7"}}\n' for i in range(8)))
+    return folder
 
 
 def job(folder: Path, name: str, steps: int, cpus: int = 1) -> dict[str, Any]:
@@ -110,15 +123,11 @@ def told_to_end(pid: int) -> bool:
     return any(int(status[each], 16) >> (signal.SIGTERM - 1) & 1 for each in ("SigPnd", "ShdPnd"))
 
 
-def test_six_runs_share_a_cluster_in_order_and_nothing_is_lost(
-    service: Service, client: Client, tmp_path: Path
-) -> None:
-    write_inputs(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{i} 7=", "answer": "7"}}\n' for i in range(8)))
-    gate = client.submit(job(tmp_path, "gate", 1_000_000, cpus=2))  # the others wait behind it until all are there
-    steps = {"first": LONG, "second": LONG, "third": LONG, "fourth": SHORT}
-    queued = [client.submit(job(tmp_path, name, count)) for name, count in steps.items()]
-    urgent = client.submit(job(tmp_path, "urgent", SHORT), priority=-5)
+def test_six_runs_share_a_cluster_in_order_and_nothing_is_lost(service: Service, client: Client, inputs: Path) -> None:
+    gate = client.submit(job(inputs, "gate", 1_000_000, cpus=2))  # the others wait behind it until all are there
+    steps = {"first": LONG, "second": MIDDLE, "third": MIDDLE, "fourth": SHORT}
+    queued = [client.submit(job(inputs, name, count)) for name, count in steps.items()]
+    urgent = client.submit(job(inputs, "urgent", SHORT), priority=-5)
     until(lambda: waiting(client) == [run.id for run in (*queued, urgent)])
     assert urgent.view().observed.problem == f"place 5 in the queue: waits for 1 CPU: {gate.id} holds 2"
 
@@ -159,3 +168,30 @@ def check_exact(runs: Sequence[Run], preempted: Run, other: Run) -> None:
     ]
     assert models[0].keys() == models[1].keys()
     assert all(models[0][name].equal(models[1][name]) for name in models[0]), "it went on exactly"
+
+
+def test_a_sweep_goes_on_in_the_service_when_its_command_ends(
+    service: Service, client: Client, inputs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(inputs, "sums", SHORT)))
+    settings = [{"name": f"lr {lr}", "set": {"optimizer.lr": lr}} for lr in (1e-4, 1e-3)]
+    tree = {"base": "job.yaml", "list": settings, "seeds": [0, 1], "at_once": 2, "report": {"metrics": ["loss"]}}
+    (tmp_path / "rates.yaml").write_text(yaml.safe_dump(tree))
+    command = ("sweep", str(tmp_path / "rates.yaml"), "--submit", "--server", service.server, "--out", str(tmp_path))
+
+    interrupted = service.start(*command)
+    until(lambda: len(client.runs(tags={"sweep": "rates"})) == 2)
+    interrupted.send_signal(signal.SIGINT)
+    out, _ = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130, out
+    assert "the runs that it submitted go on in the service" in out
+
+    told = service.json(*command)
+    runs = client.runs(tags={"sweep": "rates"})
+    assert sorted((run.tags["group"], run.tags["seed"], run.state) for run in runs) == [
+        (group, seed, "done") for group in ("lr 0.0001", "lr 0.001") for seed in ("0", "1")
+    ]
+    assert {run["run"] for run in told["runs"]} == {run.id for run in runs}
+    slow, fast = (group["results"]["loss"] for group in told["groups"])
+    assert slow["low"] <= slow["mean"] <= slow["high"]
+    assert fast["mean"] < slow["mean"]
