@@ -164,14 +164,18 @@ async def test_a_slow_episode_holds_up_its_group_alone(folder: Path) -> None:
 
 async def test_groups_that_fill_a_worker_run_beside_each_others_slow_episodes(folder: Path) -> None:
     pool = await started(folder, timeout=120)
-    until = folder / "until"
-    prompt = row(until=str(until), slow="s")
-    groups = [asyncio.create_task(pool.run(prompt, "", ("s", "aa", "bbb", "cccc"))) for _ in range(4)]
+    until, notes, keys = folder / "until", folder / "notes", ("s", "aa", "bbb", "cccc")
+    begun = sorted("".join(keys) * 3 + "s")  # the last group's slow one takes the last place
+    prompt = row(until=str(until), notes=str(notes), slow="s")
+    groups = [asyncio.create_task(pool.run(prompt, "", keys)) for _ in range(4)]
     for _ in range(600):
-        if not pool.waiting and pool.usage().episodes == 3 * 4:
+        if notes.exists() and sorted(notes.read_text()) == begun:
             break
         await asyncio.sleep(0.1)
+    assert sorted(notes.read_text()) == begun
+    assert not pool.waiting
     assert [each.busy for each in pool.workers()] == [4], "a slow one of each"
+    assert not any(group.done() for group in groups)
     until.touch()
     done = await asyncio.gather(*groups)
     assert [[each.reward for each in group.outcomes] for group in done] == [[1.0, 2.0, 3.0, 4.0]] * 4
