@@ -49,6 +49,7 @@ def register() -> None:
             die_with_parent()
             die_with_starter()
             if current_platform.is_cpu():
+                torch.cpu._init_amx()  # Linux grants AMX tiles on request; vLLM's attention uses them unasked: SIGILL
                 provide_on_first_use()
 
 

@@ -12,7 +12,7 @@ from tests.integration.test_service import Service, check_exact, rows
 
 pytestmark = pytest.mark.integration
 
-STEPS = 150
+STEPS = 100
 
 
 def backup(home: Path, copy: Path, code: int = 0) -> str:

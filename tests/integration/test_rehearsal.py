@@ -24,6 +24,6 @@ def places() -> Iterator[Places]:
 
 def test_a_run_is_scaled_role_by_role_and_survives_losing_the_actors_node(places: Places) -> None:
     messages: list[str] = []
-    rehearse(places, 300, messages.append)
+    rehearse(places, 150, messages.append)
     assert messages[-1] == "everything has ended"
     assert sum(line.startswith("PATCH") for line in messages) == 4
