@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,10 +20,13 @@ class Room:
 
     An episode has a place only while it runs, whatever the others of its group do. One that timed out gives its place
     back even if its program cannot be ended: the worker gets no further group then, but must end those that it has.
+
+    Args:
+        end_session: called with an episode's address and key when it is over.
     """
 
-    def __init__(self, programs: Runner, places: int) -> None:
-        self._programs = programs
+    def __init__(self, programs: Runner, places: int, end_session: Callable[[str, str], Awaitable[None]]) -> None:
+        self._programs, self._end_session = programs, end_session
         self._places = asyncio.Semaphore(places)  # hands them out in the order of the calls
         self._left: dict[int, int] = {}
 
@@ -51,5 +54,6 @@ class Room:
         async with self._places:
             waited = time.perf_counter() - came
             ended = await timed(self._programs.run(row, base_url, key))
+        await self._end_session(base_url, key)  # before the others of its group: what is left of the program may go on
         self._left[number] -= 1
         return ended._replace(outcome=replace(ended.outcome, waited=waited))

@@ -14,6 +14,7 @@ from environments.outside.programs import OutsidePrograms, start_programs
 from environments.programs import Programs
 from environments.records import EpisodesDone, Stuck
 from environments.room import Room
+from environments.session_end import end_session
 from volley.processes import redirect_output
 from volley.rollout import EnvironmentWorkersSpec, Rollout, ToolsRollout
 
@@ -44,7 +45,7 @@ class EnvironmentWorker:
             WorkerDied: the program's class or its method ``setup`` raised.
         """
         self._programs = await self._load()
-        self._room = Room(self._programs, self._spec.episodes)
+        self._room = Room(self._programs, self._spec.episodes, end_session)
         return os.getpid()
 
     async def close(self) -> None:

@@ -23,10 +23,12 @@ class Sleeps:
         started: group and key of each episode, in order.
         running: episodes that run; ``most`` is its maximum.
         ended: when the last episode ended.
+        told: address and key of each session that was ended, in order.
     """
 
     def __init__(self) -> None:
         self.started: list[tuple[str, str]] = []
+        self.told: list[tuple[str, str]] = []
         self.running = self.most = 0
         self.ended = 0.0
 
@@ -43,6 +45,9 @@ class Sleeps:
             raise WorkerDied("a program", "it cannot be started")
         stuck: Stuck = row["stuck"] if "stuck" in row and api_key == "0" else ""
         return Ended(Outcome(1.0), stuck)
+
+    async def tell(self, base_url: str, api_key: str) -> None:
+        self.told.append((base_url, api_key))
 
 
 class Ref:
@@ -96,7 +101,7 @@ class Worker:
 
     def __init__(self, places: int) -> None:
         self.programs, self.refs, self.hangs = Sleeps(), list[Ref](), False
-        self._room = Room(self.programs, places)
+        self._room = Room(self.programs, places, self.programs.tell)
         self.ready, self.close = Remote(self._ready, self.refs), Remote(self._ready, self.refs)
         self.run, self.left = Remote(self._run, self.refs), Remote(self._left, self.refs)
 

@@ -1,8 +1,9 @@
 """One call of the model: plan it in its session, sample, record, and make the reply.
 
-    open_sessions ─> keys ─> chat, complete (while the episode runs) ─> close_sessions ─> Group
+    open_sessions ─> keys ─> chat, complete (while the episode runs) ─> end ─> close_sessions ─> Group
 
-The calls of a session follow one another, as they do in a program that waits for each answer.
+The calls of a session follow one another, as they do in a program that waits for each answer. A session ends with its
+own episode, others of its group may go on.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from actors.gateway.groups import EpisodeReport, body_of, group_of
 from actors.gateway.messages import checked
 from actors.gateway.rendering import Renderer, Tokenizer
 from actors.gateway.replies import Pieces, Replies, Reply
-from actors.gateway.session import Call, Chat, Draft, Drawn, End, Plan, Session
+from actors.gateway.session import Call, Chat, Draft, Drawn, Plan, Session
 from volley.gateway import GatewaySpec
 from volley.records import Group
 
@@ -52,7 +53,11 @@ class UnknownSession(Exception):
 
 @dataclass(slots=True)
 class OpenSession:
-    """A session that programs may use, and the sampling of its job."""
+    """A session that programs may use, and the sampling of its job.
+
+    Attributes:
+        over: the episode has ended, and its session takes no further call.
+    """
 
     session: Session
     sampling: SamplingOfJob
@@ -60,6 +65,16 @@ class OpenSession:
     opened: float = field(default_factory=time.perf_counter)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     running: set[asyncio.Task[Any] | None] = field(default_factory=set)
+    over: bool = False
+
+    async def end(self) -> None:
+        """Take no further call, and drop those that still run: what the episode earned is settled."""
+        self.over = True
+        running = [task for task in self.running if task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +122,11 @@ class Gateway:
     ) -> tuple[Group, tuple[EpisodeReport, ...]]:
         """End the sessions, drop the calls that still run, and return what was recorded. Their keys are void."""
         closed = [self._sessions.pop(key) for key in keys]
-        running = [task for each in closed for task in each.running if task is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await asyncio.gather(*(each.end() for each in closed))
         opened = min(each.opened for each in closed)
         seconds = time.perf_counter() - opened
         sessions = [each.session for each in closed]
-        group = group_of(
+        return group_of(
             sessions,
             self._text,
             group_id=group_id,
@@ -124,14 +135,11 @@ class Gateway:
             opened=opened,
             seconds=seconds,
         )
-        for session in sessions:
-            session.end = session.end or End.CLOSED
-        return group
 
     def find(self, key: str) -> OpenSession:
         """The session of ``key``; raises `UnknownSession`."""
         found = self._sessions.get(key)
-        if found is None:
+        if found is None or found.over:
             raise UnknownSession("the API key belongs to no session, or to one whose episode is over")
         return found
 
@@ -208,7 +216,7 @@ class Gateway:
         found.running.add(task)
         try:
             async with found.turn:
-                if found.session.end is End.CLOSED:
+                if found.over:
                     raise UnknownSession("the episode is over")
                 yield found.session
         except asyncio.CancelledError:

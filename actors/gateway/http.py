@@ -1,6 +1,7 @@
 """The gateway's routes: who may call, how large a request may be, and how errors are answered.
 
     POST /v1/chat/completions   POST /v1/completions   POST /inference/v1/generate   POST /tokenize   GET /v1/models
+    DELETE /v1/session          from whoever runs the episode, once it is over: no later call counts
 
 Every request carries a session's key: ``Authorization: Bearer KEY``. Errors have OpenAI's form. None has a status that
 OpenAI's clients repeat by themselves, since a repeated call would not continue the session.
@@ -52,6 +53,7 @@ def create_app(gateway: Gateway, model: str, hosts: Collection[str] | None) -> A
         ("GET", "/v1/models", routes.models),
     ]
     unknown = _unknown_route([f"{method} {path}" for method, path, _ in handlers])
+    handlers.append(("DELETE", "/v1/session", routes.end))
     app = Starlette(
         routes=[Route(path, _guarded(gateway, handler), methods=[method]) for method, path, handler in handlers],
         exception_handlers={404: unknown, 405: unknown},
@@ -128,6 +130,10 @@ class _Routes:
         entry = {"id": self._model, "object": "model", "created": 0, "owned_by": "volley"}
         return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": found.session.limits.context}]})
 
+    async def end(self, found: OpenSession, body: Body, request: Request) -> Response:
+        await found.end()
+        return Response(status_code=204)
+
     def _ids(self, body: Mapping[str, Any], found: OpenSession, context: int) -> list[int]:
         renderer = self._gateway.renderer
         if "messages" not in body:
@@ -160,7 +166,8 @@ async def _body(request: Request, found: OpenSession) -> Body:
     try:
         return await read_body(request, found.session.limits.context)
     except TooLarge:
-        found.session.end = found.session.end or End.CONTEXT
+        if not found.over:
+            found.session.end = found.session.end or End.CONTEXT
         raise
 
 

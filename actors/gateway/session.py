@@ -31,7 +31,6 @@ class End(StrEnum):
     TOKENS = "tokens"  # ... its tokens
     CONTEXT = "context"  # ... its context
     REWRITTEN = "rewritten"  # a call did not continue the history
-    CLOSED = "closed"  # the episode is over
 
     @property
     def is_limit(self) -> bool:

@@ -1,8 +1,10 @@
-"""Programs for whole runs: they make two calls, and once each they raise, hang or kill their worker."""
+"""Programs for whole runs: they make two calls, and once each they raise, hang, kill their worker or go on too long."""
 
 import asyncio
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,26 @@ async def two_calls(row: dict[str, Any], base_url: str, api_key: str) -> Any:
     if once(row, "early"):
         raise RuntimeError("no luck at all")
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        return await two_calls_with(client, row)
+        result = await two_calls_with(client, row)
+    if once(row, "linger"):
+        threading.Thread(target=linger, args=(row, base_url, api_key), daemon=True).start()
+    elif row.get("does") == "linger":
+        await asyncio.sleep(1.5)  # the group outlives the episode that lingers
+    return result
+
+
+def linger(row: dict[str, Any], base_url: str, api_key: str) -> None:
+    """Call once more when the program has returned, with another history, and note the status of the answer."""
+    time.sleep(0.5)
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        answer = client.chat.completions.with_raw_response
+        try:
+            status = answer.create(
+                model="any", messages=[{"role": "user", "content": "more"}]
+            ).http_response.status_code
+        except openai.APIStatusError as refused:
+            status = refused.status_code
+    (Path(row["flags"]) / "lingered").write_text(str(status))
 
 
 async def two_calls_with(client: openai.AsyncOpenAI, row: dict[str, Any]) -> Any:

@@ -28,7 +28,8 @@ from volley.state import Observed
 pytestmark = pytest.mark.integration
 
 VOLLEY = str(Path(sys.executable).parent / "volley")
-TROUBLES = ("early", "raise", "hang", "kill", "rewrite", "defer")
+TROUBLES = ("early", "raise", "hang", "kill", "rewrite", "defer", "linger")
+GROUPS = 24  # every prompt twice
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     tiny_llama(folder / "model", tokenizer=chat_tokenizer())
     (folder / "flags").mkdir()
-    rows: list[dict[str, Any]] = [{"prompt": f"say {word}", "answer": "x"} for word in ("one", "two", "three", "four")]
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"say {word}", "answer": "x"} for word in ("one", "two", "three", "four", "five")
+    ]
     rows += [{"prompt": f"then {does}", "answer": "x", "does": does} for does in TROUBLES]
     fails = {"prompt": "say nothing", "answer": "x", "does": "fail"}
     for name, chosen in (("train", rows), ("heldout", [*rows[:3], fails])):
@@ -56,7 +59,7 @@ async def trained(stack: Stack, inputs: Path, tmp_path_factory: pytest.TempPathF
         "scorer": {"kind": "exact"},
         "objective": {"kind": "mean"},
         "steps": 4,
-        "prompts_per_step": 5,
+        "prompts_per_step": GROUPS // 4,
         "max_lag": 0,
         "sampling": {"n": 4, "max_tokens": 40},
         "optimizer": {"lr": 1e-4},
@@ -89,7 +92,7 @@ async def test_episodes_have_metrics_and_a_lane(trained: Result) -> None:
         assert 0 <= row["seconds_environment_mean"] <= row["seconds_episode_mean"]
         assert 1 <= row["calls_mean"] <= 2
     count = sum(row["episodes_per_second"] * row["seconds_step"] for row in rows)
-    assert count >= 80, "20 groups of 4, and the first evaluation"
+    assert count >= 4 * GROUPS, "groups of 4, and the first evaluation"
     for end in ("raised", "timeout", "rewritten"):
         assert any(row.get(f"episodes_{end}", 0) > 0 for row in rows)
     assert not any("episodes_lost" in row for row in rows), "the killed worker's episodes were repeated"
@@ -98,13 +101,17 @@ async def test_episodes_have_metrics_and_a_lane(trained: Result) -> None:
 async def test_every_group_ends_once(trained: Result) -> None:
     last = trained.folder.read("metrics")[-1]
     counts = {name: last[f"groups_{name}"] for name in ("admitted", "trained", "dropped", "in_flight")}
-    assert counts == {"admitted": 20, "trained": 20, "dropped": 0, "in_flight": 0}
-    assert [row["end"] for row in trained.folder.read("ledger")] == ["trained"] * 20
+    assert counts == {"admitted": GROUPS, "trained": GROUPS, "dropped": 0, "in_flight": 0}
+    assert [row["end"] for row in trained.folder.read("ledger")] == ["trained"] * GROUPS
 
 
-async def test_what_fails_leaves_its_group_and_nothing_else(trained: Result) -> None:
-    """Four episodes were lost to two raises, a hang and a rewritten history; the killed worker's were repeated."""
-    unscored = sum(row.get("verdict_infra_error", 0.0) * 20 for row in trained.folder.read("metrics"))
+async def test_what_fails_leaves_its_group_and_nothing_else(trained: Result, inputs: Path) -> None:
+    """Four episodes were lost to two raises, a hang and a rewritten history; the killed worker's were repeated.
+
+    What another did after it had returned counts for nothing.
+    """
+    assert (inputs / "flags" / "lingered").read_text() == "401"
+    unscored = sum(row.get("verdict_infra_error", 0.0) * GROUPS for row in trained.folder.read("metrics"))
     assert unscored == pytest.approx(4)
     deaths = [row for row in trained.folder.read("events") if row["kind"] == "environment_worker_died"]
     assert len(deaths) == 1

@@ -26,7 +26,7 @@ def enter(room: Room, number: int, seconds: Sequence[float], **row: Any) -> asyn
 def test_places_are_never_exceeded_nor_idle_and_taken_in_order(groups: list[list[float]], places: int) -> None:
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, places)
+        room = Room(programs, places, programs.tell)
         done = await asyncio.gather(*(enter(room, number, seconds) for number, seconds in enumerate(groups)))
         asked = [(str(number), str(at)) for number, seconds in enumerate(groups) for at in range(len(seconds))]
         assert programs.started == asked
@@ -50,7 +50,8 @@ def in_order(seconds: Sequence[float], places: int) -> float:
 
 def test_what_waited_and_what_is_left_is_known() -> None:
     async def main() -> None:
-        room = Room(Sleeps(), 2)
+        programs = Sleeps()
+        room = Room(programs, 2, programs.tell)
         groups = enter(room, 1, (5, 1)), enter(room, 2, (3, 3))
         await asyncio.sleep(2)
         assert room.left() == {1: 1, 2: 2}
@@ -62,10 +63,28 @@ def test_what_waited_and_what_is_left_is_known() -> None:
     run_in_virtual_time(main())
 
 
+def test_a_session_ends_with_its_own_episode() -> None:
+    """Whatever the others of its group do; the sessions of a group that is cancelled end with the group."""
+
+    async def main() -> None:
+        programs = Sleeps()
+        room = Room(programs, 3, programs.tell)
+        group = enter(room, 1, (1, 50, 3))
+        await asyncio.sleep(2)
+        assert programs.told == [("", "0")]
+        await asyncio.sleep(2)
+        assert programs.told == [("", "0"), ("", "2")]
+        group.cancel()
+        await asyncio.wait({group})
+        assert programs.told == [("", "0"), ("", "2")]
+
+    run_in_virtual_time(main())
+
+
 def test_a_group_that_is_cancelled_starts_nothing_more_and_gives_its_places_back() -> None:
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, 2)
+        room = Room(programs, 2, programs.tell)
         first, second, third = enter(room, 1, (50, 9)), enter(room, 2, (50, 50, 50)), enter(room, 3, (1, 1))
         await asyncio.sleep(10)
         assert programs.running == 2
@@ -83,7 +102,7 @@ def test_a_group_that_is_cancelled_starts_nothing_more_and_gives_its_places_back
 def test_a_group_that_cannot_go_on_starts_nothing_more() -> None:
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, 2)
+        room = Room(programs, 2, programs.tell)
         failing, other = enter(room, 1, (1, 5, 5, 5), fails="0"), enter(room, 2, (1, 1))
         with pytest.raises(WorkerDied):
             await failing
@@ -99,7 +118,7 @@ async def test_the_time_of_an_episode_starts_with_its_program() -> None:
         await asyncio.sleep(0.5)
         return 1.0
 
-    ended = await Room(Programs(half, timeout_s=2.0), 1).run(0, {}, "", ("a",) * 5)
+    ended = await Room(Programs(half, timeout_s=2.0), 1, Sleeps().tell).run(0, {}, "", ("a",) * 5)
     assert [each.outcome.reward for each in ended] == [1.0] * 5, "2.5 s in all"
 
 
@@ -111,7 +130,8 @@ async def test_programs_that_cannot_be_ended_give_their_places_back() -> None:
             asyncio.run_coroutine_threadsafe(release.wait(), loop).result(60)
         return 1.0
 
-    loop, room = asyncio.get_running_loop(), Room(Programs(hangs, timeout_s=1.0), 2)
+    loop = asyncio.get_running_loop()
+    room = Room(Programs(hangs, timeout_s=1.0), 2, Sleeps().tell)
     try:
         first, second = await asyncio.gather(room.run(1, {}, "", ("hangs",) * 2), room.run(2, {}, "", ("a",) * 4))
     finally:
