@@ -29,6 +29,7 @@ class ScriptedEngine:
         self.prompts: list[list[int]] = []
         self.asked: list[dict[str, Any]] = []
         self.hanging = asyncio.Event()
+        self.logprob = -0.25
 
     async def draw(self, prompt: list[int], *, on_tokens: Any, max_tokens: int, **sampling: Any) -> Drawn:
         self.prompts.append(prompt)
@@ -40,7 +41,7 @@ class ScriptedEngine:
             self.hanging.set()
             await asyncio.Event().wait()
         tokens = [*split(TOKENIZER, says or ""), EOS][:max_tokens]
-        drawn = Drawn(tokens, [-0.25] * len(tokens), [7] * len(tokens), stopped=tokens[-1] == EOS)
+        drawn = Drawn(tokens, [self.logprob] * len(tokens), [7] * len(tokens), stopped=tokens[-1] == EOS)
         for token in tokens if on_tokens else ():
             end = on_tokens([token])
             await asyncio.sleep(0)

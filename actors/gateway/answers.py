@@ -1,10 +1,13 @@
 """The bodies of OpenAI's API. Beside what that has, they carry the ids of prompt and answer, as vLLM's server does."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from actors.gateway.calls import Answer
+
+_NOT_FINITE = -9999.0  # what vLLM writes for a log-prob that JSON cannot hold
 
 
 def chat_body(answer: Answer, model: str) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def completion_body(answer: Answer, model: str) -> dict[str, Any]:
         "finish_reason": answer.finish,
         "logprobs": {
             "tokens": [_name(token) for token in answer.drawn.tokens],
-            "token_logprobs": answer.drawn.logprobs,
+            "token_logprobs": _finite(answer.drawn.logprobs),
             "top_logprobs": None,
             "text_offset": [],
         },
@@ -113,8 +116,12 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _logprobs(answer: Answer) -> list[dict[str, Any]]:
-    pairs = zip(answer.drawn.tokens, answer.drawn.logprobs, strict=True)
+    pairs = zip(answer.drawn.tokens, _finite(answer.drawn.logprobs), strict=True)
     return [{"token": _name(token), "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]
+
+
+def _finite(logprobs: Sequence[float]) -> list[float]:
+    return [value if math.isfinite(value) else _NOT_FINITE for value in logprobs]
 
 
 def _spans(versions: Sequence[int]) -> list[dict[str, Any]]:

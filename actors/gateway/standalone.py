@@ -27,6 +27,7 @@ _OWN = frozenset({"temperature", "top_p", "seed", "stop", *_MORE})
 _NUMBERS = 10_000  # as in the ids of tool calls
 MOST_STOPS = 16
 MOST_NUMBER = 1e9  # beyond any sense; json also reads NaN and Infinity
+REPETITION_PENALTY = (0.01, 100)  # outside, logits overflow
 
 
 class FreeEngine(Engine, Protocol):
@@ -83,6 +84,9 @@ def sampling_of(body: Mapping[str, Any]) -> OwnSampling:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NUMBER:
         raise BadRequest(f"{name} must be a number")
+    least, most = REPETITION_PENALTY
+    if name == "repetition_penalty" and not least <= value <= most:
+        raise BadRequest(f"{name} must be from {least:g} to {most:g}; 1 changes nothing")
     return value
 
 

@@ -108,6 +108,9 @@ async def test_an_answer_that_is_cut(free: Serving) -> None:
         ({"seed": 2**70}, "seed must be"),
         ({"temperature": float("nan")}, "temperature must be a number"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty must be a number"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be from 0.01 to 100"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be from 0.01 to 100"),
+        ({"repetition_penalty": 101}, "repetition_penalty must be from 0.01 to 100"),
     ],
 )
 async def test_what_is_not_done_is_said(free: Serving, fields: dict[str, Any], problem: str) -> None:
