@@ -33,6 +33,7 @@ from volley.errors import JobError, VolleyError
 
 log = logging.getLogger(__name__)
 Handler = Callable[[OpenSession, Body, Request], Awaitable[Response]]
+_TOKENIZE = "/tokenize"  # the one route with a body that asks nothing of the model
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would repeat a call with status 500
 
 
@@ -48,7 +49,7 @@ def create_app(gateway: Gateway, model: str, hosts: Collection[str] | None) -> A
         ("POST", "/v1/chat/completions", routes.chat),
         ("POST", "/v1/completions", routes.completions),
         ("POST", "/inference/v1/generate", routes.generate),
-        ("POST", "/tokenize", routes.tokenize),
+        ("POST", _TOKENIZE, routes.tokenize),
         ("GET", "/v1/models", routes.models),
     ]
     unknown = _unknown_route([f"{method} {path}" for method, path, _ in handlers])
@@ -154,13 +155,14 @@ def _guarded(gateway: Gateway, handler: Handler) -> Callable[[Request], Awaitabl
 
 
 async def _body(request: Request, found: OpenSession) -> Body:
-    """The request's body. One that is too large for any conversation ends the session, like a prompt too long."""
+    """The request's body. A call too large for any conversation ends the session, like a prompt too long."""
     if request.method != "POST":
         return Body({}, 0)
     try:
         return await read_body(request, found.session.limits.context)
     except TooLarge:
-        found.session.end = found.session.end or End.CONTEXT
+        if request.url.path != _TOKENIZE:
+            found.session.end = found.session.end or End.CONTEXT
         raise
 
 

@@ -145,12 +145,23 @@ async def test_threads_may_encode_and_decode_at_once(sessions: Served) -> None:
     assert all(await asyncio.gather(*(asyncio.to_thread(encode, number) for number in range(16))))
 
 
-async def test_a_body_too_large_for_any_conversation_ends_the_episode(sessions: Served) -> None:
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", "context"),
+        ("/v1/completions", "context"),
+        ("/inference/v1/generate", "context"),
+        ("/tokenize", None),
+    ],
+)
+async def test_a_call_too_large_for_any_conversation_ends_the_episode(
+    sessions: Served, path: str, end: str | None
+) -> None:
     client = sessions.client()
     async with connected(sessions, client.api_key) as raw:
-        answer = await raw.post("/v1/chat/completions", content=b" " * (bodies.most_bytes(2000) + 1))
+        answer = await raw.post(path, content=b" " * (bodies.most_bytes(2000) + 1))
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
-    assert sessions.session(client).end == "context"
+    assert sessions.session(client).end == end
 
 
 class Pieces:
