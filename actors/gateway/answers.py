@@ -19,7 +19,7 @@ def chat_body(answer: Answer, model: str) -> dict[str, Any]:
         "logprobs": {"content": _logprobs(answer)},
         "token_ids": answer.drawn.tokens,
     }
-    return {**_head("chat.completion", answer, model), "choices": [choice], **_tail(answer)}
+    return {**_head("chat.completion", answer.number, model), "choices": [choice], **_tail(answer)}
 
 
 def completion_body(answer: Answer, model: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def completion_body(answer: Answer, model: str) -> dict[str, Any]:
         "token_ids": answer.drawn.tokens,
         "prompt_token_ids": answer.prompt,
     }
-    return {**_head("text_completion", answer, model), "choices": [choice], **_tail(answer)}
+    return {**_head("text_completion", answer.number, model), "choices": [choice], **_tail(answer)}
 
 
 def generate_body(answer: Answer, model: str) -> dict[str, Any]:
@@ -55,15 +55,16 @@ def generate_body(answer: Answer, model: str) -> dict[str, Any]:
     return {**head, "choices": [choice], **_tail(answer)}
 
 
-def chat_text(text: str, model: str) -> dict[str, Any]:
-    """A piece of a streamed chat answer."""
+def chat_text(text: str, model: str, number: int) -> dict[str, Any]:
+    """A piece of the streamed answer to a session's call ``number``."""
     choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
-    return {**_chunk("chat.completion.chunk", model), "choices": [choice]}
+    return {**_head("chat.completion.chunk", number, model), "choices": [choice]}
 
 
-def completion_text(text: str, model: str) -> dict[str, Any]:
+def completion_text(text: str, model: str, number: int) -> dict[str, Any]:
     """A piece of a streamed answer of /v1/completions."""
-    return {**_chunk("text_completion", model), "choices": [{"index": 0, "text": text, "finish_reason": None}]}
+    choice = {"index": 0, "text": text, "finish_reason": None}
+    return {**_head("text_completion", number, model), "choices": [choice]}
 
 
 def chat_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, Any]:
@@ -76,14 +77,15 @@ def chat_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, Any]:
     body = chat_body(answer, model)
     (choice,) = body["choices"]
     kept = {key: choice[key] for key in ("index", "finish_reason", "logprobs", "token_ids")}
-    return {**_chunk("chat.completion.chunk", model), "choices": [{**kept, "delta": delta}], **_ids(answer)}
+    head = _head("chat.completion.chunk", answer.number, model)
+    return {**head, "choices": [{**kept, "delta": delta}], **_ids(answer)}
 
 
 def completion_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, Any]:
     """The last piece of a streamed answer of /v1/completions."""
     (choice,) = completion_body(answer, model)["choices"]
     return {
-        **_chunk("text_completion", model),
+        **_head("text_completion", answer.number, model),
         "choices": [{**choice, "text": "" if text_sent else choice["text"]}],
         **_ids(answer),
     }
@@ -91,15 +93,11 @@ def completion_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, 
 
 def usage_chunk(answer: Answer, model: str, kind: str) -> dict[str, Any]:
     """The piece about tokens with which a stream ends if the request asks for it."""
-    return {**_chunk(kind, model), "choices": [], "usage": _usage(answer)}
+    return {**_head(kind, answer.number, model), "choices": [], "usage": _usage(answer)}
 
 
-def _head(kind: str, answer: Answer, model: str) -> dict[str, Any]:
-    return {"id": f"call-{answer.number}", "object": kind, "created": int(time.time()), "model": model}
-
-
-def _chunk(kind: str, model: str) -> dict[str, Any]:
-    return {"id": "call", "object": kind, "created": int(time.time()), "model": model}
+def _head(kind: str, number: int, model: str) -> dict[str, Any]:
+    return {"id": f"call-{number}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def _tail(answer: Answer) -> dict[str, Any]:

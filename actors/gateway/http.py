@@ -231,34 +231,38 @@ async def _streamed(
     """Answer piece by piece. Errors of the request are raised before the first one."""
     usage = asked(body.fields, found.sampling).usage
     texts: asyncio.Queue[str | None] = asyncio.Queue()
-    started = asyncio.Event()
+    started: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     work = asyncio.ensure_future(
-        call(found, body.fields, size=body.size, on_start=started.set, on_text=texts.put_nowait)
+        call(found, body.fields, size=body.size, on_start=started.set_result, on_text=texts.put_nowait)
     )
     work.add_done_callback(lambda _: texts.put_nowait(None))
-    planned = asyncio.create_task(started.wait())
     try:
-        await asyncio.wait({work, planned}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, started}, return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
         await _ended(work)
         raise
-    finally:
-        planned.cancel()
     if work.cancelled():
         raise UnknownSession("the episode is over")
     if work.done() and (problem := work.exception()) is not None:
         raise problem
-    return StreamingResponse(_pieces(work, texts, form, model, usage=usage), media_type="text/event-stream")
+    pieces = _pieces(work, texts, form, model, started.result(), usage=usage)
+    return StreamingResponse(pieces, media_type="text/event-stream")
 
 
 async def _pieces(
-    work: asyncio.Future[Answer], texts: "asyncio.Queue[str | None]", form: _Form, model: str, *, usage: bool
+    work: asyncio.Future[Answer],
+    texts: "asyncio.Queue[str | None]",
+    form: _Form,
+    model: str,
+    number: int,
+    *,
+    usage: bool,
 ) -> AsyncIterator[str]:
     sent = False
     try:
         while (text := await texts.get()) is not None:
             sent = True
-            yield _event(form.text(text, model))
+            yield _event(form.text(text, model, number))
         try:
             answer = work.result()
         except (asyncio.CancelledError, Exception) as problem:  # it has begun, so it ends with the error
