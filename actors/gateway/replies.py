@@ -15,6 +15,7 @@ from actors.parser_names import unknown_parser
 from volley.errors import JobError
 
 log = logging.getLogger(__name__)
+_PARSER_LOGGERS = ("vllm.tool_parsers", "vllm.reasoning", "vllm.parser")
 _MARKERS = ("tool_call_start_token", "tool_calls_start_token", "tool_call_begin", "tool_calls_begin", "bot_token")
 
 
@@ -104,6 +105,8 @@ def _parser(tokenizer: Tokenizer, tools: str | None, reasoning: str | None) -> _
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
+    for name in _PARSER_LOGGERS:  # they log a traceback for a broken call, which is ordinary, and counted here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     _check_name("tool_parser", tools, ToolParserManager.list_registered())
     _check_name("reasoning_parser", reasoning, ReasoningParserManager.list_registered())
     try:

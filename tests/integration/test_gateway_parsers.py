@@ -116,6 +116,17 @@ async def test_a_broken_tool_call_is_text_and_is_counted(served: Served, says: s
     served.engine.says.clear()
 
 
+async def test_a_broken_tool_call_is_not_logged_by_vllm(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm")
+    monkeypatch.setattr(logging.getLogger("vllm"), "handlers", [caplog.handler])  # its records go no further
+    client = served.client(CALL_TEXT)
+    cut = await ask(client, USER, tools=TOOLS, max_tokens=len(CALL_TEXT) // 2)
+    assert (cut.choices[0].finish_reason, served.session(client).parse_failures) == ("length", 1)
+    assert [record for record in caplog.records if record.name.startswith("vllm")] == []
+
+
 @pytest.mark.parametrize("parsers", [{"tool_parser": "no-such"}, {"reasoning_parser": "no-such"}])
 @pytest.mark.usefixtures("_vllm")
 async def test_a_parser_that_vllm_does_not_have(parsers: dict[str, str]) -> None:
