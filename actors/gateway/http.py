@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.gateway import answers
 from actors.gateway.aside import aside
-from actors.gateway.asked import BadRequest, asked, prompt_of
+from actors.gateway.asked import BadRequest, asked, given, prompt_of
 from actors.gateway.bodies import Body, TooLarge, read_body
 from actors.gateway.calls import Answer, Gateway, OpenSession, UnknownSession
 from actors.gateway.generate import as_completion
@@ -136,7 +136,7 @@ class _Routes:
             return renderer.tokens(prompt, room=context) if isinstance(prompt, str) else prompt
         only = {key: body[key] for key in ("tools", "chat_template_kwargs") if key in body}
         setting: Setting = asked(only, found.sampling).setting
-        replies = body.get("add_generation_prompt", True) is not False
+        replies = given(body, "add_generation_prompt", default=True)
         return renderer.tokens(renderer.text(checked(body["messages"]), setting, replies=replies), room=context)
 
 
