@@ -37,6 +37,7 @@ class Asked:
         usage: a stream ends with a piece about the tokens used.
         max_tokens: limit on the tokens of this answer; None without one.
         parse_tools: whether tool calls in the answer are parsed.
+        one_call: the answer may have at most one tool call.
     """
 
     stream: bool
@@ -44,6 +45,7 @@ class Asked:
     max_tokens: int | None
     setting: Setting
     parse_tools: bool
+    one_call: bool
 
 
 MOST_STOPS, LONGEST_STOP = 4, 200  # texts, as in OpenAI's API, and characters of each
@@ -102,6 +104,7 @@ def asked(body: Mapping[str, Any], job: SamplingOfJob) -> Asked:
         max_tokens=_max_tokens(body),
         setting=Setting(_tools(body), _options(body)),
         parse_tools=_parse_tools(body),
+        one_call=not given(body, "parallel_tool_calls", default=True),
     )
 
 

@@ -84,7 +84,8 @@ class Replies:
         broken = any(not isinstance(parsed(arguments), dict) for _, arguments in calls)
         if asked.parse_tools and (broken or lost or (not calls and any(marker in text for marker in markers))):
             return Reply(text, failed=True)
-        return Reply(content, reasoning, tuple(_call(number, at, *call) for at, call in enumerate(calls)))
+        kept = calls[:1] if asked.one_call else calls
+        return Reply(content, reasoning, tuple(_call(number, at, *call) for at, call in enumerate(kept)))
 
 
 def _call(number: int, at: int, name: str, arguments: str) -> Mapping[str, Any]:

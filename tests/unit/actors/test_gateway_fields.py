@@ -20,7 +20,9 @@ OBJECT: list[Any] = ["x", "", 5, 0, True, False, []]
 NUMBER: list[Any] = ["1", "", True, False, [], {}]
 FIELDS: dict[str, list[Any]] = {
     **dict.fromkeys(["model", "user", "service_tier", "safety_identifier", "prompt_cache_key", "suffix"], TEXT),
-    **dict.fromkeys(["stream", "store", "echo", "return_token_ids", "skip_special_tokens"], FLAG),
+    **dict.fromkeys(
+        ["stream", "store", "parallel_tool_calls", "echo", "return_token_ids", "skip_special_tokens"], FLAG
+    ),
     **dict.fromkeys(["metadata", "stream_options", "chat_template_kwargs", "response_format", "logit_bias"], OBJECT),
     **dict.fromkeys(["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens"], NUMBER),
     **dict.fromkeys(["n", "best_of", "frequency_penalty", "presence_penalty", "repetition_penalty"], NUMBER),
@@ -63,6 +65,7 @@ async def test_a_field_of_the_wrong_type_is_named(served: Served, name: str) -> 
         ({"stream_options": {"include_usage": "yes"}}, "include_usage must be true or false"),
         ({"stream_options": {"include_usage": 0}}, "include_usage must be true or false"),
         ({"user": 5}, "user must be a text, not 5"),
+        ({"parallel_tool_calls": "banana"}, "parallel_tool_calls must be true or false, not 'banana'"),
         ({"metadata": []}, "metadata must be an object, not []"),
     ],
 )
@@ -121,12 +124,12 @@ async def test_null_is_the_same_as_absent() -> None:
     job = SamplingOfJob(1.0, 1.0)
     nothing = asked({}, job)
     assert asked(dict.fromkeys(FIELDS), job) == nothing
-    assert (nothing.stream, nothing.usage, nothing.max_tokens) == (False, False, None)
+    assert (nothing.stream, nothing.usage, nothing.one_call, nothing.max_tokens) == (False, False, False, None)
     function = {"name": "f", "description": None, "parameters": None, "strict": None}
     assert len(asked({"tools": [{"type": "function", "function": function}]}, job).setting.tools) == 1
 
 
-@pytest.mark.parametrize("name", ["n", "stream", "tools", "user", "stream_options"])
+@pytest.mark.parametrize("name", ["n", "parallel_tool_calls", "stream", "tools", "user", "stream_options"])
 async def test_a_job_that_overrides_sampling_refuses_wrong_types_too(name: str) -> None:
     for wrong in FIELDS[name]:
         with pytest.raises(BadRequest, match=name):
