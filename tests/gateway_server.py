@@ -11,6 +11,7 @@ from actors.gateway.calls import Gateway
 from actors.gateway.http import create_app
 from actors.gateway.server import Server
 from actors.gateway.session import Drawn, Limits
+from actors.gateway.standalone import StandaloneGateway
 from tests.chat_models import chat_tokenizer, split
 from volley.gateway import GatewaySpec
 
@@ -29,6 +30,7 @@ class ScriptedEngine:
         self.prompts: list[list[int]] = []
         self.asked: list[dict[str, Any]] = []
         self.hanging = asyncio.Event()
+        self.logprob = -0.25
 
     async def draw(self, prompt: list[int], *, on_tokens: Any, max_tokens: int, **sampling: Any) -> Drawn:
         self.prompts.append(prompt)
@@ -40,7 +42,7 @@ class ScriptedEngine:
             self.hanging.set()
             await asyncio.Event().wait()
         tokens = [*split(TOKENIZER, says or ""), EOS][:max_tokens]
-        drawn = Drawn(tokens, [-0.25] * len(tokens), [7] * len(tokens), stopped=tokens[-1] == EOS)
+        drawn = Drawn(tokens, [self.logprob] * len(tokens), [7] * len(tokens), stopped=tokens[-1] == EOS)
         for token in tokens if on_tokens else ():
             end = on_tokens([token])
             await asyncio.sleep(0)
@@ -80,6 +82,26 @@ class Served:
 
     def session(self, client: openai.AsyncOpenAI) -> Any:
         return self.gateway._sessions[client.api_key].session
+
+
+class FreeEngine(ScriptedEngine):
+    """An engine that takes the fields of a finished model's gateway."""
+
+    async def draw(self, prompt: list[int], *, more: Any = None, **asked: Any) -> Drawn:
+        return await super().draw(prompt, more=dict(more or {}), **asked)
+
+
+class Standalone(Served):
+    """The gateway of a finished model."""
+
+    def __init__(self) -> None:
+        self.engine, self.clients = FreeEngine(), []
+        self.gateway = StandaloneGateway(self.engine, TOKENIZER, [EOS], GatewaySpec(), context=2000, token=None)
+        self.server = Server("127.0.0.1")
+        self.server.start(create_app(self.gateway, "tiny", None))
+
+    def open(self, n: int = 1, **_: Any) -> tuple[str, ...]:
+        return ("any",) * n
 
 
 async def ask(client: openai.AsyncOpenAI, *messages: Any, **fields: Any) -> Any:

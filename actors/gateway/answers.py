@@ -1,10 +1,13 @@
 """The bodies of OpenAI's API. Beside what that has, they carry the ids of prompt and answer, as vLLM's server does."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from actors.gateway.calls import Answer
+
+_NOT_FINITE = -9999.0  # what vLLM writes for a log-prob that JSON cannot hold
 
 
 def chat_body(answer: Answer, model: str) -> dict[str, Any]:
@@ -16,7 +19,7 @@ def chat_body(answer: Answer, model: str) -> dict[str, Any]:
         "logprobs": {"content": _logprobs(answer)},
         "token_ids": answer.drawn.tokens,
     }
-    return {**_head("chat.completion", answer, model), "choices": [choice], **_tail(answer)}
+    return {**_head("chat.completion", answer.number, model), "choices": [choice], **_tail(answer)}
 
 
 def completion_body(answer: Answer, model: str) -> dict[str, Any]:
@@ -27,14 +30,14 @@ def completion_body(answer: Answer, model: str) -> dict[str, Any]:
         "finish_reason": answer.finish,
         "logprobs": {
             "tokens": [_name(token) for token in answer.drawn.tokens],
-            "token_logprobs": answer.drawn.logprobs,
+            "token_logprobs": _finite(answer.drawn.logprobs),
             "top_logprobs": None,
             "text_offset": [],
         },
         "token_ids": answer.drawn.tokens,
         "prompt_token_ids": answer.prompt,
     }
-    return {**_head("text_completion", answer, model), "choices": [choice], **_tail(answer)}
+    return {**_head("text_completion", answer.number, model), "choices": [choice], **_tail(answer)}
 
 
 def generate_body(answer: Answer, model: str) -> dict[str, Any]:
@@ -52,15 +55,16 @@ def generate_body(answer: Answer, model: str) -> dict[str, Any]:
     return {**head, "choices": [choice], **_tail(answer)}
 
 
-def chat_text(text: str, model: str) -> dict[str, Any]:
-    """A piece of a streamed chat answer."""
+def chat_text(text: str, model: str, number: int) -> dict[str, Any]:
+    """A piece of the streamed answer to a session's call ``number``."""
     choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
-    return {**_chunk("chat.completion.chunk", model), "choices": [choice]}
+    return {**_head("chat.completion.chunk", number, model), "choices": [choice]}
 
 
-def completion_text(text: str, model: str) -> dict[str, Any]:
+def completion_text(text: str, model: str, number: int) -> dict[str, Any]:
     """A piece of a streamed answer of /v1/completions."""
-    return {**_chunk("text_completion", model), "choices": [{"index": 0, "text": text, "finish_reason": None}]}
+    choice = {"index": 0, "text": text, "finish_reason": None}
+    return {**_head("text_completion", number, model), "choices": [choice]}
 
 
 def chat_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, Any]:
@@ -73,14 +77,15 @@ def chat_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, Any]:
     body = chat_body(answer, model)
     (choice,) = body["choices"]
     kept = {key: choice[key] for key in ("index", "finish_reason", "logprobs", "token_ids")}
-    return {**_chunk("chat.completion.chunk", model), "choices": [{**kept, "delta": delta}], **_ids(answer)}
+    head = _head("chat.completion.chunk", answer.number, model)
+    return {**head, "choices": [{**kept, "delta": delta}], **_ids(answer)}
 
 
 def completion_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, Any]:
     """The last piece of a streamed answer of /v1/completions."""
     (choice,) = completion_body(answer, model)["choices"]
     return {
-        **_chunk("text_completion", model),
+        **_head("text_completion", answer.number, model),
         "choices": [{**choice, "text": "" if text_sent else choice["text"]}],
         **_ids(answer),
     }
@@ -88,15 +93,11 @@ def completion_end(answer: Answer, model: str, *, text_sent: bool) -> dict[str, 
 
 def usage_chunk(answer: Answer, model: str, kind: str) -> dict[str, Any]:
     """The piece about tokens with which a stream ends if the request asks for it."""
-    return {**_chunk(kind, model), "choices": [], "usage": _usage(answer)}
+    return {**_head(kind, answer.number, model), "choices": [], "usage": _usage(answer)}
 
 
-def _head(kind: str, answer: Answer, model: str) -> dict[str, Any]:
-    return {"id": f"call-{answer.number}", "object": kind, "created": int(time.time()), "model": model}
-
-
-def _chunk(kind: str, model: str) -> dict[str, Any]:
-    return {"id": "call", "object": kind, "created": int(time.time()), "model": model}
+def _head(kind: str, number: int, model: str) -> dict[str, Any]:
+    return {"id": f"call-{number}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def _tail(answer: Answer) -> dict[str, Any]:
@@ -113,8 +114,12 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _logprobs(answer: Answer) -> list[dict[str, Any]]:
-    pairs = zip(answer.drawn.tokens, answer.drawn.logprobs, strict=True)
+    pairs = zip(answer.drawn.tokens, _finite(answer.drawn.logprobs), strict=True)
     return [{"token": _name(token), "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]
+
+
+def _finite(logprobs: Sequence[float]) -> list[float]:
+    return [value if math.isfinite(value) else _NOT_FINITE for value in logprobs]
 
 
 def _spans(versions: Sequence[int]) -> list[dict[str, Any]]:

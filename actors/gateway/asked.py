@@ -6,12 +6,13 @@ The learner trains on the recorded log-probs, so they must be those of the distr
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from actors.gateway.messages import BadMessages
 from actors.gateway.rendering import Setting
 
 SamplingRule = Literal["strict", "override"]
+T = TypeVar("T")
 
 
 class BadRequest(ValueError):
@@ -36,6 +37,7 @@ class Asked:
         usage: a stream ends with a piece about the tokens used.
         max_tokens: limit on the tokens of this answer; None without one.
         parse_tools: whether tool calls in the answer are parsed.
+        one_call: the answer may have at most one tool call.
     """
 
     stream: bool
@@ -43,27 +45,37 @@ class Asked:
     max_tokens: int | None
     setting: Setting
     parse_tools: bool
+    one_call: bool
 
 
 MOST_STOPS, LONGEST_STOP = 4, 200  # texts, as in OpenAI's API, and characters of each
-IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+_TEXTS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_key")
+_IGNORED_KINDS: dict[str, type] = {**dict.fromkeys(_TEXTS, str), "metadata": dict, "store": bool}
+IGNORED = frozenset(_IGNORED_KINDS)
 READ = frozenset(
     {"messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "tools", "tool_choice"}
     | {"chat_template_kwargs", "parallel_tool_calls", "stop"}
 )
+
+
+def is_number(*numbers: float) -> Callable[[object], bool]:
+    """A test for values that are one of ``numbers``; to Python, true and false are 1 and 0."""
+    return lambda value: not isinstance(value, bool) and value in numbers
+
+
 _UNCHANGED: dict[str, Callable[[Any], bool]] = {  # fields that may be sent with a value that changes nothing
-    "n": lambda value: value == 1,
-    "best_of": lambda value: value == 1,
+    "n": is_number(1),
+    "best_of": is_number(1),
     "echo": lambda value: value is False,
     "suffix": lambda value: value == "",
-    "frequency_penalty": lambda value: value == 0,
-    "presence_penalty": lambda value: value == 0,
-    "repetition_penalty": lambda value: value == 1,
-    "top_k": lambda value: value in (-1, 0),
-    "min_p": lambda value: value == 0,
+    "frequency_penalty": is_number(0),
+    "presence_penalty": is_number(0),
+    "repetition_penalty": is_number(1),
+    "top_k": is_number(-1, 0),
+    "min_p": is_number(0),
     "logit_bias": lambda value: value == {},
     "logprobs": lambda value: value is True or value is False or (value in (0, 1)),
-    "top_logprobs": lambda value: value == 0,
+    "top_logprobs": is_number(0),
     "response_format": lambda value: value == {"type": "text"},
     "return_token_ids": lambda value: isinstance(value, bool),
     "return_tokens_as_token_ids": lambda value: isinstance(value, bool),
@@ -78,17 +90,21 @@ def asked(body: Mapping[str, Any], job: SamplingOfJob) -> Asked:
     """Read a request.
 
     Raises:
-        BadRequest: it asks for something that this server does not do, or for another sampling than the job's.
+        BadRequest: it asks for something that this server does not do, or for another sampling than the job's, or has a
+            field of the wrong type.
     """
+    for name, kind in _IGNORED_KINDS.items():
+        _check_kind(name, body.get(name), kind)
     _check_form(body)
     if job.rule == "strict":
         _check_sampling(body, job)
     return Asked(
-        stream=_flag(body, "stream"),
-        usage=_flag(_object(body, "stream_options"), "include_usage"),
+        stream=given(body, "stream", default=False),
+        usage=given(given(body, "stream_options", default={}), "include_usage", default=False),
         max_tokens=_max_tokens(body),
         setting=Setting(_tools(body), _options(body)),
         parse_tools=_parse_tools(body),
+        one_call=not given(body, "parallel_tool_calls", default=True),
     )
 
 
@@ -110,10 +126,7 @@ def _check_sampling(body: Mapping[str, Any], job: SamplingOfJob) -> None:
         if value is None or name in READ or name in IGNORED:
             continue
         wanted = {"temperature": job.temperature, "top_p": job.top_p}.get(name)
-        if wanted is not None:
-            unchanged = isinstance(value, int | float) and value == wanted
-        else:
-            unchanged = changes_nothing(name, value)
+        unchanged = changes_nothing(name, value) if wanted is None else is_number(wanted)(value)
         if not unchanged:
             raise BadRequest(
                 f"{name} is not for the request to choose: the job sets how samples are drawn"
@@ -127,18 +140,19 @@ def changes_nothing(name: str, value: object) -> bool:
     return name in _UNCHANGED and _UNCHANGED[name](value)
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false")
-    return bool(value)
+_KINDS: dict[type, str] = {bool: "true or false", dict: "an object", str: "a text"}
 
 
-def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def given(body: Mapping[str, Any], name: str, *, default: T) -> T:
+    """The field ``name``, or ``default`` if it is absent or null. Raises `BadRequest` if their types differ."""
     value = body.get(name)
-    if value is not None and not isinstance(value, dict):
-        raise BadRequest(f"{name} must be an object")
-    return value or {}
+    _check_kind(name, value, type(default))
+    return default if value is None else value
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise BadRequest(f"{name} must be {_KINDS[kind]}, not {reprlib.repr(value):.40}")
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
@@ -156,7 +170,7 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 def stops_of(body: Mapping[str, Any], most: int = MOST_STOPS) -> tuple[str, ...]:
     """The texts at which the answer is to stop. Raises `BadRequest`."""
     value = body.get("stop")
-    stops = [value] if isinstance(value, str) else value or []
+    stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > most or not all(_is_stop(each) for each in stops):
         raise BadRequest(f"stop must be a text or a list of at most {most} texts, of at most {LONGEST_STOP} characters")
     return tuple(filter(None, stops))
@@ -167,15 +181,28 @@ def _is_stop(value: object) -> bool:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    tools = body.get("tools") or []
+    tools = body.get("tools")
+    tools = [] if tools is None else tools
     if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
         raise BadRequest('tools must be a list of {"type": "function", "function": {"name": ..., "parameters": ...}}')
+    for number, tool in enumerate(tools):
+        _check_tool(f"tool {number}, {reprlib.repr(tool['function']['name'])},", tool)
     return tuple(tools)
 
 
 def _is_tool(tool: object) -> bool:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+# What vLLM's type of a tool demands: without these checks, its parsers would reject every reply that calls the tool.
+_OF_FUNCTION: dict[str, type] = {"description": str, "parameters": dict, "strict": bool, "defer_loading": bool}
+
+
+def _check_tool(which: str, tool: Mapping[str, Any]) -> None:
+    _check_kind(f"defer_loading of {which}", tool.get("defer_loading"), bool)
+    for name, kind in _OF_FUNCTION.items():
+        _check_kind(f"{name} of {which}", tool["function"].get(name), kind)
 
 
 def _parse_tools(body: Mapping[str, Any]) -> bool:
@@ -191,7 +218,7 @@ def _parse_tools(body: Mapping[str, Any]) -> bool:
 
 
 def _options(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    options = _object(body, "chat_template_kwargs")
+    options: Mapping[str, Any] = given(body, "chat_template_kwargs", default={})
     if reserved := sorted((_OWN_OPTIONS | _OF_TEMPLATE) & set(options)):
         raise BadRequest(f"chat_template_kwargs must not set {', '.join(reserved)}")
     return options

@@ -27,6 +27,7 @@ from volley.records import Group
 
 OnTokens = Callable[[list[int]], int | None]
 OnText = Callable[[str], None]
+OnStart = Callable[[int], None]
 
 
 class Engine(Protocol):
@@ -149,14 +150,14 @@ class Gateway:
         body: Mapping[str, Any],
         *,
         size: int = 0,
-        on_start: Callable[[], None] | None = None,
+        on_start: OnStart | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """Answer a call of /v1/chat/completions.
 
         Args:
             size: of the request in bytes.
-            on_start: called when the call is planned, after which it no longer raises what is listed below.
+            on_start: called with the call's number when it is planned, after which nothing listed below is raised.
             on_text: called with each piece of the answer's text as it is sampled, unless the answer is parsed.
 
         Raises:
@@ -171,7 +172,7 @@ class Gateway:
         async with self._turn(found) as session:
             plan = await self._planned(session, size, session.draft_chat, chat)
             if on_start:
-                on_start()
+                on_start(session.calls)
             if plan is None:
                 return _nothing(session)
             drawn, streamed = await self._draw(found, plan, wanted, stops, stream)
@@ -189,7 +190,7 @@ class Gateway:
         body: Mapping[str, Any],
         *,
         size: int = 0,
-        on_start: Callable[[], None] | None = None,
+        on_start: OnStart | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """Answer a call of /v1/completions; arguments and errors as `chat`."""
@@ -198,7 +199,7 @@ class Gateway:
         async with self._turn(found) as session:
             plan = await self._planned(session, size, session.draft_text, prompt)
             if on_start:
-                on_start()
+                on_start(session.calls)
             if plan is None:
                 return _nothing(session)
             drawn, streamed = await self._draw(found, plan, wanted, stops, on_text)

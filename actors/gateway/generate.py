@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from actors.gateway.asked import READ, BadRequest
+from actors.gateway.asked import READ, BadRequest, is_number
 
 _TOP: dict[str, Callable[[Any], bool]] = {  # fields beside those read, with the values that ask for nothing more
     "stream": lambda value: value is False,
@@ -16,7 +16,7 @@ _TOP: dict[str, Callable[[Any], bool]] = {  # fields beside those read, with the
     "return_token_ids": lambda value: isinstance(value, bool),
     "cache_salt": lambda value: isinstance(value, str),
     "request_id": lambda value: isinstance(value, str),
-    "priority": lambda value: value == 0,
+    "priority": is_number(0),
 }
 _PARAMS: dict[str, Callable[[Any], bool]] = {  # of vLLM's SamplingParams
     "skip_special_tokens": lambda value: isinstance(value, bool),
@@ -24,8 +24,8 @@ _PARAMS: dict[str, Callable[[Any], bool]] = {  # of vLLM's SamplingParams
     "detokenize": lambda value: isinstance(value, bool),
     "include_stop_str_in_output": lambda value: isinstance(value, bool),
     "ignore_eos": lambda value: value is False,
-    "min_tokens": lambda value: value == 0,
-    "logprobs": lambda value: value in (0, 1) and not isinstance(value, bool),
+    "min_tokens": is_number(0),
+    "logprobs": is_number(0, 1),
 }
 
 _OF_REQUESTS = READ - {"max_tokens", "stop"}  # fields of a request that SamplingParams does not have
@@ -50,7 +50,7 @@ def as_completion(body: Mapping[str, Any], stops: Collection[int]) -> dict[str, 
     params = dict(params or {})
     _check_stops(params.pop("stop_token_ids", None), stops)
     _refuse({name: params.pop(name) for name in (*_PARAMS, *_OF_REQUESTS) if name in params}, _PARAMS)
-    return {"prompt": ids, **params}
+    return {**params, "prompt": ids, "model": body.get("model")}
 
 
 def _refuse(given: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]]) -> None:
@@ -60,7 +60,7 @@ def _refuse(given: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], boo
 
 
 def _check_stops(asked: object, stops: Collection[int]) -> None:
-    if not isinstance(asked, list | None):
+    if not isinstance(asked, list | None) or not all(type(each) is int for each in asked or ()):
         raise BadRequest("stop_token_ids must be a list of token ids")
     if further := [each for each in asked or () if each not in stops]:
         raise BadRequest(

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.gateway import answers
 from actors.gateway.aside import aside
-from actors.gateway.asked import BadRequest, asked, prompt_of
+from actors.gateway.asked import BadRequest, asked, given, prompt_of
 from actors.gateway.bodies import Body, TooLarge, read_body
 from actors.gateway.calls import Answer, Gateway, OpenSession, UnknownSession
 from actors.gateway.generate import as_completion
@@ -34,6 +34,7 @@ from volley.errors import JobError, VolleyError
 
 log = logging.getLogger(__name__)
 Handler = Callable[[OpenSession, Body, Request], Awaitable[Response]]
+_TOKENIZE = "/tokenize"  # the one route with a body that asks nothing of the model
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would repeat a call with status 500
 
 
@@ -49,7 +50,7 @@ def create_app(gateway: Gateway, model: str, hosts: Collection[str] | None) -> A
         ("POST", "/v1/chat/completions", routes.chat),
         ("POST", "/v1/completions", routes.completions),
         ("POST", "/inference/v1/generate", routes.generate),
-        ("POST", "/tokenize", routes.tokenize),
+        ("POST", _TOKENIZE, routes.tokenize),
         ("GET", "/v1/models", routes.models),
     ]
     unknown = _unknown_route([f"{method} {path}" for method, path, _ in handlers])
@@ -141,7 +142,7 @@ class _Routes:
             return renderer.tokens(prompt, room=context) if isinstance(prompt, str) else prompt
         only = {key: body[key] for key in ("tools", "chat_template_kwargs") if key in body}
         setting: Setting = asked(only, found.sampling).setting
-        replies = body.get("add_generation_prompt", True) is not False
+        replies = given(body, "add_generation_prompt", default=True)
         return renderer.tokens(renderer.text(checked(body["messages"]), setting, replies=replies), room=context)
 
 
@@ -160,13 +161,13 @@ def _guarded(gateway: Gateway, handler: Handler) -> Callable[[Request], Awaitabl
 
 
 async def _body(request: Request, found: OpenSession) -> Body:
-    """The request's body. One that is too large for any conversation ends the session, like a prompt too long."""
+    """The request's body. A call too large for any conversation ends the session, like a prompt too long."""
     if request.method != "POST":
         return Body({}, 0)
     try:
         return await read_body(request, found.session.limits.context)
     except TooLarge:
-        if not found.over:
+        if not found.over and request.url.path != _TOKENIZE:
             found.session.end = found.session.end or End.CONTEXT
         raise
 
@@ -236,34 +237,38 @@ async def _streamed(
     """Answer piece by piece. Errors of the request are raised before the first one."""
     usage = asked(body.fields, found.sampling).usage
     texts: asyncio.Queue[str | None] = asyncio.Queue()
-    started = asyncio.Event()
+    started: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     work = asyncio.ensure_future(
-        call(found, body.fields, size=body.size, on_start=started.set, on_text=texts.put_nowait)
+        call(found, body.fields, size=body.size, on_start=started.set_result, on_text=texts.put_nowait)
     )
     work.add_done_callback(lambda _: texts.put_nowait(None))
-    planned = asyncio.create_task(started.wait())
     try:
-        await asyncio.wait({work, planned}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, started}, return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
         await _ended(work)
         raise
-    finally:
-        planned.cancel()
     if work.cancelled():
         raise UnknownSession("the episode is over")
     if work.done() and (problem := work.exception()) is not None:
         raise problem
-    return StreamingResponse(_pieces(work, texts, form, model, usage=usage), media_type="text/event-stream")
+    pieces = _pieces(work, texts, form, model, started.result(), usage=usage)
+    return StreamingResponse(pieces, media_type="text/event-stream")
 
 
 async def _pieces(
-    work: asyncio.Future[Answer], texts: "asyncio.Queue[str | None]", form: _Form, model: str, *, usage: bool
+    work: asyncio.Future[Answer],
+    texts: "asyncio.Queue[str | None]",
+    form: _Form,
+    model: str,
+    number: int,
+    *,
+    usage: bool,
 ) -> AsyncIterator[str]:
     sent = False
     try:
         while (text := await texts.get()) is not None:
             sent = True
-            yield _event(form.text(text, model))
+            yield _event(form.text(text, model, number))
         try:
             answer = work.result()
         except (asyncio.CancelledError, Exception) as problem:  # it has begun, so it ends with the error

@@ -34,31 +34,34 @@ def _checked(number: int, message: object) -> Message:
         raise BadMessages(f"message {number} must be an object whose role is one of {', '.join(ROLES)}")
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        if len(texts) < len(content):
-            raise BadMessages(f"message {number} has a part without text: only text is supported")
-        content = "\n".join(texts)
+        if not all(_is_text(part) for part in content):
+            raise BadMessages(f"message {number} has a part that is not text: only text is supported")
+        content = "\n".join(part["text"] for part in content)
     if content is not None and not isinstance(content, str):
         raise BadMessages(f"content of message {number} must be a string, a list of text parts, or null")
     if message.get("tool_calls") is not None:
         _check_calls(number, message["tool_calls"])
+    for name in ("name", "tool_call_id", *REASONING):
+        if not isinstance(message.get(name), str | None):
+            raise BadMessages(f"{name} of message {number} must be a string or null")
     return {**message, "content": content}
 
 
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in (None, "text") and isinstance(part.get("text"), str)
+
+
 def _check_calls(number: int, calls: object) -> None:
-    functions = [call.get("function") if isinstance(call, dict) else None for call in _as_list(calls)]
-    if not isinstance(calls, list) or not all(_is_function(function) for function in functions):
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
         raise BadMessages(
-            f"tool_calls of message {number} must be a list of calls with a function's name and arguments"
+            f"tool_calls of message {number} must be a list of calls whose id, and function's name and arguments, are "
+            "strings"
         )
 
 
-def _is_function(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("arguments"), str)
-
-
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+def _is_call(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) and isinstance(value.get("id"), str | None) else None
+    return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))
 
 
 def canonical(message: Message) -> dict[str, Any]:

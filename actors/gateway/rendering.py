@@ -114,15 +114,35 @@ class Renderer:
         if not self._tokenizer.chat_template:
             raise BadMessages("the model has no chat template: send prompts to /v1/completions")
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                [for_template(message) for message in messages],
-                tools=list(setting.tools) or None,
-                tokenize=False,
-                **{**setting.options, "add_generation_prompt": replies},
-            )
+            return self._rendered(messages, setting, replies=replies)
         except _OF_TEMPLATES as error:
-            raise BadMessages(f"the model's chat template rejects the messages: {error}") from error
+            advice = self._advice(messages, setting, replies=replies)
+            raise BadMessages(f"the model's chat template rejects the messages: {error}{advice}") from error
+
+    def _rendered(self, messages: Sequence[Message], setting: Setting, *, replies: bool) -> str:
+        rendered = self._tokenizer.apply_chat_template(
+            [for_template(message) for message in messages],
+            tools=list(setting.tools) or None,
+            tokenize=False,
+            **{**setting.options, "add_generation_prompt": replies},
+        )
         return str(rendered)
+
+    def _advice(self, messages: Sequence[Message], setting: Setting, *, replies: bool) -> str:
+        """What to do about rejected messages if empty strings in place of null contents help; else ""."""
+        empty = [number for number, message in enumerate(messages) if message.get("content") is None]
+        if not empty:
+            return ""
+        filled = [{**message, "content": message.get("content") or ""} for message in messages]
+        try:
+            self._rendered(filled, setting, replies=replies)
+        except _OF_TEMPLATES:
+            return ""
+        calls = bool(messages[empty[0]].get("tool_calls"))
+        return (
+            f": message {empty[0]} has no content, which this template needs; "
+            f"{'it was not made for tools: use a model that was, or ' if calls else ''}send content as an empty string"
+        )
 
     def continuation(
         self,

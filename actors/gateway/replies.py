@@ -15,6 +15,7 @@ from actors.parser_names import unknown_parser
 from volley.errors import JobError
 
 log = logging.getLogger(__name__)
+_PARSER_LOGGERS = ("vllm.tool_parsers", "vllm.reasoning", "vllm.parser")
 _MARKERS = ("tool_call_start_token", "tool_calls_start_token", "tool_call_begin", "tool_calls_begin", "bot_token")
 
 
@@ -83,7 +84,8 @@ class Replies:
         broken = any(not isinstance(parsed(arguments), dict) for _, arguments in calls)
         if asked.parse_tools and (broken or lost or (not calls and any(marker in text for marker in markers))):
             return Reply(text, failed=True)
-        return Reply(content, reasoning, tuple(_call(number, at, *call) for at, call in enumerate(calls)))
+        kept = calls[:1] if asked.one_call else calls
+        return Reply(content, reasoning, tuple(_call(number, at, *call) for at, call in enumerate(kept)))
 
 
 def _call(number: int, at: int, name: str, arguments: str) -> Mapping[str, Any]:
@@ -104,6 +106,8 @@ def _parser(tokenizer: Tokenizer, tools: str | None, reasoning: str | None) -> _
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
+    for name in _PARSER_LOGGERS:  # they log a traceback for a broken call, which is ordinary, and counted here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     _check_name("tool_parser", tools, ToolParserManager.list_registered())
     _check_name("reasoning_parser", reasoning, ReasoningParserManager.list_registered())
     try:

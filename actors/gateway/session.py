@@ -225,7 +225,8 @@ class Session:
         """
         branch, reason = self._continued_chat(chat)
         if branch is not None:
-            known, stop, new = branch.messages, branch.stop, chat.messages[len(branch.messages) :]
+            count, stop = len(branch.messages), branch.stop
+            known, new = chat.messages[:count], chat.messages[count:]  # with null or "" for no content, as it came
             try:
                 return self._draft(
                     branch, lambda room: renderer.continuation(known, new, chat.setting, stop=stop, room=room)

@@ -7,13 +7,13 @@ nothing is silently ignored.
 import hmac
 import itertools
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from actors.gateway.aside import aside
 from actors.gateway.asked import IGNORED, READ, BadRequest, SamplingOfJob, asked, changes_nothing, stops_of
-from actors.gateway.calls import Answer, Engine, Gateway, OnText, OnTokens, OpenSession, UnknownSession
+from actors.gateway.calls import Answer, Engine, Gateway, OnStart, OnText, OnTokens, OpenSession, UnknownSession
 from actors.gateway.groups import body_of
 from actors.gateway.messages import checked
 from actors.gateway.rendering import Setting, Tokenizer, TooLong
@@ -27,6 +27,7 @@ _OWN = frozenset({"temperature", "top_p", "seed", "stop", *_MORE})
 _NUMBERS = 10_000  # as in the ids of tool calls
 MOST_STOPS = 16
 MOST_NUMBER = 1e9  # beyond any sense; json also reads NaN and Infinity
+REPETITION_PENALTY = (0.01, 100)  # outside, logits overflow
 
 
 class FreeEngine(Engine, Protocol):
@@ -83,6 +84,9 @@ def sampling_of(body: Mapping[str, Any]) -> OwnSampling:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NUMBER:
         raise BadRequest(f"{name} must be a number")
+    least, most = REPETITION_PENALTY
+    if name == "repetition_penalty" and not least <= value <= most:
+        raise BadRequest(f"{name} must be from {least:g} to {most:g}; 1 changes nothing")
     return value
 
 
@@ -120,15 +124,15 @@ class StandaloneGateway(Gateway):
         body: Mapping[str, Any],
         *,
         size: int = 0,
-        on_start: Callable[[], None] | None = None,
+        on_start: OnStart | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """As in `Gateway`, for a conversation of its own."""
         own, wanted = sampling_of(body), asked(body, _FREE)
         prompt = await aside(size, self._chat_ids, body, wanted.setting)
         stream = None if self._replies.is_parsed(wanted) else on_text
-        drawn = await self._sampled(prompt, own, wanted.max_tokens, on_start, stream)
         number = next(self._numbers)
+        drawn = await self._sampled(prompt, own, wanted.max_tokens, number, on_start, stream)
         reply = self._replies.make(body_of(Call([], drawn)), wanted, number=number)
         return _answer(prompt, drawn, reply, number)
 
@@ -138,14 +142,15 @@ class StandaloneGateway(Gateway):
         body: Mapping[str, Any],
         *,
         size: int = 0,
-        on_start: Callable[[], None] | None = None,
+        on_start: OnStart | None = None,
         on_text: OnText | None = None,
     ) -> Answer:
         """As in `Gateway`, for a prompt of its own."""
         own, wanted = sampling_of(body), asked(body, _FREE)
         prompt = await aside(size, self._text_ids, body)
-        drawn = await self._sampled(prompt, own, wanted.max_tokens, on_start, on_text)
-        return _answer(prompt, drawn, Reply(self._replies.plain(body_of(Call([], drawn)))), next(self._numbers))
+        number = next(self._numbers)
+        drawn = await self._sampled(prompt, own, wanted.max_tokens, number, on_start, on_text)
+        return _answer(prompt, drawn, Reply(self._replies.plain(body_of(Call([], drawn)))), number)
 
     def _chat_ids(self, body: Mapping[str, Any], setting: Setting) -> list[int]:
         try:
@@ -168,14 +173,15 @@ class StandaloneGateway(Gateway):
         prompt: list[int],
         own: OwnSampling,
         max_tokens: int | None,
-        on_start: Callable[[], None] | None,
+        number: int,
+        on_start: OnStart | None,
         on_text: OnText | None,
     ) -> Drawn:
         room = self._context - len(prompt)
         if room < 1:
             raise self._too_long(f"{len(prompt)} tokens")
         if on_start:
-            on_start()
+            on_start(number)
         text = Pieces(self._replies.plain, self.stops, own.stop, on_text)
         drawn = await self._free.draw(
             prompt,

@@ -116,6 +116,47 @@ async def test_a_broken_tool_call_is_text_and_is_counted(served: Served, says: s
     served.engine.says.clear()
 
 
+async def test_a_broken_tool_call_is_not_logged_by_vllm(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm")
+    monkeypatch.setattr(logging.getLogger("vllm"), "handlers", [caplog.handler])  # its records go no further
+    client = served.client(CALL_TEXT)
+    cut = await ask(client, USER, tools=TOOLS, max_tokens=len(CALL_TEXT) // 2)
+    assert (cut.choices[0].finish_reason, served.session(client).parse_failures) == ("length", 1)
+    assert [record for record in caplog.records if record.name.startswith("vllm")] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_for_one_call_at_a_time_gets_the_first(served: Served, stream: bool) -> None:
+    """All that was sampled stays recorded, and the history that is continued is the answer's."""
+    other = CALL_TEXT.replace("2", "3")
+    client = served.client(f"{CALL_TEXT}\n{other}", "4")
+    reply = await ask(client, USER, tools=TOOLS, parallel_tool_calls=False, stream=stream)
+    if stream:
+        chunks = [choice async for chunk in reply for choice in chunk.choices]
+        calls, ids = [call for choice in chunks for call in choice.delta.tool_calls or []], chunks[-1].token_ids
+    else:
+        calls, ids = reply.choices[0].message.tool_calls, reply.choices[0].token_ids
+    (call,) = calls
+    assert json.loads(call.function.arguments) == {"a": 2, "b": 2}
+    assert ids == [*split(TOKENIZER, f"{CALL_TEXT}\n{other}"), EOS]
+    echoed = {"id": call.id, "type": "function", "function": call.function.model_dump()}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "4"}
+    message = {"role": "assistant", "content": None, "tool_calls": [echoed]}
+    await ask(client, USER, message, result, tools=TOOLS, parallel_tool_calls=False)
+    session = served.session(client)
+    assert (session.calls, session.rewrites, session.parse_failures) == (2, 0, 0)
+    assert session.branches[0].calls[0].drawn.tokens == ids
+
+
+@pytest.mark.parametrize("allowed", [True, None])
+async def test_other_requests_get_all_calls(served: Served, allowed: bool | None) -> None:
+    client = served.client(CALL_TEXT * 2)
+    reply = await ask(client, USER, tools=TOOLS, parallel_tool_calls=allowed)
+    assert len(reply.choices[0].message.tool_calls) == 2
+
+
 @pytest.mark.parametrize("parsers", [{"tool_parser": "no-such"}, {"reasoning_parser": "no-such"}])
 @pytest.mark.usefixtures("_vllm")
 async def test_a_parser_that_vllm_does_not_have(parsers: dict[str, str]) -> None:

@@ -226,6 +226,31 @@ async def test_token_requests_that_the_gateway_cannot_follow_say_so(
     assert served.session(client).calls == 0
 
 
+@pytest.mark.parametrize("logprob", [float("-inf"), float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/chat/completions", {"messages": [USER], "stream": True}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": "a", "stream": True}),
+        ("/inference/v1/generate", {"token_ids": [5]}),
+    ],
+)
+async def test_log_probs_that_json_cannot_hold_are_written_as_vllm_does(
+    served: Served, path: str, body: dict[str, Any], logprob: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = served.client("a")
+    monkeypatch.setattr(served.engine, "logprob", logprob)
+    answer = await post(served, path, client.api_key, body)
+    assert answer.status_code == 200
+    assert "-9999.0" in answer.text
+    assert "NaN" not in answer.text
+    assert "Infinity" not in answer.text
+    (recorded, _) = served.session(client).branches[0].calls[0].drawn.logprobs
+    assert recorded == pytest.approx(logprob, nan_ok=True), "the learner sees what was sampled"
+
+
 async def test_models_and_tokenize(served: Served) -> None:
     client = served.client()
     (model,) = (await client.models.list()).data

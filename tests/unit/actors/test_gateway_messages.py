@@ -83,7 +83,7 @@ def test_a_difference_in_the_reasoning_is_shown() -> None:
 
 
 def test_text_parts_are_one_text() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    parts = [{"type": "text", "text": "a"}, {"text": "b"}]
     assert checked([{"role": "user", "content": parts}]) == [{"role": "user", "content": "a\nb"}]
 
 
@@ -95,6 +95,15 @@ def test_text_parts_are_one_text() -> None:
         ([{"content": "a"}], "message 0 must be an object whose role"),
         ([{"role": "user", "content": 3}], "content of message 0"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "only text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}, "text": "what is it"}]}], "only text"),
+        ([{"role": "user", "content": [{"type": 5, "text": "a"}]}], "only text"),
+        ([{"role": "user", "content": ["a"]}], "only text"),
+        ([{"role": "user", "content": 0}], "content of message 0"),
+        ([{"role": "user", "content": "a", "name": 5}], "name of message 0 must be a string or null"),
+        ([{"role": "tool", "content": "a", "tool_call_id": False}], "tool_call_id of message 0"),
+        ([{"role": "assistant", "content": "a", "reasoning_content": {}}], "reasoning_content of message 0"),
+        ([{"role": "assistant", "tool_calls": 0}], "tool_calls of message 0"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}], "tool_calls of message 0"),
         ([{"role": "assistant", "tool_calls": [{}]}], "tool_calls of message 0"),
         ([{"role": "assistant", "tool_calls": {"a": 1}}], "tool_calls of message 0"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}], "tool_calls"),

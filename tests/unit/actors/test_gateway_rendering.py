@@ -213,6 +213,27 @@ def test_options_and_tools_reach_the_template() -> None:
     assert text.endswith("calm")
 
 
+ADDS = "{% for m in messages %}{{ m.role }}: {{ m.content + '\n' }}{% endfor %}"
+MADE_FOR_TOOLS = "it was not made for tools: use a model that was, or send content as an empty string"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "advice"),
+    [
+        (ADDS, [user(USER), assistant(None, tool_calls=CALLS)], f"message 1 has no content, .*; {MADE_FOR_TOOLS}$"),
+        (ADDS, [user(USER), assistant(None)], "message 1 has no content, .*needs; send content as an empty string$"),
+        (ADDS + "{{ 1/0 }}", [user(USER), assistant(None)], "NoneType[^:]*$"),
+        ("{{ 1/0 }}", [user(USER)], "division by zero$"),
+    ],
+)
+def test_a_message_without_content_is_named_if_it_is_why_the_template_fails(
+    template: str, messages: list[dict[str, Any]], advice: str
+) -> None:
+    _, renderer = made(template)
+    with pytest.raises(BadMessages, match=f"rejects the messages: .*{advice}"):
+        renderer.prompt(messages, Setting())
+
+
 @pytest.mark.parametrize(
     ("template", "problem"),
     [

@@ -62,6 +62,26 @@ def test_each_call_sees_exactly_what_was_seen_and_sampled_before() -> None:
     assert (session.calls, session.rewrites, len(session.branches)) == (3, 0, 1)
 
 
+def test_an_empty_content_of_a_call_is_rendered_as_the_client_writes_it() -> None:
+    """Which is what the error about a null one advises."""
+    concatenating = Renderer(
+        chat_tokenizer(CHATML.replace("{% if m.content %}{{ m.content }}{% endif %}", "{{ m.content + '' }}")),
+        [TOKENIZER.eos_token_id],
+    )
+    session, asked = Session(LIMITS), chat(user("add"), tools=(TOOL,))
+    plan = session.plan(session.draft_chat(asked, concatenating))
+    assert plan is not None
+    calls = [{"id": "c00000000", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    session.record_chat(plan, drawn("<tool_call>"), asked, {"role": "assistant", "content": None, "tool_calls": calls})
+    result = {"role": "tool", "tool_call_id": "c00000000", "content": "4"}
+    with pytest.raises(BadMessages, match="message 1 has no content"):
+        session.draft_chat(
+            chat(user("add"), {"role": "assistant", "tool_calls": calls}, result, tools=(TOOL,)), concatenating
+        )
+    again = session.draft_chat(chat(user("add"), assistant("", tool_calls=calls), result, tools=(TOOL,)), concatenating)
+    assert (again.branch, again.rewrite) == (session.branches[0], "")
+
+
 @pytest.mark.parametrize(
     ("second", "named"),
     [

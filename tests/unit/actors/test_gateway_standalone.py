@@ -12,24 +12,16 @@ import pytest_asyncio
 from actors.gateway.asked import BadRequest
 from actors.gateway.http import create_app
 from actors.gateway.server import Server
-from actors.gateway.session import Drawn
 from actors.gateway.standalone import OwnSampling, StandaloneGateway, sampling_of
-from tests.gateway_server import EOS, TOKENIZER, USER, ScriptedEngine
+from tests.gateway_server import EOS, TOKENIZER, USER, FreeEngine
 from volley.gateway import GatewaySpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Free(ScriptedEngine):
-    """An engine that takes the fields of a finished model's gateway."""
-
-    async def draw(self, prompt: list[int], *, more: Any = None, **asked: Any) -> Drawn:
-        return await super().draw(prompt, more=dict(more or {}), **asked)
-
-
 class Serving:
     def __init__(self, token: str | None, hosts: Collection[str] | None) -> None:
-        self.engine = Free()
+        self.engine = FreeEngine()
         gateway = StandaloneGateway(self.engine, TOKENIZER, [EOS], GatewaySpec(), context=200, token=token)
         self.server = Server("127.0.0.1")
         self.server.start(create_app(gateway, "tiny", hosts))
@@ -108,6 +100,9 @@ async def test_an_answer_that_is_cut(free: Serving) -> None:
         ({"seed": 2**70}, "seed must be"),
         ({"temperature": float("nan")}, "temperature must be a number"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty must be a number"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be from 0.01 to 100"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be from 0.01 to 100"),
+        ({"repetition_penalty": 101}, "repetition_penalty must be from 0.01 to 100"),
     ],
 )
 async def test_what_is_not_done_is_said(free: Serving, fields: dict[str, Any], problem: str) -> None:

@@ -16,11 +16,8 @@ from starlette.requests import Request
 from actors.gateway import bodies, session
 from actors.gateway.aside import INLINE_BYTES
 from actors.gateway.asked import BadRequest
-from actors.gateway.http import create_app
 from actors.gateway.json_values import MAX_DEPTH, parse_json
-from actors.gateway.server import Server
-from actors.gateway.standalone import StandaloneGateway
-from tests.gateway_server import EOS, TOKENIZER, USER, ScriptedEngine, Served, ask
+from tests.gateway_server import TOKENIZER, USER, Served, Standalone, ask
 from volley.gateway import GatewaySpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,24 +25,6 @@ LONG = (
     "a b " * INLINE_BYTES
 )  # has many more tokens than there is room for, and is short enough to be one of the longest
 TOO_LONG = "a" * (4 << 20)  # cannot fit, whatever its tokens are
-
-
-class Free(ScriptedEngine):
-    async def draw(self, prompt: list[int], *, more: Any = None, **asked: Any) -> Any:
-        return await super().draw(prompt, **asked)
-
-
-class Standalone(Served):
-    """The gateway of a finished model."""
-
-    def __init__(self) -> None:
-        self.engine, self.clients = Free(), []
-        self.gateway = StandaloneGateway(self.engine, TOKENIZER, [EOS], GatewaySpec(), context=2000, token=None)
-        self.server = Server("127.0.0.1")
-        self.server.start(create_app(self.gateway, "tiny", None))
-
-    def open(self, n: int = 1, **_: Any) -> tuple[str, ...]:
-        return ("any",) * n
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[lambda: Served(GatewaySpec()), Standalone])
@@ -145,12 +124,23 @@ async def test_threads_may_encode_and_decode_at_once(sessions: Served) -> None:
     assert all(await asyncio.gather(*(asyncio.to_thread(encode, number) for number in range(16))))
 
 
-async def test_a_body_too_large_for_any_conversation_ends_the_episode(sessions: Served) -> None:
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", "context"),
+        ("/v1/completions", "context"),
+        ("/inference/v1/generate", "context"),
+        ("/tokenize", None),
+    ],
+)
+async def test_a_call_too_large_for_any_conversation_ends_the_episode(
+    sessions: Served, path: str, end: str | None
+) -> None:
     client = sessions.client()
     async with connected(sessions, client.api_key) as raw:
-        answer = await raw.post("/v1/chat/completions", content=b" " * (bodies.most_bytes(2000) + 1))
+        answer = await raw.post(path, content=b" " * (bodies.most_bytes(2000) + 1))
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
-    assert sessions.session(client).end == "context"
+    assert sessions.session(client).end == end
 
 
 class Pieces:
@@ -215,6 +205,7 @@ STRANGE = [
     *(pytest.param({text: 1}, id=ascii({text: 1})) for text in SURROGATES),
 ]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+REPLY = {"role": "assistant", "content": "4"}
 CALL = {"id": "c00000000", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
@@ -296,6 +287,21 @@ async def said(client: openai.AsyncOpenAI, *messages: Any, stream: bool) -> tupl
         return reply.choices[0].message.content, reply.choices[0].finish_reason
     choices = [choice async for chunk in reply for choice in chunk.choices]
     return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
+
+
+@pytest.mark.parametrize("route", ["chat", "completions"])
+async def test_a_stream_has_the_id_of_its_call_in_every_piece(served: Served, route: str) -> None:
+    client = served.client("4", "5")
+    path, body = requests_with("a")[route]
+    calls = [body, {**body, "messages": [*body["messages"], REPLY, USER]} if "messages" in body else {"prompt": "a4b"}]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    async with connected(served, client.api_key) as raw:
+        streams = [(await raw.post(path, json={**call, **options})).text for call in calls]
+    events = [[json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")] for text in streams]
+    first, second = ([chunk["id"] for chunk in chunks] for chunks in events)
+    assert (len(set(first)), len(set(second))) == (1, 1)
+    assert first[0] != second[0]
+    assert len(first) >= 3, "text, end and usage"
 
 
 @pytest.mark.parametrize("stream", [False, True])
