@@ -65,6 +65,10 @@ def fails(how: str) -> object:
             raise KeyError("no such key")
         case "exit":
             sys.exit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "cancelled":
+            raise asyncio.CancelledError
         case "down":
             raise ToolUnavailable("the archive is down")
         case "sleep":
@@ -81,8 +85,11 @@ async def fails_later(how: str) -> object:
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.sleep(30)
             await asyncio.sleep(30)
-        case "cancelled":
-            raise asyncio.CancelledError
+        case "cancel":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(30)
         case _:
             return fails(how)
     return None
@@ -163,7 +170,11 @@ async def test_calls() -> None:
         ("fails", {"how": "exit"}, "SystemExit: 3"),
         ("fails_later", {"how": "raise"}, "KeyError"),
         ("fails_later", {"how": "exit"}, "SystemExit"),
-        ("fails_later", {"how": "cancelled"}, "cancelled itself"),
+        ("fails", {"how": "interrupt"}, "KeyboardInterrupt"),
+        ("fails", {"how": "cancelled"}, "CancelledError"),
+        ("fails_later", {"how": "interrupt"}, "KeyboardInterrupt"),
+        ("fails_later", {"how": "cancelled"}, "CancelledError"),
+        ("fails_later", {"how": "cancel"}, "cancelled itself"),
     ],
 )
 async def test_what_the_model_sees_of_a_failure(name: str, given: dict[str, Any], message: str) -> None:
