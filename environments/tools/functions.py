@@ -16,6 +16,7 @@ import concurrent.futures
 import contextlib
 import difflib
 import inspect
+import json
 import re
 import threading
 import traceback
@@ -152,7 +153,8 @@ def load_function(spec: FunctionTool) -> Function:
     parameters = _plain(arguments.json_schema())
     for name, value in defaults.items():
         with contextlib.suppress(ValueError, TypeError):  # a default that JSON cannot write is left out
-            parameters["properties"][name]["default"] = to_jsonable_python(value)
+            json.dumps(written := to_jsonable_python(value), allow_nan=False)
+            parameters["properties"][name]["default"] = written
     return Function(
         function, described(spec.target.partition(":")[2], description, parameters), arguments, spec.timeout_s
     )

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import enum
+import json
 import sys
 import threading
 import time
@@ -150,6 +151,19 @@ def test_nested_types_and_awkward_names() -> None:
     assert parameters["properties"]["schema"] == {"type": "string", "description": "which", "default": "x"}
     assert parameters["properties"]["unit"]["default"] == "m"
     assert tool("nothing").schema["function"]["parameters"]["properties"] == {}
+
+
+def bounded(low: float = float("-inf"), high: float = 1.0, bounds: list[float] = [float("nan")]) -> None:  # noqa: B006
+    """Bound it."""
+
+
+def test_a_default_that_json_cannot_write_is_left_out() -> None:
+    schema = tool("bounded").schema
+    assert {name: part.get("default") for name, part in schema["function"]["parameters"]["properties"].items()} == {
+        **{"low": None, "high": 1.0},
+        "bounds": None,
+    }
+    json.dumps(schema, allow_nan=False)
 
 
 async def test_calls() -> None:
