@@ -80,7 +80,7 @@ def test_a_run_warns_of_a_function_that_raises(job: Path, capsys: pytest.Capture
 
 
 PROGRAM = """
-import asyncio, json, os, time, urllib.request
+import asyncio, json, os, subprocess, time, urllib.request
 
 def ask(base_url, api_key, *messages, **more):
     body = json.dumps({"model": "any", "messages": messages, **more}).encode()
@@ -111,6 +111,10 @@ def rewrites(row, base_url, api_key):
 
 def ends(row, base_url, api_key):
     os._exit(7)
+
+def leaves(row, base_url, api_key):
+    subprocess.Popen(["sleep", "130"])
+    return len(ask(base_url, api_key, USER))
 
 def endless(row, base_url, api_key):
     messages = [USER]
@@ -213,6 +217,7 @@ def test_a_program_of_an_rl_job_is_run_too(volley: Volley, program_job: Path) ->
         ("nan", 1, ("returned the reward nan; return a finite number",)),
         ("sepll", 1, ("has no function 'sepll'; did you mean my_checked_agent:spell?",)),
         ("endless", 0, ("3 calls of the model", "reward 0 (no_answer)", "ran out of calls")),
+        ("leaves", 0, ("1 call of the model", "reward 2 (passed)")),
         ("Held", 0, ("1 call of the model", "reward 2 (passed)")),
     ],
 )
