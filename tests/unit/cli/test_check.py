@@ -179,6 +179,7 @@ def program_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_one_episode_of_a_program_is_run_against_a_stub(volley: Volley, program_job: Path) -> None:
     code, out, _ = volley("check", str(program_job))
     assert code == 0
+    assert out.endswith("eval job x: the job, its data, tokenizer and program are valid\n")
     assert "my_checked_agent:two_calls ran one episode with prompt rows:1 and a stub as model" in out
     assert "2 calls of the model" in out
     assert "reward 0 (wrong_answer), answer 'This is the answer of a stub.'" in out
@@ -302,6 +303,7 @@ def test_an_episode_with_tools_is_run_too(volley: Volley, program_job: Path) -> 
     assert "tools ran one episode with prompt rows:1 and a stub as model" in out
     assert "1 call of the model" in out
     assert "the scorer judges the answer" in out
+    assert out.endswith("the job, its data, tokenizer, tools and scorer are valid\n")
 
 
 LOUD = """
