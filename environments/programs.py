@@ -7,6 +7,7 @@ blocks, is a thread, or swallows the cancellation, is reported as stuck: only th
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import math
 import threading
@@ -108,7 +109,7 @@ class Programs:
         self._instance = owner
         self._loop = asyncio.new_event_loop() if is_async(program) else None
         if self._loop is not None:
-            threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
+            threading.Thread(target=_serve, args=(self._loop,), name="episodes", daemon=True).start()
 
     async def set_up(self) -> None:
         """If the program is a class, make the one instance that runs all episodes.
@@ -122,9 +123,11 @@ class Programs:
             self._instance = await self._call(self._program)
             if (setup := getattr(self._instance, "setup", None)) is not None:
                 await self._call(setup)
-        except (Exception, SystemExit) as problem:
+        except BaseException as problem:
+            if is_own_cancellation(problem):
+                raise
             traceback.print_exception(problem)
-            cause = one_line(f"setting up rollout.target raised {type(problem).__name__}: {problem}")
+            cause = one_line(f"setting up rollout.target raised {named(problem)}")
             raise WorkerDied("an environment worker", cause) from problem
         self._program = attrgetter("run")(self._instance)
 
@@ -134,7 +137,9 @@ class Programs:
             return
         try:
             await self._call(close)
-        except (Exception, SystemExit) as problem:  # noqa: BLE001 - the worker ends in any case
+        except BaseException as problem:
+            if is_own_cancellation(problem):
+                raise
             traceback.print_exception(problem)
 
     async def _call(self, function: Callable[[], object]) -> object:
@@ -143,11 +148,8 @@ class Programs:
             return await asyncio.to_thread(function)
 
         async def called() -> object:
-            try:
-                returned = function()
-                return await returned if inspect.isawaitable(returned) else returned
-            except SystemExit as problem:  # which would end the loop
-                raise RuntimeError(f"SystemExit: {problem}") from problem
+            returned = function()
+            return await returned if inspect.isawaitable(returned) else returned
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
@@ -163,7 +165,9 @@ class Programs:
         async def episode() -> Outcome:
             try:
                 return read_outcome(await self._program(dict(row), base_url=base_url, api_key=api_key))
-            except (Exception, SystemExit) as problem:  # noqa: BLE001 - the user's program failed, not the worker
+            except BaseException as problem:
+                if is_own_cancellation(problem):
+                    raise
                 return _raised(problem)
 
         running = _OnLoop(loop, episode())
@@ -182,9 +186,10 @@ class Programs:
 
         def episode() -> None:
             try:
-                running.set_result(read_outcome(self._program(dict(row), base_url=base_url, api_key=api_key)))
-            except (Exception, SystemExit) as problem:  # noqa: BLE001 - as above
-                running.set_result(_raised(problem))
+                outcome = read_outcome(self._program(dict(row), base_url=base_url, api_key=api_key))
+            except BaseException as problem:  # noqa: BLE001 - the user's program failed, not the worker
+                outcome = _raised(problem)
+            running.set_result(outcome)
 
         threading.Thread(target=episode, name="episode", daemon=True).start()
         outcome = await _within(running, self._timeout)
@@ -216,8 +221,26 @@ class _OnLoop:
         self._task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[Outcome]) -> None:
-        cancelled = Outcome(failure="the program cancelled itself", kind="raised")
-        self.ended.set_result(cancelled if task.cancelled() else task.result())
+        if task.cancelled():
+            outcome = Outcome(failure="the program cancelled itself", kind="raised")
+        elif (problem := task.exception()) is not None:
+            outcome = _raised(problem)
+        else:
+            outcome = task.result()
+        self.ended.set_result(outcome)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run ``loop`` for ever. A task that a program starts ends it with SystemExit or KeyboardInterrupt."""
+    while not loop.is_closed():
+        with contextlib.suppress(BaseException):  # who awaits the task gets it
+            loop.run_forever()
+
+
+def is_own_cancellation(problem: BaseException) -> bool:
+    """Whether the current task was asked to end and ``problem`` says so, rather than one that its code raised."""
+    task = asyncio.current_task()
+    return isinstance(problem, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def timed(episode: Awaitable[Ended]) -> Ended:
@@ -293,7 +316,12 @@ def read_outcome(returned: object) -> Outcome:
 def _raised(problem: BaseException) -> Outcome:
     """The outcome of a program that raised; the log gets the traceback."""
     traceback.print_exception(problem)
-    return Outcome(failure=one_line(f"the program raised {type(problem).__name__}: {problem}"), kind="raised")
+    return Outcome(failure=one_line(f"the program raised {named(problem)}"), kind="raised")
+
+
+def named(problem: BaseException) -> str:
+    """The exception's type, and its text if it has one."""
+    return f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
 def one_line(text: str) -> str:

@@ -103,7 +103,7 @@ def set_up(adapter: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
 
 
 def described(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {problem}"[:2000]
+    return f"{type(problem).__name__}: {problem}".removesuffix(": ")[:2000]
 
 
 class Episodes:
@@ -113,6 +113,7 @@ class Episodes:
         self._program, self._loop, self._replies = program, loop, replies
         self._is_async = inspect.iscoroutinefunction(program)
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: set[int] = set()
         self._writing = threading.Lock()
 
     def obey(self, order: Mapping[str, Any]) -> None:
@@ -121,6 +122,7 @@ class Episodes:
             self.reply(pong=order["ping"])
         elif "cancel" in order:
             if (task := self._tasks.get(order["cancel"])) is not None:
+                self._cancelled.add(order["cancel"])
                 task.cancel()
         else:
             episode = functools.partial(
@@ -143,12 +145,12 @@ class Episodes:
             ended: dict[str, Any] = {"returned": plain(await episode())}
         except WrongReturn as problem:
             ended = {"wrong": str(problem)}
-        except (Exception, SystemExit) as problem:  # noqa: BLE001 - the program failed, not this process
-            traceback.print_exc()
+        except BaseException as problem:  # noqa: BLE001 - the program failed, not this process
+            if not isinstance(problem, asyncio.CancelledError) or number not in self._cancelled:
+                traceback.print_exc()
             ended = {"raised": described(problem)}
-        except asyncio.CancelledError:
-            ended = {"raised": "it was cancelled"}
         self._tasks.pop(number, None)
+        self._cancelled.discard(number)
         self.reply(ended=number, **ended)
 
     def _call(self, number: int, episode: Callable[[], Any]) -> None:
@@ -156,7 +158,7 @@ class Episodes:
             ended: dict[str, Any] = {"returned": plain(episode())}
         except WrongReturn as problem:
             ended = {"wrong": str(problem)}
-        except (Exception, SystemExit) as problem:  # noqa: BLE001 - as above
+        except BaseException as problem:  # noqa: BLE001 - as above
             traceback.print_exc()
             ended = {"raised": described(problem)}
         self.reply(ended=number, **ended)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -162,7 +161,7 @@ class Child:
                 return
 
     async def _watch(self) -> None:
-        await _exited(self._process.pid)
+        await exited(self._process.pid)
         kill_group(self._process.pid)  # what it started may hold its pipes open
         reaped = asyncio.create_task(self._process.wait())
         await asyncio.wait({*self._tasks[:2], reaped}, timeout=GRACE_SECONDS)  # for what it wrote before
@@ -200,18 +199,37 @@ class Child:
                 self._process.stdin.write(line)
 
 
+class Tail:
+    """The last ``most`` bytes of a process's output."""
+
+    def __init__(self, most: int = 1 << 13) -> None:
+        self._most, self._kept = most, b""
+
+    def take(self, piece: bytes) -> None:
+        self._kept = (self._kept + piece)[-self._most :]
+
+    async def take_all(self, stream: asyncio.StreamReader | None) -> None:
+        """Take what comes, until the stream ends."""
+        while stream is not None and (piece := await stream.read(1 << 16)):
+            self.take(piece)
+
+    @property
+    def text(self) -> bytes:
+        return self._kept
+
+
 class _Output:
     """Copies what a child prints to this process's standard error, up to a limit per minute."""
 
     def __init__(self) -> None:
         self._begun, self._bytes = time.monotonic(), 0
-        self._tail: deque[bytes] = deque(maxlen=2)
+        self._tail = Tail()
 
     def take(self, piece: bytes) -> bool:
         """Copy a piece of output; returns False once it is a flood."""
         if time.monotonic() - self._begun > MINUTE:
             self._begun, self._bytes = time.monotonic(), 0
-        self._tail.append(piece[-4096:])
+        self._tail.take(piece)
         room = LOGGED - self._bytes
         self._bytes += len(piece)
         if room > 0:
@@ -227,7 +245,7 @@ class _Output:
     @property
     def last_line(self) -> str:
         """The last line that is not blank, such as that of a traceback."""
-        return last_line(b"".join(self._tail))
+        return last_line(self._tail.text)
 
 
 def _write_all(text: bytes) -> None:
@@ -245,7 +263,7 @@ def _outcome(said: Mapping[str, Any]) -> Outcome:
     return read_outcome(said.get("returned"))
 
 
-async def _exited(pid: int) -> None:
+async def exited(pid: int) -> None:
     """Wait for the end of a child process, whoever holds its pipes."""
     loop, exited = asyncio.get_running_loop(), asyncio.Event()
     try:

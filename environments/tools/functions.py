@@ -16,6 +16,7 @@ import concurrent.futures
 import contextlib
 import difflib
 import inspect
+import json
 import re
 import threading
 import traceback
@@ -27,6 +28,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
+from environments.programs import is_own_cancellation, named
 from environments.tools.base import Seen, ToolProblem, Use, as_text, described
 from volley.errors import JobError, ToolUnavailable
 from volley.imports import function_named
@@ -78,7 +80,9 @@ class Function:
         async def call() -> object:
             try:
                 return await self._function(**arguments)
-            except (Exception, SystemExit) as problem:
+            except BaseException as problem:
+                if is_own_cancellation(problem):
+                    raise
                 raise _seen(problem) from problem
 
         running = asyncio.ensure_future(call())
@@ -99,7 +103,7 @@ class Function:
         def call() -> None:
             try:
                 running.set_result(self._function(**arguments))
-            except (Exception, SystemExit) as problem:  # noqa: BLE001 - as above
+            except BaseException as problem:  # noqa: BLE001 - the user's function failed, not the worker
                 running.set_exception(_seen(problem))
 
         thread = threading.Thread(target=call, name=f"tool {self.name}", daemon=True)
@@ -120,7 +124,7 @@ def _seen(problem: BaseException) -> Exception:
     if isinstance(problem, ToolUnavailable):
         return problem
     traceback.print_exception(problem)
-    return ToolProblem(f"{type(problem).__name__}: {problem}"[:_PROBLEM])
+    return ToolProblem(named(problem)[:_PROBLEM])
 
 
 def _wrong_arguments(problem: ValidationError) -> str:
@@ -149,7 +153,8 @@ def load_function(spec: FunctionTool) -> Function:
     parameters = _plain(arguments.json_schema())
     for name, value in defaults.items():
         with contextlib.suppress(ValueError, TypeError):  # a default that JSON cannot write is left out
-            parameters["properties"][name]["default"] = to_jsonable_python(value)
+            json.dumps(written := to_jsonable_python(value), allow_nan=False)
+            parameters["properties"][name]["default"] = written
     return Function(
         function, described(spec.target.partition(":")[2], description, parameters), arguments, spec.timeout_s
     )

@@ -209,7 +209,10 @@ def check(
 
 def what_is_checked(job: "Job") -> str:
     """What `volley check` looks at, in words."""
-    return "the job, its data and tokenizer" if job.kind == "sft" else "the job, its data, tokenizer and scorer"
+    rollout = getattr(job, "rollout", None)
+    makes = {"program": "program", "tools": "tools"}.get(rollout.kind, "environment") if rollout else ""
+    *parts, last = filter(None, ("its data", "tokenizer", makes, "scorer" if getattr(job, "scorer", None) else ""))
+    return f"the job, {', '.join(parts)} and {last}"
 
 
 def reward_server(

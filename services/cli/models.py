@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.cli.local import what_is_checked
 from services.cli.options import Json, Quiet, Ray, Redis, RunOrFolder, Server, local_folder, print_json, service_run
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def eval_(
         importable_from(Path.cwd())
         if folder is not None and (where := folder.import_from()) is not None:
             importable_from(where)
-        display.say(f"{job.name}: checking the job, its data, tokenizer and scorer")
+        display.say(f"{job.name}: checking {what_is_checked(job)}")
         prepared = prepare(job)
         created = RunFolder.create(out, job)
         run_in_foreground(run_alone(prepared, created, display, redis_url=redis, ray_address=ray))

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Render = Callable[[Row, Mapping[str, Any]], str]
+MESSAGES = (
+    "a job with rollout takes the prompt as text: put the messages in another field, which the program gets with the "
+    "row; for another job, write data.chat: {} to have the model's chat template render them"
+)
 ROLES = frozenset({"system", "user", "assistant", "developer", "tool"})
 
 _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -39,12 +43,18 @@ def renderer(spec: SourceSpec, default: str | None, tokenizer: "PreTrainedTokeni
     template = spec.template if spec.template is not None else default
     content = _field(spec) if template is None else _template(template)
     if spec.chat is None:
-        return lambda row, fields: (
-            checked_text(row, "the rendered template", content(row, fields))
-            if template
-            else (checked_text(row, f"field '{spec.prompt_field}'", content(row, fields)))
-        )
+        return _text("the rendered template" if template else f"field '{spec.prompt_field}'", content)
     return _chat(spec.chat, content, tokenizer)
+
+
+def _text(what: str, content: Callable[[Row, Mapping[str, Any]], object]) -> Render:
+    def render(row: Row, fields: Mapping[str, Any]) -> str:
+        value = content(row, fields)
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            raise row.error(f"{what} is a list, not a string: {MESSAGES}")
+        return checked_text(row, what, value)
+
+    return render
 
 
 def checked_text(row: Row, what: str, value: object) -> str:

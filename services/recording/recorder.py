@@ -217,7 +217,9 @@ def _note(row: dict[str, Any], k: int | None) -> str:
     k = headline_k(row, k)
     best = f"pass@{k} {row[f'pass_at_{k}']:.3f}  " if k is not None and k > 1 else ""
     divergence = f"KL {row['kl_k1']:.3f}  " if "kl_k1" in row else ""
+    speed = row["samples_per_second"]
+    digits = 0 if speed >= 9.95 else 1
     return (
         f"reward {row['reward_mean']:.3f}  {best}live {row['live_group_fraction']:.2f}  "
-        f"{divergence}{row['samples_per_second']:.0f} samples/s"
+        f"{divergence}{speed:.{digits}f} samples/s"
     )

@@ -20,6 +20,8 @@ from actors.gateway.rendering import Renderer, Setting, Tokenizer
 from actors.gateway.server import Server
 from actors.gateway.session import Drawn, End, Limits
 from actors.stops import stop_token_ids
+from environments.outside.interpreter import kill_group
+from environments.outside.process import GRACE_SECONDS, Tail, exited
 from environments.records import Outcome
 from services.coordinator.episode_figures import end_of
 from services.coordinator.episodes import verdict_of
@@ -245,24 +247,49 @@ async def _in_process(asked: Mapping[str, Any], seconds: float) -> tuple[Outcome
     Raises:
         JobError: the program could not be started.
     """
-    request = json.dumps({**asked, "import_path": sys.path})
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "environments.trial"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # one signal ends it with all that it started
     )
-    talk = asyncio.create_task(child.communicate(request.encode()))
-    done, _ = await asyncio.wait({talk}, timeout=seconds)
-    if not done:
-        child.kill()
-    answer, printed = await talk
-    output = "\n".join(printed.decode(errors="replace").splitlines()[-LINES:])
-    if not done:
+    in_time, answer, output = await _talk(child, json.dumps({**asked, "import_path": sys.path}).encode(), seconds)
+    if not in_time:
         return Outcome(failure=f"the program did not end within {seconds:g} s", kind="timeout"), output
-    if not answer:
+    if not answer.endswith(b"\n"):
         return Outcome(failure=f"the program ended its process ({child.returncode})", kind="lost"), output
     fields = json.loads(answer)
     if "error" in fields:
         raise JobError(f"{fields['error']}\n{output}".rstrip())
     return Outcome(**fields), output
+
+
+async def _talk(child: asyncio.subprocess.Process, request: bytes, seconds: float) -> tuple[bool, bytes, str]:
+    """Whether the child ended within ``seconds``, the line that it answered with, and the last lines that it printed.
+
+    What the program has started may hold the child's pipes, so nothing waits for their end.
+    """
+    printed, answer = Tail(), bytearray()
+    reading = {asyncio.create_task(printed.take_all(child.stderr)), asyncio.create_task(_read_line(child, answer))}
+    ending = asyncio.create_task(exited(child.pid))
+    try:
+        if child.stdin is not None:
+            child.stdin.write(request)
+            child.stdin.close()
+        in_time = bool((await asyncio.wait({ending}, timeout=seconds))[0])
+    finally:
+        kill_group(child.pid)
+    waiting = {*reading, ending, asyncio.create_task(child.wait())}
+    _, late = await asyncio.wait(waiting, timeout=GRACE_SECONDS)  # for what it wrote before
+    for task in late:
+        task.cancel()
+    child._transport.close()  # type: ignore[attr-defined] # no public call lets go of pipes that others hold
+    lines = printed.text.decode(errors="replace").splitlines()[-LINES:]
+    return in_time, bytes(answer), "\n".join(lines)
+
+
+async def _read_line(child: asyncio.subprocess.Process, line: bytearray) -> None:
+    """Read a line of any length into ``line``."""
+    while child.stdout is not None and not line.endswith(b"\n") and (piece := await child.stdout.read(1 << 16)):
+        line += piece

@@ -80,7 +80,7 @@ def test_a_run_warns_of_a_function_that_raises(job: Path, capsys: pytest.Capture
 
 
 PROGRAM = """
-import asyncio, json, os, time, urllib.request
+import asyncio, json, os, subprocess, time, urllib.request
 
 def ask(base_url, api_key, *messages, **more):
     body = json.dumps({"model": "any", "messages": messages, **more}).encode()
@@ -111,6 +111,10 @@ def rewrites(row, base_url, api_key):
 
 def ends(row, base_url, api_key):
     os._exit(7)
+
+def leaves(row, base_url, api_key):
+    subprocess.Popen(["sleep", "130"])
+    return len(ask(base_url, api_key, USER))
 
 def endless(row, base_url, api_key):
     messages = [USER]
@@ -175,6 +179,7 @@ def program_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_one_episode_of_a_program_is_run_against_a_stub(volley: Volley, program_job: Path) -> None:
     code, out, _ = volley("check", str(program_job))
     assert code == 0
+    assert out.endswith("eval job x: the job, its data, tokenizer and program are valid\n")
     assert "my_checked_agent:two_calls ran one episode with prompt rows:1 and a stub as model" in out
     assert "2 calls of the model" in out
     assert "reward 0 (wrong_answer), answer 'This is the answer of a stub.'" in out
@@ -213,6 +218,7 @@ def test_a_program_of_an_rl_job_is_run_too(volley: Volley, program_job: Path) ->
         ("nan", 1, ("returned the reward nan; return a finite number",)),
         ("sepll", 1, ("has no function 'sepll'; did you mean my_checked_agent:spell?",)),
         ("endless", 0, ("3 calls of the model", "reward 0 (no_answer)", "ran out of calls")),
+        ("leaves", 0, ("1 call of the model", "reward 2 (passed)")),
         ("Held", 0, ("1 call of the model", "reward 2 (passed)")),
     ],
 )
@@ -297,6 +303,7 @@ def test_an_episode_with_tools_is_run_too(volley: Volley, program_job: Path) -> 
     assert "tools ran one episode with prompt rows:1 and a stub as model" in out
     assert "1 call of the model" in out
     assert "the scorer judges the answer" in out
+    assert out.endswith("the job, its data, tokenizer, tools and scorer are valid\n")
 
 
 LOUD = """

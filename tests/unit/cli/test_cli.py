@@ -147,5 +147,13 @@ def test_chat_is_about_the_data_given(tmp_path: Path) -> None:
     assert "--chat applies to the prompts of --data: pass --data" in done.stderr
 
 
+def test_eval_says_what_it_checks_of_a_job_with_a_program(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    program = "rollout={kind: program, target: 'my_agent:solve'}"
+    done = volley("eval", str(tmp_path), "--data", "x.jsonl", "--scorer", "math", "--set", program)
+    assert "checking the job, its data, tokenizer, program and scorer" in done.stderr
+    assert "No such file" in done.stderr
+
+
 def test_the_version_is_printed() -> None:
     assert re.fullmatch(r"volley \d+\.\d+\.\d+\n", volley("--version").stdout)

@@ -232,6 +232,8 @@ def test_a_step_is_summed_up_with_the_jobs_k(capsys: pytest.CaptureFixture[str])
     assert headlines({"loss": 2.0}, {}) == ["loss 2"]
     step = {**row, "samples_per_second": 12.0}
     assert _note(step, 6) == "reward 0.250  pass@6 0.600  live 1.00  12 samples/s"
+    for speed, shown in ((0.48, "0.5"), (9.94, "9.9"), (9.96, "10")):
+        assert _note({**step, "samples_per_second": speed}, 6).endswith(f"  {shown} samples/s")
     assert _note({**step, "pass_at_16": 0.9}, None).split("  ")[1] == "pass@16 0.900"
 
 

@@ -28,6 +28,11 @@ def test_rows_become_prompts_and_other_fields_reach_the_scorer(tmp_path: Path) -
         ("[1, 2]", "a list, not an object"),
         ('{"text": "a"}', "no field 'prompt'; the row has 'text'"),
         ('{"prompt": 3}', "is a number, not a string"),
+        ('{"prompt": ["a"]}', "is a list, not a string"),
+        (
+            '{"prompt": [{"role": "user", "content": "a"}]}',
+            "list, not a string: a job with rollout takes the prompt as",
+        ),
         ('{"prompt": ""}', "is empty"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         ("[" * 100_000, "nested too deeply"),

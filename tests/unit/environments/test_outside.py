@@ -43,6 +43,10 @@ async def agent(row, base_url, api_key):
         raise ValueError("no\\nluck")
     if does == "exit":
         sys.exit(3)
+    if does == "interrupt":
+        raise KeyboardInterrupt
+    if does == "cancelled":
+        raise asyncio.CancelledError
     if does == "die":
         print("last words", file=sys.stderr)
         os._exit(7)
@@ -69,6 +73,8 @@ async def agent(row, base_url, api_key):
     return row.get("returns", only_here.value((base_url, api_key)))
 
 def plain(row, base_url, api_key):
+    if row["does"] in ("exit", "interrupt", "cancelled"):
+        return asyncio.run(agent(row, base_url, api_key))
     if row["does"] == "pid":
         return os.getpid()
     time.sleep(row.get("seconds", 0))
@@ -137,7 +143,15 @@ async def test_what_programs_return_with_packages_of_their_own(started: Make) ->
     full = {"reward": 0.5, "answer": 4, "detail": "fi\nne"}
     assert await run(programs, "return", returns=full) == Outcome(0.5, "4", "fi\\nne")
     assert (await run(programs, "raise")).failure == r"the program raised ValueError: no\nluck"
-    assert (await run(programs, "exit")).failure == "the program raised SystemExit: 3"
+
+
+@pytest.mark.parametrize("name", ["agent", "plain"])
+async def test_what_is_no_exception_fails_its_episode_alone(started: Make, name: str) -> None:
+    programs = await started(name)
+    before = await pid_of(programs)
+    for does, named in (("exit", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt"), ("cancelled", "CancelledError")):
+        assert (await run(programs, does)).failure == f"the program raised {named}"
+    assert await pid_of(programs) == before
 
 
 @pytest.mark.parametrize(
@@ -218,11 +232,14 @@ async def test_a_program_that_blocks_is_killed_with_what_it_started(started: Mak
     assert await run(programs, "return") == Outcome(1.0)
 
 
-async def test_an_async_program_that_waits_too_long_is_cancelled_alone(started: Make) -> None:
+async def test_an_async_program_that_waits_too_long_is_cancelled_alone(
+    started: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
     programs = await started(timeout=1.5)
     before = await pid_of(programs)
     assert "timeout_s" in (await run(programs, "return", seconds=60)).failure
     assert await pid_of(programs) == before
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_a_function_that_hangs_is_ended_when_the_other_episodes_have_ended(started: Make, tmp_path: Path) -> None:

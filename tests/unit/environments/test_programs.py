@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.programs import Programs, WrongReturn, load_program, outcome_of
+from environments.programs import Programs, WrongReturn, _OnLoop, load_program, outcome_of
 from environments.records import Outcome
 from volley.errors import JobError, WorkerDied
 
 URL = "http://127.0.0.1:1/v1"
 RELEASE = threading.Event()  # what blocks waits for it
+BASE = {"cancelled": asyncio.CancelledError(), "interrupt": KeyboardInterrupt(), "base": BaseException("no luck")}
 
 
 async def agent(row: dict[str, Any], base_url: str, api_key: str) -> Any:
@@ -28,7 +29,14 @@ async def agent(row: dict[str, Any], base_url: str, api_key: str) -> Any:
         case "block":
             RELEASE.wait(60)
         case "cancel":
-            raise asyncio.CancelledError
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(60)
+        case "exit in a task":
+            await asyncio.create_task(agent({"does": "exit"}, base_url, api_key))
+        case "cancelled" | "interrupt" | "base" as how:
+            raise BASE[how]
         case "tidy":
             try:
                 await asyncio.sleep(60)
@@ -51,7 +59,18 @@ def plain(row: dict[str, Any], base_url: str, api_key: str) -> Any:
             sys.exit(3)
         case "sleep":
             RELEASE.wait(60)
+        case "cancelled":
+            asyncio.run(agent(row, base_url, api_key))
+        case "interrupt" | "base" as how:
+            raise BASE[how]
     return row.get("returns", (base_url, api_key) == (URL, "key"))
+
+
+class Unreadable(dict[str, Any]):
+    """A result that ends in KeyboardInterrupt as it is read."""
+
+    def get(self, *_: object) -> Any:
+        raise KeyboardInterrupt
 
 
 async def run(program: Any, does: str, *, timeout: float = 5.0, **row: Any) -> Any:
@@ -67,12 +86,42 @@ async def test_what_programs_return(program: Any) -> None:
 
 
 @pytest.mark.parametrize("program", [agent, plain])
-@pytest.mark.parametrize(("does", "named"), [("raise", r"ValueError: no\nluck"), ("exit", "SystemExit: 3")])
+@pytest.mark.parametrize(
+    ("does", "named"),
+    [
+        ("raise", r"ValueError: no\nluck"),
+        ("exit", "SystemExit: 3"),
+        ("cancelled", "CancelledError"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("base", "BaseException: no luck"),
+    ],
+)
 async def test_a_program_that_raises_fails_alone(program: Any, does: str, named: str) -> None:
     programs = Programs(program, 5.0)
     ended = await asyncio.gather(*(programs.run({"does": each}, URL, "key") for each in (does, "return")))
     assert ended[0].outcome.failure == f"the program raised {named}"
     assert (ended[0].stuck, ended[1].outcome) == ("", Outcome(1.0))
+
+
+async def test_a_task_that_a_program_starts_does_not_end_the_loop_of_all() -> None:
+    programs = Programs(agent, 5.0)
+    for _ in range(2):
+        outcome = (await programs.run({"does": "exit in a task"}, URL, "key")).outcome
+        assert outcome.failure == "the program raised SystemExit: 3"
+
+
+@pytest.mark.parametrize("program", [agent, plain])
+async def test_a_result_that_cannot_be_read_fails_its_episode(program: Any) -> None:
+    outcome = (await run(program, "return", returns=Unreadable(reward=1.0))).outcome
+    assert outcome.failure == "the program raised KeyboardInterrupt"
+
+
+async def test_what_escapes_an_episode_ends_it() -> None:
+    async def escapes() -> Outcome:
+        raise LookupError("a fault of ours")
+
+    failure = (await asyncio.wrap_future(_OnLoop(asyncio.get_running_loop(), escapes()).ended)).failure
+    assert failure == "the program raised LookupError: a fault of ours"
 
 
 async def test_an_async_program_that_waits_too_long_is_cancelled() -> None:
@@ -118,7 +167,7 @@ async def test_plain_functions_run_at_once() -> None:
     assert [each.outcome.reward for each in ended] == [1.0] * 3
 
 
-async def test_a_group_that_is_cancelled_ends_its_programs() -> None:
+async def test_a_group_that_is_cancelled_ends_its_programs(capfd: pytest.CaptureFixture[str]) -> None:
     began, ended = threading.Event(), threading.Event()
 
     async def waits(row: Any, base_url: str, api_key: str) -> None:
@@ -132,6 +181,9 @@ async def test_a_group_that_is_cancelled_ends_its_programs() -> None:
     assert await asyncio.to_thread(began.wait, 20)
     task.cancel()
     assert await asyncio.to_thread(ended.wait, 20)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("value", [True, np.float32(1), np.int64(1), 1])
@@ -257,8 +309,10 @@ class Halfway:
 
 
 class Broken:
+    problem: BaseException = OSError("no\nserver")
+
     def setup(self) -> None:
-        raise OSError("no\nserver")
+        raise self.problem
 
     async def run(self, row: dict[str, Any], base_url: str, api_key: str) -> float:
         return 0.0
@@ -285,11 +339,29 @@ async def test_a_class_with_a_plain_run_needs_neither_setup_nor_close() -> None:
     await programs.close()
 
 
-async def test_a_class_that_cannot_be_set_up_is_like_a_worker_that_dies(capsys: pytest.CaptureFixture[str]) -> None:
-    programs = Programs(load_program(f"{__name__}:Broken"), 5.0)
-    with pytest.raises(WorkerDied, match=r"setting up rollout.target raised OSError: no\\nserver"):
+class PlainBroken(Broken):
+    def run(self, row: dict[str, Any], base_url: str, api_key: str) -> float:  # type: ignore[override]
+        return 0.0
+
+
+@pytest.mark.parametrize("name", ["Broken", "PlainBroken"])
+@pytest.mark.parametrize(
+    ("problem", "named"),
+    [
+        (OSError("no\nserver"), r"OSError: no\\nserver"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (asyncio.CancelledError(), "CancelledError"),
+    ],
+)
+async def test_a_class_that_cannot_be_set_up_is_like_a_worker_that_dies(
+    name: str, problem: BaseException, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Broken, "problem", problem)
+    programs = Programs(load_program(f"{__name__}:{name}"), 5.0)
+    with pytest.raises(WorkerDied, match=f"setting up rollout.target raised {named}"):
         await programs.set_up()
-    assert "in setup" in capsys.readouterr().err
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import enum
+import json
 import sys
 import threading
 import time
@@ -65,6 +66,10 @@ def fails(how: str) -> object:
             raise KeyError("no such key")
         case "exit":
             sys.exit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "cancelled":
+            raise asyncio.CancelledError
         case "down":
             raise ToolUnavailable("the archive is down")
         case "sleep":
@@ -81,8 +86,11 @@ async def fails_later(how: str) -> object:
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.sleep(30)
             await asyncio.sleep(30)
-        case "cancelled":
-            raise asyncio.CancelledError
+        case "cancel":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(30)
         case _:
             return fails(how)
     return None
@@ -145,6 +153,19 @@ def test_nested_types_and_awkward_names() -> None:
     assert tool("nothing").schema["function"]["parameters"]["properties"] == {}
 
 
+def bounded(low: float = float("-inf"), high: float = 1.0, bounds: list[float] = [float("nan")]) -> None:  # noqa: B006
+    """Bound it."""
+
+
+def test_a_default_that_json_cannot_write_is_left_out() -> None:
+    schema = tool("bounded").schema
+    assert {name: part.get("default") for name, part in schema["function"]["parameters"]["properties"].items()} == {
+        **{"low": None, "high": 1.0},
+        "bounds": None,
+    }
+    json.dumps(schema, allow_nan=False)
+
+
 async def test_calls() -> None:
     assert await use(tool("search"), query="a", limit="2") == '["a 0 None", "a 1 None"]'
     assert await use(tool("measure"), place={"lat": 1}, unit="ft") == '{"lat": 1.0, "unit": "ft", "schema": "x"}'
@@ -163,7 +184,11 @@ async def test_calls() -> None:
         ("fails", {"how": "exit"}, "SystemExit: 3"),
         ("fails_later", {"how": "raise"}, "KeyError"),
         ("fails_later", {"how": "exit"}, "SystemExit"),
-        ("fails_later", {"how": "cancelled"}, "cancelled itself"),
+        ("fails", {"how": "interrupt"}, "KeyboardInterrupt"),
+        ("fails", {"how": "cancelled"}, "CancelledError"),
+        ("fails_later", {"how": "interrupt"}, "KeyboardInterrupt"),
+        ("fails_later", {"how": "cancelled"}, "CancelledError"),
+        ("fails_later", {"how": "cancel"}, "cancelled itself"),
     ],
 )
 async def test_what_the_model_sees_of_a_failure(name: str, given: dict[str, Any], message: str) -> None:
