@@ -321,7 +321,11 @@ def _raised(problem: BaseException) -> Outcome:
 
 def named(problem: BaseException) -> str:
     """The exception's type, and its text if it has one."""
-    return f"{type(problem).__name__}: {problem}".removesuffix(": ")
+    try:
+        text = str(problem)
+    except Exception:  # noqa: BLE001 - a method of the program
+        text = ""
+    return f"{type(problem).__name__}: {text}".removesuffix(": ")
 
 
 def one_line(text: str) -> str:

@@ -103,7 +103,11 @@ def set_up(adapter: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
 
 
 def described(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {problem}".removesuffix(": ")[:2000]
+    try:
+        text = str(problem)
+    except Exception:  # noqa: BLE001 - a method of the program
+        text = ""
+    return f"{type(problem).__name__}: {text}".removesuffix(": ")[:2000]
 
 
 class Episodes:

@@ -37,10 +37,16 @@ def write(row):
         except OSError:
             pass
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
 async def agent(row, base_url, api_key):
     does = row["does"]
     if does == "raise":
         raise ValueError("no\\nluck")
+    if does == "mute":
+        raise Mute
     if does == "exit":
         sys.exit(3)
     if does == "interrupt":
@@ -73,7 +79,7 @@ async def agent(row, base_url, api_key):
     return row.get("returns", only_here.value((base_url, api_key)))
 
 def plain(row, base_url, api_key):
-    if row["does"] in ("exit", "interrupt", "cancelled"):
+    if row["does"] in ("exit", "interrupt", "cancelled", "mute"):
         return asyncio.run(agent(row, base_url, api_key))
     if row["does"] == "pid":
         return os.getpid()
@@ -149,7 +155,8 @@ async def test_what_programs_return_with_packages_of_their_own(started: Make) ->
 async def test_what_is_no_exception_fails_its_episode_alone(started: Make, name: str) -> None:
     programs = await started(name)
     before = await pid_of(programs)
-    for does, named in (("exit", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt"), ("cancelled", "CancelledError")):
+    raised = {"exit": "SystemExit: 3", "interrupt": "KeyboardInterrupt", "cancelled": "CancelledError", "mute": "Mute"}
+    for does, named in raised.items():
         assert (await run(programs, does)).failure == f"the program raised {named}"
     assert await pid_of(programs) == before
 

@@ -15,7 +15,17 @@ from volley.errors import JobError, WorkerDied
 
 URL = "http://127.0.0.1:1/v1"
 RELEASE = threading.Event()  # what blocks waits for it
+
+
+class Mute(Exception):
+    """Does not say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
 BASE = {"cancelled": asyncio.CancelledError(), "interrupt": KeyboardInterrupt(), "base": BaseException("no luck")}
+BASE |= {"mute": Mute()}
 
 
 async def agent(row: dict[str, Any], base_url: str, api_key: str) -> Any:
@@ -35,7 +45,7 @@ async def agent(row: dict[str, Any], base_url: str, api_key: str) -> Any:
             await asyncio.sleep(60)
         case "exit in a task":
             await asyncio.create_task(agent({"does": "exit"}, base_url, api_key))
-        case "cancelled" | "interrupt" | "base" as how:
+        case "cancelled" | "interrupt" | "base" | "mute" as how:
             raise BASE[how]
         case "tidy":
             try:
@@ -61,7 +71,7 @@ def plain(row: dict[str, Any], base_url: str, api_key: str) -> Any:
             RELEASE.wait(60)
         case "cancelled":
             asyncio.run(agent(row, base_url, api_key))
-        case "interrupt" | "base" as how:
+        case "interrupt" | "base" | "mute" as how:
             raise BASE[how]
     return row.get("returns", (base_url, api_key) == (URL, "key"))
 
@@ -94,6 +104,7 @@ async def test_what_programs_return(program: Any) -> None:
         ("cancelled", "CancelledError"),
         ("interrupt", "KeyboardInterrupt"),
         ("base", "BaseException: no luck"),
+        ("mute", "Mute"),
     ],
 )
 async def test_a_program_that_raises_fails_alone(program: Any, does: str, named: str) -> None:
