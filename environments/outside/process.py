@@ -131,7 +131,7 @@ class Child:
         except asyncio.LimitOverrunError:
             self.end(f"it sent a line of more than {LONGEST_LINE} bytes")
             return
-        asyncio.get_running_loop().call_later(2 * GRACE_SECONDS, self.end, "it closed its pipe")  # unless it died
+        self._end_without_pipe()
 
     def _take(self, line: bytes) -> bool:
         """Read one line of the child; returns whether it was an answer to something."""
@@ -194,9 +194,18 @@ class Child:
         return Outcome(failure=one_line(f"the program's process ended: {self.ended}"))
 
     def _send(self, line: bytes) -> None:
-        if not self.ended and self._process.stdin is not None:
-            with contextlib.suppress(ConnectionError):  # it has died, which `_watch` reports
-                self._process.stdin.write(line)
+        stdin = self._process.stdin
+        if self.ended or stdin is None:
+            return
+        if stdin.is_closing():  # uvloop, which Ray's workers use, raises RuntimeError on a write
+            self._end_without_pipe()
+            return
+        with contextlib.suppress(ConnectionError):  # the same, noticed by this write
+            stdin.write(line)
+
+    def _end_without_pipe(self) -> None:
+        """End a child that cannot be talked to, unless it died, which `_watch` reports better."""
+        asyncio.get_running_loop().call_later(2 * GRACE_SECONDS, self.end, "it closed its pipe")
 
 
 class Tail:

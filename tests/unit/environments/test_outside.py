@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from environments.outside import child
 from environments.outside.interpreter import Outside, check_outside
@@ -387,3 +388,22 @@ def test_check_program_asks_the_interpreter(python: str, code: None) -> None:
     missing = EvalJob.model_validate({**tree, "rollout": {**rollout, "target": "outside_programs:nobody"}})
     with pytest.raises(JobError, match="has no function 'nobody'"):
         check_program(missing)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_child_that_cannot_be_written_to_is_replaced(
+    python: str, code: None, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def main() -> None:
+        programs = OutsidePrograms(Outside(python, "outside_programs:agent"), 20.0, 60.0, 5)
+        await programs.start()
+        child = programs._child
+        assert child is not None
+        assert child._process.stdin is not None
+        child._process.stdin.close()
+        assert (await run(programs, "return")).failure.startswith("the program's process ended: it ")
+        assert await run(programs, "return") == Outcome(1.0)
+        await programs.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
