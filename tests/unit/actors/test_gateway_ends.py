@@ -107,4 +107,7 @@ async def test_a_session_or_an_actor_that_is_gone_has_none_to_end(
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         await end_session("http://127.0.0.1:9/v1", "key")
-    assert "its actor does not answer" in caplog.text
+        await end_session(f"{served.server.url}/nowhere", "key")
+    refused, unknown = caplog.messages
+    assert "could not be ended: " in refused
+    assert "Not Found" in unknown
