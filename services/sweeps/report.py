@@ -110,6 +110,8 @@ def draw(sweep: Sweep, results: Results, path: Path) -> list[Path]:
                 if (curve := group.curve(metric, report.x)) is not None:
                     _line(each, curve[0], *band(curve[1]), group.name, colours[group.name])
             each.set(title=metric, xlabel=LABELS[report.x])
+        for each in figure.axes:
+            _show_means(each)
         figure.axes[0].legend(loc="best")
         files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "svg")]
         for file in files:
@@ -132,3 +134,14 @@ def _line(axes: Axes, x_X: Floats, mean_X: Floats, half_X: Floats, name: str, co
     axes.plot(x_X, mean_X, color=colour, linewidth=2, label=name)
     if np.isfinite(half_X).all():
         axes.fill_between(x_X, mean_X - half_X, mean_X + half_X, color=colour, alpha=0.15, linewidth=0)
+
+
+def _show_means(axes: Axes) -> None:
+    """Cut off bands far beyond the curves, which those of two seeds would flatten."""
+    if not axes.lines:
+        return
+    means = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    least, most = np.nanmin(means), np.nanmax(means)
+    room = (most - least) or 1.0
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, least - room), min(top, most + room))
