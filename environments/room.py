@@ -22,11 +22,14 @@ class Room:
     back even if its program cannot be ended: the worker gets no further group then, but must end those that it has.
 
     Args:
-        end_session: called with an episode's address and key when it is over.
+        timeout_s: seconds per episode, after which its session ends, whatever its program still does.
+        end_session: called with an episode's address and key when it is over, perhaps more than once.
     """
 
-    def __init__(self, programs: Runner, places: int, end_session: Callable[[str, str], Awaitable[None]]) -> None:
-        self._programs, self._end_session = programs, end_session
+    def __init__(
+        self, programs: Runner, places: int, timeout_s: float, end_session: Callable[[str, str], Awaitable[None]]
+    ) -> None:
+        self._programs, self._timeout, self._end_session = programs, timeout_s, end_session
         self._places = asyncio.Semaphore(places)  # hands them out in the order of the calls
         self._left: dict[int, int] = {}
 
@@ -53,7 +56,16 @@ class Room:
     async def _episode(self, number: int, came: float, row: Mapping[str, Any], base_url: str, key: str) -> Ended:
         async with self._places:
             waited = time.perf_counter() - came
-            ended = await timed(self._programs.run(row, base_url, key))
+            late = asyncio.create_task(self._end_late(base_url, key))
+            try:
+                ended = await timed(self._programs.run(row, base_url, key))
+            finally:
+                late.cancel()
         await self._end_session(base_url, key)  # before the others of its group: what is left of the program may go on
         self._left[number] -= 1
         return ended._replace(outcome=replace(ended.outcome, waited=waited))
+
+    async def _end_late(self, base_url: str, key: str) -> None:
+        """End the session of an episode that takes too long: a program that is cancelled may go on for a while."""
+        await asyncio.sleep(self._timeout)
+        await self._end_session(base_url, key)

@@ -45,7 +45,7 @@ class EnvironmentWorker:
             WorkerDied: the program's class or its method ``setup`` raised.
         """
         self._programs = await self._load()
-        self._room = Room(self._programs, self._spec.episodes, end_session)
+        self._room = Room(self._programs, self._spec.episodes, self._rollout.timeout_s, end_session)
         return os.getpid()
 
     async def close(self) -> None:

@@ -101,7 +101,7 @@ class Worker:
 
     def __init__(self, places: int) -> None:
         self.programs, self.refs, self.hangs = Sleeps(), list[Ref](), False
-        self._room = Room(self.programs, places, self.programs.tell)
+        self._room = Room(self.programs, places, 1e6, self.programs.tell)
         self.ready, self.close = Remote(self._ready, self.refs), Remote(self._ready, self.refs)
         self.run, self.left = Remote(self._run, self.refs), Remote(self._left, self.refs)
 

@@ -14,6 +14,7 @@ from tests.environment_workers import Sleeps
 from tests.virtual_time import run_in_virtual_time
 from volley.errors import WorkerDied
 
+LONG = 1e6  # seconds, more than any episode takes
 DURATIONS = st.lists(st.floats(0, 100), min_size=1, max_size=8)
 
 
@@ -26,7 +27,7 @@ def enter(room: Room, number: int, seconds: Sequence[float], **row: Any) -> asyn
 def test_places_are_never_exceeded_nor_idle_and_taken_in_order(groups: list[list[float]], places: int) -> None:
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, places, programs.tell)
+        room = Room(programs, places, LONG, programs.tell)
         done = await asyncio.gather(*(enter(room, number, seconds) for number, seconds in enumerate(groups)))
         asked = [(str(number), str(at)) for number, seconds in enumerate(groups) for at in range(len(seconds))]
         assert programs.started == asked
@@ -51,7 +52,7 @@ def in_order(seconds: Sequence[float], places: int) -> float:
 def test_what_waited_and_what_is_left_is_known() -> None:
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, 2, programs.tell)
+        room = Room(programs, 2, LONG, programs.tell)
         groups = enter(room, 1, (5, 1)), enter(room, 2, (3, 3))
         await asyncio.sleep(2)
         assert room.left() == {1: 1, 2: 2}
@@ -68,7 +69,7 @@ def test_a_session_ends_with_its_own_episode() -> None:
 
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, 3, programs.tell)
+        room = Room(programs, 3, LONG, programs.tell)
         group = enter(room, 1, (1, 50, 3))
         await asyncio.sleep(2)
         assert programs.told == [("", "0")]
@@ -81,10 +82,22 @@ def test_a_session_ends_with_its_own_episode() -> None:
     run_in_virtual_time(main())
 
 
+def test_a_session_ends_with_the_time_of_its_episode_though_the_program_goes_on() -> None:
+    async def main() -> None:
+        programs = Sleeps()
+        group = enter(Room(programs, 2, 10.0, programs.tell), 1, (12, 3))
+        await asyncio.sleep(11)
+        assert (programs.told, programs.running) == ([("", "1"), ("", "0")], 1)
+        await group
+        assert programs.told == [("", "1"), ("", "0"), ("", "0")]
+
+    run_in_virtual_time(main())
+
+
 def test_a_group_that_is_cancelled_starts_nothing_more_and_gives_its_places_back() -> None:
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, 2, programs.tell)
+        room = Room(programs, 2, LONG, programs.tell)
         first, second, third = enter(room, 1, (50, 9)), enter(room, 2, (50, 50, 50)), enter(room, 3, (1, 1))
         await asyncio.sleep(10)
         assert programs.running == 2
@@ -102,7 +115,7 @@ def test_a_group_that_is_cancelled_starts_nothing_more_and_gives_its_places_back
 def test_a_group_that_cannot_go_on_starts_nothing_more() -> None:
     async def main() -> None:
         programs = Sleeps()
-        room = Room(programs, 2, programs.tell)
+        room = Room(programs, 2, LONG, programs.tell)
         failing, other = enter(room, 1, (1, 5, 5, 5), fails="0"), enter(room, 2, (1, 1))
         with pytest.raises(WorkerDied):
             await failing
@@ -118,7 +131,7 @@ async def test_the_time_of_an_episode_starts_with_its_program() -> None:
         await asyncio.sleep(0.5)
         return 1.0
 
-    ended = await Room(Programs(half, timeout_s=2.0), 1, Sleeps().tell).run(0, {}, "", ("a",) * 5)
+    ended = await Room(Programs(half, timeout_s=2.0), 1, 2.0, Sleeps().tell).run(0, {}, "", ("a",) * 5)
     assert [each.outcome.reward for each in ended] == [1.0] * 5, "2.5 s in all"
 
 
@@ -131,7 +144,7 @@ async def test_programs_that_cannot_be_ended_give_their_places_back() -> None:
         return 1.0
 
     loop = asyncio.get_running_loop()
-    room = Room(Programs(hangs, timeout_s=1.0), 2, Sleeps().tell)
+    room = Room(Programs(hangs, timeout_s=1.0), 2, 1.0, Sleeps().tell)
     try:
         first, second = await asyncio.gather(room.run(1, {}, "", ("hangs",) * 2), room.run(2, {}, "", ("a",) * 4))
     finally:
