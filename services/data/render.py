@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Render = Callable[[Row, Mapping[str, Any]], str]
-MESSAGES = (
+_LIST_ADVICE = (
     "a job with rollout takes the prompt as text: put the messages in another field, which the program gets with the "
     "row; for another job, write data.chat: {} to have the model's chat template render them"
 )
@@ -51,7 +51,7 @@ def _text(what: str, content: Callable[[Row, Mapping[str, Any]], object]) -> Ren
     def render(row: Row, fields: Mapping[str, Any]) -> str:
         value = content(row, fields)
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-            raise row.error(f"{what} is a list, not a string: {MESSAGES}")
+            raise row.error(f"{what} is a list, not a string: {_LIST_ADVICE}")
         return checked_text(row, what, value)
 
     return render
