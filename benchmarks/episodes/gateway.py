@@ -47,8 +47,8 @@ class Added(NamedTuple):
     """Milliseconds, means over calls.
 
     Attributes:
-        waited: from the arrival of a request to the end of its answer, without the engine's; its body is still to come.
-        computed: processor time.
+        waited: from the arrival of a request's headers to the end of its answer, without the engine's.
+        computed: processor time of the whole process, so little else must go on in it.
     """
 
     waited: float
@@ -85,7 +85,7 @@ async def measure(args: argparse.Namespace, model: Path) -> None:
         for given in (one, args):
             found = [await added(gateway, app, server.url, programs, given) for _ in range(args.rounds)]
             waited, computed = (_summary(each) for each in zip(*found, strict=True))
-            print(f"{given.episodes:4} at once: {waited} ms per call, {computed} ms of it computing")
+            print(f"{given.episodes:4} at once: {waited} ms per call; the process computes {computed} ms per call")
     finally:
         await programs.close()
         await server.stop()
