@@ -1,11 +1,11 @@
 """Samples per second of a whole asynchronous run, compared with each of its stages alone.
 
-    python -m benchmarks.end_to_end [--rounds 3] [--seconds 8] [--set learner.threads_per_rank=2]
+    python -m benchmarks.end_to_end [--rounds 3] [--seconds 8] [--set learner.threads_per_rank=2] [--model FOLDER]
 
-The job is the first workload of the comparison with TRL. Generation alone keeps as many groups in flight in the actor
-pool as the run has slots, and trains nothing. Learning alone repeats learner steps and publishing on batches generated
-beforehand. The two stages and the run take turns, with the same prompts, samples and model. A run cannot be faster
-than its slower stage; the last figure says how close it comes.
+The job is the workload ``short`` of the comparison with TRL, with ``--model`` its workload ``sums``. Generation alone
+keeps as many groups in flight in the actor pool as the run has slots, and trains nothing. Learning alone repeats
+learner steps and publishing on batches generated beforehand. The two stages and the run take turns, with the same
+prompts, samples and model. A run cannot be faster than its slower stage; the last figure says how close it comes.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from services.store.folder import RunFolder
 from volley.job import JOB, RLJob
 
 BATCHES = 4  # number of generated batches kept for measuring learning alone
-WARM, STEPS = 3, 60
+WARM = 3  # steps
 
 
 def main() -> None:
@@ -45,11 +45,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each stage's measurement in each round")
     parser.add_argument("--set", dest="set_", action="append", default=[], metavar="KEY=VALUE", help="change the job")
+    parser.add_argument("--steps", type=int, default=60, help="of the run")
+    parser.add_argument("--model", type=Path, help="folder of a pretrained model")
     args = parser.parse_args()
+    workload = WORKLOADS["sums" if args.model else "short"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_inputs(WORKLOADS["short"], folder)
-        tree = {**job_of(WORKLOADS["short"], folder, ""), "steps": STEPS}
+        write_inputs(workload, folder, model=args.model)
+        tree = {**job_of(workload, folder, ""), "steps": args.steps}
         for key, value in parse_overrides(args.set_).items():
             assign(tree, key.split("."), value)
         job = JOB.validate_python(tree)

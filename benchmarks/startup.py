@@ -1,9 +1,10 @@
 """Seconds from ``volley run`` to the first trained step, stage by stage.
 
-    python -m benchmarks.startup [--rounds 3]
+    python -m benchmarks.startup [--rounds 3] [--model FOLDER]
 
-The job is the first workload of the comparison with TRL: a model of 3M parameters, one actor, one reward worker, one
-learner rank. The times come from the files in the run folder. The three roles start at the same time.
+The job is the workload ``short`` of the comparison with TRL, with ``--model`` its workload ``sums``: one actor, one
+reward worker, one learner rank. The times come from the files in the run folder. The three roles start at the same
+time.
 """
 
 import argparse
@@ -27,12 +28,14 @@ LAUNCH = "from services.cli import main; main()"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", type=Path, help="folder of a pretrained model")
     args = parser.parse_args()
+    workload = WORKLOADS["sums" if args.model else "short"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_inputs(WORKLOADS["short"], folder)
+        write_inputs(workload, folder, model=args.model)
         job = folder / "job.yaml"
-        job.write_text(json.dumps({**job_of(WORKLOADS["short"], folder, ""), "steps": 2}))
+        job.write_text(json.dumps({**job_of(workload, folder, ""), "steps": 2}))
         report([stage_ends(job, folder / f"runs-{number}") for number in range(args.rounds)])
 
 

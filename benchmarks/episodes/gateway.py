@@ -3,7 +3,8 @@
     python -m benchmarks.episodes.gateway [--episodes 64] [--calls 8] [--tokens 32] [--seconds 1.0] [--rounds 3]
 
 As `benchmarks.episodes.speed`, whose engine competes with the gateway for two cores. Here the programs alone do, which
-run in a process of their own and use the OpenAI client. One episode at a time comes first, then all at once.
+run in a process of their own and use the OpenAI client. One episode at a time comes first, then all at once. The event
+loop is uvloop, as in Ray's actors.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import uvloop
 
 from actors.config import EpisodesRequest
 from actors.gateway.calls import Gateway
@@ -104,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(args, write_model(Path(folder), 128, 1)))
+        uvloop.run(measure(args, write_model(Path(folder), 128, 1)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ One engine on CPU takes turns: plain samples, as many at once as episodes; episo
 without a pause; episodes whose environment takes ``--wait`` seconds after each call; and ``--more`` of these at once.
 The model is small and untrained unless ``--model`` names one. Programs run in a process of their own and use the OpenAI
 client, as in a run. Of the time that a call takes beyond the engine's, the gateway's part lies between the arrival of
-the request and the end of the answer.
+the request and the end of the answer. The event loop is uvloop, as in Ray's actors.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.config import ActorConfig, EpisodesRequest
@@ -262,7 +263,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-gb", type=float, default=0.5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(args, Path(folder)))
+        uvloop.run(measure(args, Path(folder)))
 
 
 if __name__ == "__main__":

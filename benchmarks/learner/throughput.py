@@ -7,9 +7,13 @@ has a job's default settings: divergence measured on a share of the groups, samp
 methods take turns; figures are medians of CPU time, which other load on the machine changes little.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learner.throughput [--prompt 11 --length 4 14 --groups 32]
+        [--model FOLDER] [--methods "plain padded loop" "learner, ZeRO-3, shared"]
+
+The first method is the one that others are compared with. The model is untrained unless ``--model`` names one.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
@@ -22,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.objectives.report import print_table
 from examples.countdown.make_model import make
@@ -43,6 +47,16 @@ OBJECTIVE = MaxAtK(k=8)
 OPTIMIZER = Optimizer(lr=1e-5)
 WHOLE = PolicyUpdate.model_validate({"kl": {"logged": False}, "kl_sample_fraction": 1.0})  # the plain loop's work
 AS_IF_LARGE = {"stage3_param_persistence_threshold": 100_000, "memory_efficient_linear": True}
+METHODS = (
+    "plain padded loop",
+    "learner, plain PyTorch, flat",
+    "learner, plain PyTorch, shared",
+    "learner, ZeRO-3 as of a large model, flat",
+    "learner, ZeRO-3, flat",
+    "learner, ZeRO-3, shared",
+    "learner, ZeRO-3, as a job has it",
+)
+Method = Callable[[], object]
 
 
 def main() -> None:
@@ -56,8 +70,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     join_ranks(0, 1, open_store("127.0.0.1", 0, 1), cuda=False, deadline_s=600)
     with tempfile.TemporaryDirectory() as folder:
-        model = make(Path(folder) / "model", layers=arguments.layers, width=arguments.width, length=4096)
-        methods = make_methods(model, Path(folder), make_batch(arguments), arguments)
+        model = arguments.model or make(
+            Path(folder) / "model", layers=arguments.layers, width=arguments.width, length=4096
+        )
+        known = make_methods(model, Path(folder), make_batch(arguments), arguments)
+        methods = {name: known[name]() for name in arguments.methods}
         times: dict[str, list[float]] = {name: [] for name in methods}
         for turn in range(arguments.turns + 1):  # the first is a warm-up
             for name, method in methods.items():
@@ -82,8 +99,8 @@ def make_batch(arguments: argparse.Namespace) -> RankBatch:
 
 def make_methods(
     model: Path, folder: Path, batch: RankBatch, arguments: argparse.Namespace
-) -> dict[str, Callable[[], object]]:
-    """By name, each way to take one step."""
+) -> dict[str, Callable[[], Method]]:
+    """By name, what makes each way to take one step."""
     config = LearnerConfig(
         model=ModelSpec(path=model),
         learner=LearnerSpec(),
@@ -93,28 +110,43 @@ def make_methods(
         log_dir=folder,
     )
 
-    def learner(engine: Any, *, shared: bool, spec: PolicyUpdate = WHOLE) -> Callable[[], object]:
+    def learner(engine: Callable[[], Any], *, shared: bool, spec: PolicyUpdate = WHOLE) -> Method:
         budget = arguments.budget or config.micro_batch_tokens
+        width = AutoConfig.from_pretrained(model).hidden_size
         reference = Policy(load_lm(model, "float32"), 1.0) if spec.kl.wanted else None
-        worker = Reinforcer(spec, engine, Packer(budget, arguments.width, shared, engine.device), reference=reference)
+        worker = Reinforcer(spec, engine(), Packer(budget, width, shared, engine().device), reference=reference)
         return lambda: worker.step(batch, OBJECTIVE, 0)
 
-    plain = PlainEngine(Policy(load_lm(model, "float32"), 1.0), OPTIMIZER)
-    zero = Engine(lambda: Policy(load_lm(model, "float32"), 1.0), OPTIMIZER, config)
-    sharded = LearnerSpec.model_validate({"deepspeed": {"zero_optimization": AS_IF_LARGE}})
-    large = Engine(lambda: Policy(load_lm(model, "float32"), 1.0), OPTIMIZER, replace(config, learner=sharded))
+    def policy() -> Policy:
+        return Policy(load_lm(model, "float32"), 1.0)
+
+    @functools.cache
+    def plain() -> PlainEngine:
+        return PlainEngine(policy(), OPTIMIZER)
+
+    @functools.cache
+    def zero() -> Engine:
+        return Engine(policy, OPTIMIZER, config)
+
+    @functools.cache
+    def large() -> Engine:
+        sharded = LearnerSpec.model_validate({"deepspeed": {"zero_optimization": AS_IF_LARGE}})
+        return Engine(policy, OPTIMIZER, replace(config, learner=sharded))
+
     return {
-        "plain padded loop": padded_loop(AutoModelForCausalLM.from_pretrained(model), batch),
-        "learner, plain PyTorch, flat": learner(plain, shared=False),
-        "learner, plain PyTorch, shared": learner(plain, shared=True),
-        "learner, ZeRO-3 as of a large model, flat": learner(large, shared=False),
-        "learner, ZeRO-3, flat": learner(zero, shared=False),
-        "learner, ZeRO-3, shared": learner(zero, shared=True),
-        "learner, ZeRO-3, as a job has it": learner(zero, shared=True, spec=PolicyUpdate()),
+        "plain padded loop": lambda: padded_loop(
+            AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), batch
+        ),
+        "learner, plain PyTorch, flat": lambda: learner(plain, shared=False),
+        "learner, plain PyTorch, shared": lambda: learner(plain, shared=True),
+        "learner, ZeRO-3 as of a large model, flat": lambda: learner(large, shared=False),
+        "learner, ZeRO-3, flat": lambda: learner(zero, shared=False),
+        "learner, ZeRO-3, shared": lambda: learner(zero, shared=True),
+        "learner, ZeRO-3, as a job has it": lambda: learner(zero, shared=True, spec=PolicyUpdate()),
     }
 
 
-def padded_loop(lm: Any, batch: RankBatch) -> Callable[[], object]:
+def padded_loop(lm: Any, batch: RankBatch) -> Method:
     """A step with one padded batch of all samples: one forward pass, one backward pass, AdamW."""
     optimizer = torch.optim.AdamW(lm.parameters(), lr=OPTIMIZER.lr)
 
@@ -161,7 +193,7 @@ def report(batch: RankBatch, times: dict[str, list[float]]) -> None:
         f"{len(batch.groups)} prompts of {prompts / len(batch.groups):.0f} tokens, {SAMPLES} samples each of "
         f"{batch.lengths_N.min()} to {batch.lengths_N.max()}, mean {batch.lengths_N.mean():.1f}; one thread\n"
     )
-    base = statistics.median(times["plain padded loop"])
+    base = statistics.median(next(iter(times.values())))
     rows = []
     for name, values in times.items():
         median = statistics.median(values)
@@ -179,6 +211,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--budget", type=int, default=0, help="tokens per micro-batch; 0: the job's default")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--model", type=Path, help="a pretrained model's folder")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="METHOD", help="default: all")
     return parser.parse_args(given)
 
 

@@ -22,14 +22,14 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.versus_trl.workloads import PROMPTS, SAMPLES, WORKLOADS, share_of_letters
+from benchmarks.versus_trl.workloads import SAMPLES, WORKLOADS, share_of_even
 
 Reward = Callable[..., list[float]]
 
 
 def free(completions: list[str], **_: Any) -> list[float]:
     """The reward that costs nothing."""
-    return [share_of_letters(text) for text in completions]
+    return [share_of_even(text) for text in completions]
 
 
 def code(completions: list[str], **_: Any) -> list[float]:
@@ -98,7 +98,7 @@ def main() -> None:
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
     clock = Clock()
     with tempfile.TemporaryDirectory() as outputs:
-        batch = {"per_device_train_batch_size": PROMPTS * SAMPLES, "num_generations": SAMPLES}
+        batch = {"per_device_train_batch_size": workload.prompts * SAMPLES, "num_generations": SAMPLES}
         length = {"max_completion_length": workload.max_tokens, "max_steps": workload.steps}
         config = settings(outputs, **batch, **length, learning_rate=1e-6, lr_scheduler_type="constant")
         trainer = GRPOTrainer(

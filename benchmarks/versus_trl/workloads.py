@@ -1,12 +1,13 @@
-"""The four workloads that both sides run: model, prompts, reward.
+"""The workloads that both sides run: model, prompts, reward.
 
 short    samples of at most 16 tokens, nearly all of that length; the reward costs nothing
 long     lengths with a long tail, median about 40 tokens, at most 256; the reward costs nothing
 code     each sample is a small Python program, judged by what it prints
 judge    like short, but the reward comes from a server that takes a second per request
+sums     a pretrained model adds and subtracts two numbers, as in examples/smollm2; the reward costs nothing
 
-The models are untrained, because only speed is measured. Their vocabulary determines the length of samples (the end of
-text is as likely as any other token) and, for ``code``, makes nearly every sample a program that runs.
+The other models are untrained, because only speed is measured. Their vocabulary determines the length of samples (the
+end of text is as likely as any other token) and, for ``code``, makes nearly every sample a program that runs.
 """
 
 import json
@@ -22,19 +23,28 @@ from typing import Any
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234"
 LINES = tuple(f"{line}\n" for line in ("print(1)", "print(2)", "x = 1", "x = 2", "pass", "1 + 1", "y = 3", "y = 4"))
-PROMPTS, SAMPLES = 8, 16  # prompts per step, samples per prompt
+SAMPLES = 16  # per prompt
 JUDGE_SECONDS = 1.0
+ROWS = 64
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One workload."""
+    """One workload.
+
+    Attributes:
+        tokens: of the untrained model; () for a pretrained one.
+        reward: ``free``, ``code`` or ``judge``.
+        prompts: per step.
+    """
 
     name: str
     tokens: tuple[str, ...]
     max_tokens: int
     steps: int
-    reward: str  # free, code or judge
+    reward: str
+    prompts: int = 8
 
 
 WORKLOADS = {
@@ -44,25 +54,50 @@ WORKLOADS = {
         Workload("long", tuple(CHARACTERS), 256, 6, "free"),
         Workload("code", LINES, 12, 10, "code"),
         Workload("judge", tuple(CHARACTERS), 16, 12, "judge"),
+        Workload("sums", (), 24, 9, "free", prompts=4),
     )
 }
 
 
-def share_of_letters(sample: str) -> float:
-    """The reward that costs nothing: the share of lower-case letters in the sample."""
-    return sum(character.islower() for character in sample) / max(1, len(sample))
+def share_of_even(sample: str) -> float:
+    """The reward that costs nothing: the share of characters with even codes."""
+    return sum(ord(character) % 2 == 0 for character in sample) / max(1, len(sample))
 
 
-def write_inputs(workload: Workload, folder: Path, *, layers: int = 4, width: int = 256) -> None:
-    """Write an untrained model of about 3M parameters and its prompts to ``folder``, unless they exist."""
+def write_inputs(
+    workload: Workload, folder: Path, *, model: Path | None = None, layers: int = 4, width: int = 256
+) -> None:
+    """Write the model and its prompts to ``folder``, unless they exist.
+
+    Args:
+        model: of a workload with a pretrained one, its folder. Other models are untrained, with 3M parameters unless
+            ``layers`` and ``width`` say otherwise.
+    """
     if (folder / "prompts.jsonl").exists():
         return
-    write_model(workload, folder / "model", layers, width)
-    rows = []
-    for number in range(64):
-        text = "".join(workload.tokens[(number * 7 + i) % len(workload.tokens)] for i in range(6))
-        rows.append({"prompt": text, "tests": [{"stdin": "", "expected": "1"}]})
+    if model is None:
+        write_model(workload, folder / "model", layers, width)
+        texts = [
+            "".join(workload.tokens[(row * 7 + i) % len(workload.tokens)] for i in range(6)) for row in range(ROWS)
+        ]
+    else:
+        (folder / "model").symlink_to(model.resolve())
+        texts = sums(model)
+    rows = [{"prompt": text, "tests": [{"stdin": "", "expected": "1"}]} for text in texts]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def sums(model: Path) -> list[str]:
+    """Questions for sums of two numbers, in the chat template of ``model``."""
+    import reasoning_gym
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    questions = [row["question"] for row in reasoning_gym.create_dataset("chain_sum", size=ROWS, seed=0, **SUMS)]
+    return [
+        tokenizer.apply_chat_template([{"role": "user", "content": each}], tokenize=False, add_generation_prompt=True)
+        for each in questions
+    ]
 
 
 def write_model(workload: Workload, folder: Path, layers: int, width: int) -> None:
@@ -103,7 +138,7 @@ def judge() -> Iterator[str]:
         def do_POST(self) -> None:
             request: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             time.sleep(JUDGE_SECONDS)
-            body = json.dumps({"rewards": [share_of_letters(sample) for sample in request["samples"]]}).encode()
+            body = json.dumps({"rewards": [share_of_even(sample) for sample in request["samples"]]}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
