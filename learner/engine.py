@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from learner.compiled import units
 from learner.config import LearnerConfig
 from learner.sparing import spare, sparing_settings
 from volley.errors import Diverged
@@ -111,7 +112,7 @@ class Engine:
         import deepspeed
 
         settings = deepspeed_config(config)
-        model = _sharded(load, settings)
+        model = _sharded(load, settings, compiled=config.learner.compile)
         self.spec, self.ranks, self.steps = optimizer, config.learner.ranks, config.steps
         self.copies = config.learner.sequence_parallel
         self.rate: float | None = None  # overrides the schedule
@@ -174,14 +175,14 @@ def frozen(load: Callable[[], nn.Module], config: LearnerConfig) -> Any:
     if config.learner.ranks == 1 or _is_whole(settings):
         model = load().requires_grad_(False)
         return model.cuda() if config.learner.gpus_per_rank else model
-    model = _sharded(load, settings).requires_grad_(False)
+    model = _sharded(load, settings, compiled=config.learner.compile).requires_grad_(False)
     settings.pop("gradient_clipping", None)
     settings["zero_optimization"].pop("offload_optimizer", None)
     engine, *_ = deepspeed.initialize(model=model, config=settings)
     return engine
 
 
-def _sharded(load: Callable[[], nn.Module], settings: dict[str, Any]) -> nn.Module:
+def _sharded(load: Callable[[], nn.Module], settings: dict[str, Any], *, compiled: bool) -> nn.Module:
     """The model that ``load`` returns, with its parameters sharded while they are read."""
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
@@ -196,7 +197,7 @@ def _sharded(load: Callable[[], nn.Module], settings: dict[str, Any]) -> nn.Modu
     for module in model.modules():
         for parameter in getattr(module, "parameters_used", ()):
             deepspeed.zero.register_external_parameter(module, parameter)
-    if _is_whole(settings):
+    if _is_whole(settings) or compiled:  # ZeRO's hooks within a layer would break what is compiled
         _layers_are_units(model)
     return model
 
@@ -223,8 +224,7 @@ def _weight_bytes(config: LearnerConfig) -> int:
 def _layers_are_units(model: nn.Module) -> None:
     from deepspeed.utils import set_z3_leaf_modules
 
-    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    if found := names & {type(module).__name__ for module in model.modules()}:
+    if found := {type(layer).__name__ for layer in units(model)}:
         set_z3_leaf_modules(model, sorted(found))
 
 

@@ -61,8 +61,22 @@ def product(left_TI: Tensor, right_OI: Tensor, bias_O: Tensor | None = None) -> 
     """``left right' + bias`` for [..., I] and [O, I] with any strides: [..., O]; no gradient flows through it."""
     if not by_onednn(left_TI):
         return nn.functional.linear(left_TI, right_OI, bias_O)
+    multiply = _opaque if torch.compiler.is_compiling() else _by_onednn
+    return multiply(left_TI, right_OI, bias_O)
+
+
+def _by_onednn(left_TI: Tensor, right_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(left_TI, right_OI, bias_O, "none", [], "")
     return out
+
+
+# torch's compiler takes oneDNN's product for one of its own, whose weights are packed. It calls this one as it is.
+_opaque = torch.library.custom_op("volley::product", _by_onednn, mutates_args=())
+
+
+@_opaque.register_fake
+def _shape(left_TI: Tensor, right_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    return left_TI.new_empty((*left_TI.shape[:-1], right_OI.shape[0]))
 
 
 def wide_factor(weight_OI: Tensor) -> Tensor:

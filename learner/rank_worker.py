@@ -13,6 +13,7 @@ from torch import nn
 
 from learner.batch import Packer, rank_batch, sft_pieces, usable
 from learner.checkpoint import Snapshot, engine_files, load_engine, state_bytes, text_parts, write_file
+from learner.compiled import compile_layers
 from learner.config import LearnerConfig
 from learner.engine import Engine, another_group, frozen, join_ranks
 from learner.layout import Piece
@@ -319,6 +320,8 @@ class RankWorker:
 def _policy(config: LearnerConfig, split: RowSplit | None, *, entropy_gradient: bool, checkpointed: bool) -> Policy:
     attention = config.learner.attention if split is None else ATTENTION
     lm = load_trained(config.model, config.seed, attention=attention, checkpointed=checkpointed)
+    if config.learner.compile:
+        compile_layers(lm, cuda=config.learner.gpus_per_rank > 0)
     return Policy(lm, config.temperature, entropy_gradient=entropy_gradient, split=split)
 
 

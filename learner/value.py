@@ -5,7 +5,7 @@ Shapes: R rows (prompts), L row length, G the rank's groups, n samples of one gr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from learner.batch import as_many
+from learner.compiled import compile_layers
 from learner.config import LearnerConfig
 from learner.engine import Engine
 from learner.loss import value_loss
@@ -66,14 +67,7 @@ class Critic:
     def __init__(self, config: LearnerConfig, spec: ValueModel) -> None:
         self.spec, self.budget = spec, config.micro_batch_tokens
         self.engine = Engine(
-            lambda: PromptValue(
-                load_trunk(
-                    config.model.folder,
-                    config.model.dtype,
-                    attention=config.learner.attention,
-                    checkpointed=config.learner.gradient_checkpointing,
-                )
-            ),
+            lambda: PromptValue(_trunk(config)),
             config.optimizer.model_copy(update={"lr": spec.lr}),
             config,
         )
@@ -122,6 +116,16 @@ class Critic:
             batch.ids_RL.to(self.engine.device), batch.last_R.to(self.engine.device), last=last
         )
         return value_R
+
+
+def _trunk(config: LearnerConfig) -> Any:
+    spec = config.learner
+    trunk = load_trunk(
+        config.model.folder, config.model.dtype, attention=spec.attention, checkpointed=spec.gradient_checkpointing
+    )
+    if spec.compile:
+        compile_layers(trunk, cuda=spec.gpus_per_rank > 0)
+    return trunk
 
 
 def prompt_rows(prompts: Sequence[NDArray[np.int32]], budget: int) -> list[Prompts]:

@@ -303,6 +303,11 @@ class LearnerSpec(Spec):
     gradient_checkpointing: bool = Field(
         False, description="recompute layers in the backward pass: less memory, a third more compute"
     )
+    compile: bool = Field(
+        False,
+        description="compile layers with torch when they are first used, which takes 10 to 60 s, for faster steps; on "
+        "a CPU it needs g++",
+    )
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
         None, description="attention implementation; null: transformers' choice, sdpa for most models"
     )
@@ -357,6 +362,12 @@ class LearnerSpec(Spec):
                 f"sequence_parallel: {size} has its own attention, by sdpa: write attention: sdpa, or "
                 "sequence_parallel: 1"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_rows_are_whole(self) -> Self:
+        if self.compile and self.sequence_parallel > 1:
+            raise ValueError("compile: true has no split rows: write compile: false, or sequence_parallel: 1")
         return self
 
     @property

@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        uvloop.run(measure(args, write_model(Path(folder), 128, 1)))
+        uvloop.run(measure(args, write_model(Path(folder), 128, 1, length(args))))
 
 
 if __name__ == "__main__":

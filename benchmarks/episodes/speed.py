@@ -182,7 +182,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     from actors.gateway.http import create_app
     from actors.gateway.server import Server
 
-    model = ModelSpec(path=args.model or write_model(folder, args.width, args.layers))
+    model = ModelSpec(path=args.model or write_model(folder, args.width, args.layers, length(args)))
     config = ActorConfig(model, actors, length(args), 0, folder, gateway=GatewaySpec())
     engine = await Engine.start(config, 0, "actor", folder / "engine.log")
     gateway, server = Gateway(engine, engine.tokenizer, engine.stop_ids, GatewaySpec()), Server("127.0.0.1")
@@ -232,7 +232,7 @@ def length(args: argparse.Namespace) -> int:
     return int(FIRST + args.calls * (args.tokens + BETWEEN))
 
 
-def write_model(folder: Path, width: int, layers: int) -> Path:
+def write_model(folder: Path, width: int, layers: int, context: int) -> Path:
     """Write an untrained chat model; return its folder."""
     from tests.chat_models import chat_tokenizer
     from tests.models import tiny_llama
@@ -244,6 +244,7 @@ def write_model(folder: Path, width: int, layers: int) -> Path:
         intermediate_size=3 * width,
         num_hidden_layers=layers,
         head_dim=width // 4,
+        max_position_embeddings=context,
         initializer_range=0.02,
     )
     return folder / "model"

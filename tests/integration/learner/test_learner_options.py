@@ -1,4 +1,4 @@
-"""The value model on two ranks, and bfloat16 with every option of the loss at once."""
+"""The value model on two ranks, compiled layers, and bfloat16 with every option of the loss at once."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 import ray
 import torch
 from safetensors.torch import load
+from transformers import AutoModel, AutoModelForCausalLM
 
 from learner.batch import Packer, rank_batch
 from learner.policy import Policy
@@ -64,8 +65,6 @@ async def compare(learner: LearnerPool, model: Path, spec: PolicyUpdate, tmp_pat
 
 
 def plain_reinforcer(model: Path, spec: PolicyUpdate) -> Reinforcer:
-    from transformers import AutoModel, AutoModelForCausalLM
-
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     engine = PlainEngine(Policy(lm, 1.0), OPTIMIZER)
     critic = Critic.__new__(Critic)  # without DeepSpeed
@@ -73,6 +72,28 @@ def plain_reinforcer(model: Path, spec: PolicyUpdate) -> Reinforcer:
     critic.spec, critic.budget = VALUE, 4096
     critic.engine = PlainEngine(PromptValue(trunk), OPTIMIZER.model_copy(update={"lr": VALUE.lr}))  # type: ignore[assignment]
     return Reinforcer(spec, engine, Packer(4096, 64, True, engine.device), critic=critic)  # type: ignore[arg-type]
+
+
+async def test_compiled_layers_whose_weights_are_gathered_equal_plain_pytorch(
+    ray_local: None, model: Path, tmp_path: Path
+) -> None:
+    spec = PolicyUpdate()
+    options = {"compile": True, "step_deadline_s": 300}
+    learner = await LearnerPool.start(config(model, tmp_path, 1, update=spec, objective=Mean(), learner=options))
+    try:
+        engine = PlainEngine(Policy(AutoModelForCausalLM.from_pretrained(model).eval(), 1.0), OPTIMIZER)
+        with process_group_of_one():
+            pack = Packer(4096, 64, True, engine.device)
+            plain = Reinforcer(spec, engine, pack)  # type: ignore[arg-type]
+            for step in range(2):
+                made, columns = batch(step)
+                metrics = (await learner.step(columns, version=step)).metrics
+                expected, _ = plain.step(rank_batch(made, columns, version=step, mask_truncated=False), Mean(), step)
+                assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        weights = {name.removeprefix("lm."): each.detach().numpy() for name, each in engine.module.named_parameters()}
+        assert_near(tensors_of(await learner.publish(2)), weights)
+    finally:
+        await learner.stop()
 
 
 async def test_bfloat16_with_every_option(ray_local: None, model: Path, tmp_path: Path) -> None:
