@@ -26,6 +26,9 @@ def compile_layers(model: "PreTrainedModel", *, cuda: bool) -> None:
     if not layers:
         kind = model.config.model_type
         raise JobError(f"models of type {kind} have no layers to compile: write learner.compile: false")
+    from torch._dynamo import config
+
+    config.disable = False  # a rank may be forked from a process that also serves engines, which compile nothing
     for layer in layers:
         # The layer's own call stays as it is: around it, ZeRO gathers weights and checkpointing recomputes.
         layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -23,3 +23,15 @@ class Probe:
             "job": ray.get_runtime_context().get_job_id(),
             "launcher": launcher.pid if launcher else None,
         }
+
+    def graphs(self) -> int:
+        """How many programs torch makes of a small model whose layers are compiled."""
+        import torch
+
+        from learner.compiled import compile_layers
+        from tests.unit.learner.conftest import tiny_lm
+
+        lm = tiny_lm()
+        compile_layers(lm, cuda=False)
+        lm(input_ids=torch.arange(3, 20)[None])
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

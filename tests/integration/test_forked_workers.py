@@ -72,6 +72,12 @@ def test_a_worker_is_forked_if_it_may_be() -> None:
 
 
 @pytest.mark.usefixtures("head")
+def test_a_forked_rank_can_compile() -> None:
+    """Although engines, which are forked from the same server, compile nothing."""
+    assert ray.get(start(**ray_options())[0].graphs.remote(), timeout=300) > 0
+
+
+@pytest.mark.usefixtures("head")
 def test_a_runtime_environment_of_the_users_own_is_kept() -> None:
     (own,) = (options["runtime_env"]["env_vars"] for options in [ray_options()])
     about = start(runtime_env={"env_vars": {**own, "OMP_NUM_THREADS": "3"}})[1]
