@@ -8,6 +8,9 @@ import pytest
 
 from benchmarks import quick
 from benchmarks.versus_trl.others import run_beside_others
+from benchmarks.versus_trl.workloads import WORKLOADS, write_inputs
+from tests.chat_models import chat_tokenizer
+from tests.models import tiny_llama
 
 
 def run_quick(monkeypatch: pytest.MonkeyPatch, baseline: Path, ratios: dict[str, float], *options: str) -> None:
@@ -49,3 +52,14 @@ def test_run_beside_others_returns_the_exit_code(tmp_path: Path, program: str, c
 def test_a_run_that_does_not_end_is_killed(tmp_path: Path) -> None:
     ended, _ = run_beside_others([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", 0.6)
     assert ended == -9
+
+
+def test_a_pretrained_model_is_asked_in_its_own_template(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "pretrained", tokenizer=chat_tokenizer())
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    write_inputs(WORKLOADS["sums"], folder, model=model)
+    assert (folder / "model").resolve() == model
+    prompts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    assert len(set(prompts)) > 32
+    assert all("<|im_start|>user" in each and each.endswith("assistant\n") for each in prompts)
