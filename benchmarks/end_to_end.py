@@ -142,7 +142,7 @@ async def whole_run(stack: Stack, job: RLJob, folder: Path) -> float:
 def report(rounds: list[dict[str, float]]) -> None:
     """Print the median speeds, and the run's speed relative to the slower stage of the same round."""
     for name in rounds[0]:
-        print(f"{name:20}{statistics.median(each[name] for each in rounds):8.0f} samples/s")
+        print(f"{name:20}{statistics.median(each[name] for each in rounds):8.1f} samples/s")
     shares = [each["the run"] / min(each["generation alone"], each["learning alone"]) for each in rounds]
     shown = f"{statistics.median(shares):.2f}   ({min(shares):.2f} to {max(shares):.2f})"
     print(f"{'run / slower stage':20}{shown:>8}")
