@@ -1,7 +1,6 @@
 """Layers compiled by torch: what a layer does between its matrix products becomes a few loops in place of many."""
 
 import os
-import shlex
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -42,4 +41,4 @@ def units(model: nn.Module) -> list[Any]:
 
 def has_compiler() -> bool:
     """Whether torch finds a C++ compiler."""
-    return shutil.which(shlex.split(os.environ.get("CXX", "g++"))[0]) is not None
+    return shutil.which(os.environ.get("CXX", "g++").partition(" ")[0]) is not None

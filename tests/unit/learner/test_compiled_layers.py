@@ -88,8 +88,9 @@ def test_what_cannot_be_compiled_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(JobError, match=r"models of type bare .* write learner\.compile: false"):
         compile_layers(Bare(), cuda=False)
-    monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    with pytest.raises(JobError, match=r"install g\+\+, or write compile: false"):
-        compile_layers(tiny_lm("llama"), cuda=False)
+    for compiler in ("no-such-compiler -O2", ""):
+        monkeypatch.setenv("CXX", compiler)
+        with pytest.raises(JobError, match=r"install g\+\+, or write compile: false"):
+            compile_layers(tiny_lm("llama"), cuda=False)
     with pytest.raises(ValueError, match="write compile: false, or sequence_parallel: 1"):
         LearnerSpec(compile=True, ranks=2, sequence_parallel=2)
