@@ -112,6 +112,9 @@ class WebhookSpec(Spec):
             raise ValueError(
                 "contains a user name or password, but run records are not private: sign with secret_env instead"
             )
+        written = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        if not re.fullmatch(rf"{re.escape(written)}(:\d*)?", parts.netloc.lower()):  # urlsplit takes a[::1]x for ::1
+            raise ValueError("has more than a host and a port between // and /: write http://host:port/path")
         if parts.port == 0:
             raise ValueError("port 0 is no port")
         plain_host(parts.hostname)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -165,6 +165,9 @@ hosts = st.text("abz019.:[]-_%@\\x/ é", max_size=30)
 
 
 @given(hosts)
+@example("a[::1]")
+@example("1][::1")
+@example("[::1]x")
 def test_what_is_accepted_is_the_host_that_the_http_client_calls(host: str) -> None:
     found = spec(f"http://{host}/hook")
     if found is not None:
