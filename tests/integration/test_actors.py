@@ -239,21 +239,30 @@ async def test_samples_sleep_halfway_without_their_cache_and_go_on(
     before, after = pool.version, pool.version + loads
     oracle.weights[after] = oracle.other_weights(after) if loads else oracle.weights[before]
     update = publish(after, oracle.weights[after])
-    making = [asyncio.create_task(generate(pool, request("7" * 100, n=64, max_tokens=120))) for _ in range(6)]
+    asleep = asyncio.Event()
+
+    async def stream() -> list[Group]:
+        groups = [await generate(pool, request("7" * 100, n=64, max_tokens=120))]
+        while not asleep.is_set():
+            groups.append(await generate(pool, request("7" * 100, n=64, max_tokens=120)))
+        return groups
+
+    streams = [asyncio.create_task(stream()) for _ in range(6)]
     while not all(actor.busy >= 128 for actor in pool.workers()):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.01)
     await generate(pool, request(n=2, max_tokens=2))  # so others have drawn tokens too
     await pool.sleep()
     await pool.sleep()  # a second time changes nothing
-    making.append(asyncio.create_task(generate(pool, request(n=4))))
+    asleep.set()
+    late = asyncio.create_task(generate(pool, request(n=4)))
     caches = [max(mappings(info.engine_pids[0])) for info in pool.infos]
     assert all(size > 0.09 * 2**30 and resident < 2**20 for size, resident in caches)
-    ended = sum(task.done() for task in making)
+    ended = sum(task.done() for task in (*streams, late))
     await asyncio.sleep(0.5)
-    assert sum(task.done() for task in making) == ended < 6
+    assert sum(task.done() for task in (*streams, late)) == ended < 6
     assert all(actor.state == "serving" for actor in pool.workers())
     await (pool.broadcast(update) if loads else pool.wake())
-    groups = await asyncio.gather(*making)
+    groups = [group for groups in await asyncio.gather(*streams) for group in groups[-2:]] + [await late]
     for group in groups:
         np.testing.assert_allclose(group.logprobs_T, oracle.logprobs(group, slept=True), atol=1e-4)
     assert set(groups[-1].versions_T) == {after}, "it began after they woke up"
