@@ -111,7 +111,7 @@ async def generate_groups(actors: ActorPool, run: RLRun, seconds: float) -> tupl
     async with asyncio.TaskGroup() as tasks:
         for _ in range(job.slots):
             tasks.create_task(fill_slot())
-    counted = [end for end in ends if end < begun + seconds] or ends[:1]
+    counted = [end for end in ends if end < begun + seconds] or ends[:1]  # one at least, however large the model
     return groups, len(counted) * n / (counted[-1] - begun)
 
 
