@@ -1,6 +1,6 @@
 """A pretrained model on tasks that others wrote: ``make demo-llm``.
 
-    fetch SmolLM2-135M-Instruct -> RL for the mean, max@8 and a harmonic sum of max@k -> held-out pass@k, samples, plots
+    fetch SmolLM2-135M-Instruct -> RL for the mean, max@8 and MaxRL (a harmonic sum of max@k) -> held-out pass@k, samples, plots
 
 The model comes from a Python package in 4 bits and is dequantised, so its figures are not those of the published one.
 Results are written to ``demo-llm/``, or to ``demo-llm/quick/`` with ``--quick``. The same command continues a demo that
@@ -33,8 +33,8 @@ from volley.errors import VolleyError
 MODEL = "smollm2-135m-instruct"
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "mean": {"kind": "mean"},
-    "max@8": {"kind": "max_at_k", "k": 8},
-    "harmonic": {"kind": "max_at_k", "weights": "harmonic", "order": 16},
+    "max@8": {"kind": "max_at_k", "k": 8, "center": True},
+    "MaxRL": {"kind": "maxrl"},  # the sum of max@k / k for k up to n, centred and scaled
 }
 # Adapters in place of the whole model, so that it fits into the memory of a small machine beside other work.
 QUICK: dict[str, Any] = {

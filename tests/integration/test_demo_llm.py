@@ -28,15 +28,15 @@ def test_the_demo_runs_and_continues_where_it_was(tmp_path: Path) -> None:
     model, folder = tiny_llama(tmp_path / "model", tokenizer=tokenizer), tmp_path / "demo"
     output = demo(folder, model)
     rows = json.loads((folder / "results.json").read_text())
-    assert list(rows) == ["start", "mean", "max@8", "harmonic"]
+    assert list(rows) == ["start", "mean", "max@8", "MaxRL"]
     assert all(row["prompts"] == 8 and row["n"] == 16 for row in rows.values())
     assert all((folder / name).exists() for name in ("pass_at_k.png", "learning_curves.png"))
     assert "samples of the last logged step" in output
 
-    summary = folder / "harmonic" / "summary.json"  # as if the demo had been killed in its last run
+    summary = folder / "MaxRL" / "summary.json"  # as if the demo had been killed in its last run
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "state": "running"}))
     again = demo(folder, model)
     assert "mean: done earlier" in again
     assert "max-at-8: done earlier" in again
-    assert "harmonic: continues after step 2" in again
+    assert "MaxRL: continues after step 2" in again
     assert json.loads((folder / "results.json").read_text())["mean"] == rows["mean"]
