@@ -166,9 +166,12 @@ async def test_invalid_requests_are_job_errors_and_do_no_harm(pool: ActorPool) -
 
 
 async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: Oracle) -> None:
-    """Each engine always has more samples than it can draw at once, so an update meets samples half drawn."""
+    """Each engine has three times the samples it can draw at once, so an update meets samples half drawn.
+
+    They last it through the time in which a busy machine lets nobody ask for more.
+    """
     oracle.weights[1], oracle.weights[2] = oracle.other_weights(1), oracle.other_weights(2)
-    updated, flowing = asyncio.Event(), asyncio.Barrier(7)
+    updated, flowing = asyncio.Event(), asyncio.Barrier(13)
 
     async def stream() -> list[Group]:
         groups = [await generate(pool, request(n=64, max_tokens=120))]
@@ -185,11 +188,11 @@ async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: 
             while len(drawn) < 2:
                 group = await generate(pool, request(n=1, max_tokens=1))
                 drawn |= {group.actor} if version in group.versions_T else set()
-            while not all(actor.busy >= 128 for actor in pool.workers()):  # noqa: ASYNC110 - there is no event for it
+            while not all(actor.busy >= 256 for actor in pool.workers()):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
 
     updates = [publish(version, oracle.weights[version]) for version in (1, 2)]  # while nothing else has to go on
-    streams = [asyncio.create_task(stream()) for _ in range(6)]
+    streams = [asyncio.create_task(stream()) for _ in range(12)]
     await flowing.wait()
     reports = []
     for update in updates:
