@@ -147,9 +147,7 @@ def _default(field: FieldInfo) -> str:
         return ", *required*"
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel):
-        chosen = {"kind"} & type(default).model_fields.keys() | default.model_fields_set
-        given = [f"{name}: {getattr(default, name)}" for name in sorted(chosen)]
-        return f" (`{{{', '.join(given)}}}`)" if given else ""
+        return f" (`{chosen}`)" if (chosen := _chosen(default)) != "{}" else ""
     if default is None:
         return " (null)"
     if isinstance(default, bool):
@@ -157,6 +155,14 @@ def _default(field: FieldInfo) -> str:
     if isinstance(default, tuple | list):
         return f" (`[{', '.join(map(str, default))}]`)"
     return f" (`{default}`)" if default not in ({}, "") else " (empty)"
+
+
+def _chosen(values: BaseModel) -> str:
+    """The kind of ``values`` and what differs from their class's defaults, in YAML."""
+    names = {"kind"} & type(values).model_fields.keys() | values.model_fields_set
+    given = {name: getattr(values, name) for name in sorted(names)}
+    shown = (f"{name}: {_chosen(value) if isinstance(value, BaseModel) else value}" for name, value in given.items())
+    return f"{{{', '.join(shown)}}}"
 
 
 def _link(model: type[BaseModel]) -> str:

@@ -24,7 +24,7 @@ class Sampling(Spec):
 
 
 class Selection(SolveRateRule):
-    """Prompts are skipped with a chance that falls with what their next group is expected to teach (docs/data.md)."""
+    """Prompts are skipped with a chance that falls with what their next group should teach (docs/objectives.md)."""
 
     floor: float = Field(0.1, ge=0.01, le=1, description="least chance that a prompt is taken when its turn comes")
 

@@ -40,7 +40,7 @@ class SandboxSpec(Spec):
     """How model-written code is isolated. docs/sandbox.md describes the tiers."""
 
     min_tier: Literal["auto", "A", "B", "C", "none"] = Field(
-        "auto", description="workers refuse to start below this tier; auto: A if the host has cgroups, else B"
+        "auto", description="workers refuse to start below this tier; auto: A for root if cgroups are writable, else B"
     )
     mechanism: Literal["pooled", "fresh"] = Field("pooled", description="reuse a sandbox, or use a new one per program")
     packages: tuple[str, ...] = Field((), description="packages that programs may import, such as numpy")

@@ -65,7 +65,7 @@ class KLPenalty(Spec):
         "1.5 times this, and halves, but never below `coefficient`, after one with less than two thirds of it (after "
         "arXiv 1707.06347, section 4)",
     )
-    logged: bool = Field(True, description="log it even with coefficient 0; false saves a copy of the model")
+    logged: bool = Field(True, description="log it even with coefficient 0, which takes a copy of the starting model")
 
     @model_validator(mode="after")
     def _target_has_a_start(self) -> Self:

@@ -4,7 +4,7 @@ train     ... v ──> learn v+1 ──> learn v+2 ... until no slot is left �
 evaluate  v: prompts ─> actors, shared with the run's own groups ─> row  │
 broadcast       waits for the evaluation ──> v+1 ────────────────────────┘
 
-Training continues until slots run out: two steps with ``max_lag: 1``, none with 0.
+Training continues for at most two steps, one with ``max_lag: 0`` and none if learner and actors share devices.
 """
 
 import asyncio
