@@ -15,6 +15,7 @@ from torch import Tensor
 
 from learner.layout import MicroBatch, Piece, micro_batches
 from learner.records import ScoredGroup, SFTRow
+from volley.errors import JobError
 from volley.objectives import AdvantageReport, BestOfK, Mean, Objective, advantage_report
 from volley.records import Group
 
@@ -141,19 +142,25 @@ def group_advantages(
     Args:
         shaped_N: rewards, less the KL penalty if the job puts it there; dropped samples may have any value.
         log_weight_N: log importance weight of each sample, for objectives with companion weights.
+
+    Raises:
+        JobError: the objective does not take such rewards, answers or ranks; a repetition would fail too.
     """
     if not batch.groups:
         return AdvantageReport(np.zeros((0, 0)), np.zeros(0, np.int64), {}, 0.0, np.zeros(0))
     keep_Gn = batch.per_group(batch.keep_N)
-    return advantage_report(
-        np.where(keep_Gn, batch.per_group(shaped_N), 0.0),
-        objective,
-        log_weights=None if log_weight_N is None else batch.per_group(log_weight_N),
-        answers=np.stack([scored.answers_n for scored in batch.scored]),
-        ranks=_ranks(batch.scored) if isinstance(objective, BestOfK) else None,
-        valid=keep_Gn,
-        k=_adapted_k(batch.scored),
-    )
+    try:
+        return advantage_report(
+            np.where(keep_Gn, batch.per_group(shaped_N), 0.0),
+            objective,
+            log_weights=None if log_weight_N is None else batch.per_group(log_weight_N),
+            answers=np.stack([scored.answers_n for scored in batch.scored]),
+            ranks=_ranks(batch.scored) if isinstance(objective, BestOfK) else None,
+            valid=keep_Gn,
+            k=_adapted_k(batch.scored),
+        )
+    except ValueError as error:
+        raise JobError(str(error)) from error
 
 
 def value_advantages(

@@ -18,7 +18,7 @@ VolleyError
 ├── RunFailed (RuntimeError)            a run that was waited for has failed; carries its id and problem
 ├── WorkerDied (RuntimeError)           an actor, reward worker or learner rank died; carries its last log lines
 ├── DeadlineExceeded (TimeoutError)     a bounded wait ran out; names who waited for what
-├── Diverged (ArithmeticError)          a gradient is not finite; the weights are those before the step
+├── Diverged (ArithmeticError)          a gradient is not finite; the weights are those before the update
 ├── ServedWeightsDiffer (RuntimeError)  the actors' log-probs are not the learner's: they serve other weights
 ├── AccountingError (RuntimeError)      a group was lost or counted twice: a bug in Volley, never the user's fault
 └── NoSignal (RuntimeError)             too many batches in a row gave no gradient; carries advice

@@ -14,14 +14,15 @@ from volley.base import Resources, Spec
 from volley.data import DataSpec, check_held_out
 from volley.gateway import GatewaySpec
 from volley.model import ModelSpec
-from volley.objectives import BestOfK, Objective, OverTries, Schedule, check_schedule, resolve
+from volley.needed_scores import check_scorer
+from volley.objectives import Objective, OverTries, Schedule, check_schedule, resolve
 from volley.objectives.tries import Terms, WeightOfK, terms_of
 from volley.patterns import NAME
 from volley.placement import Placement, check_placement
 from volley.rollout import EnvironmentWorkersSpec, Rollout, check_tools
 from volley.runtime_env import RuntimeEnvSpec
 from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection
-from volley.scoring import ScorerSpec, may_rank
+from volley.scoring import ScorerSpec
 from volley.sinks import SinkSpec
 from volley.turns import TurnsSpec
 from volley.update import LearnerSpec, Optimizer, PolicyOptimizer, PolicyUpdate, check_update
@@ -254,7 +255,7 @@ class RLJob(_WithTurns):
         for step in self.schedule.turning_points:
             objective = resolve(self.objective, self.schedule, step)
             check_update(self.update, objective)
-            check_ranks(self.scorer, objective)
+            check_scorer(self.scorer, objective, has_program=self.rollout is not None)
         return self
 
     @model_validator(mode="after")
@@ -374,19 +375,6 @@ class EvalJob(_WithTurns):
         _check_ks(self.ks, self.sampling.n, "the job")
         _check_ks(tuple(self.weights or ()), self.sampling.n, "the job", "weights")
         return self
-
-
-def check_ranks(scorer: object, objective: Objective) -> None:
-    """Reject an objective that picks by rank if the scorer gives none.
-
-    Raises:
-        ValueError: names the change to make.
-    """
-    if isinstance(objective, BestOfK) and not may_rank(scorer):
-        raise ValueError(
-            f"best_of_k picks samples by their rank, and scorer kind: {getattr(scorer, 'kind', '')} gives none: write "
-            "kind: max_at_k, or a scorer of kind python, http, or code with public tests"
-        )
 
 
 def _check_ks(ks: tuple[int, ...], n: int, where: str, key: str = "ks") -> None:

@@ -1,8 +1,8 @@
 """Configuration of the scorers: one union, discriminated on ``kind``."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from volley.base import Spec
 from volley.patterns import HTTP_URL, TARGET
@@ -163,6 +163,12 @@ class LengthTerm(Spec):
     start: int = Field(ge=0)
     end: int = Field(ge=1)
 
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError(f"end {self.end} is not above start {self.start}: raise it to {self.start + 1} or more")
+        return self
+
 
 class FormatTerm(Spec):
     """1 if the sample contains all of these texts in this order, else 0."""
@@ -203,6 +209,15 @@ class SumScorer(Spec):
     minimum: float | None = None
     maximum: float | None = None
 
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
+            raise ValueError(
+                f"minimum {self.minimum:g} is not below maximum {self.maximum:g}, so every reward would be the same: "
+                "swap them, or remove one"
+            )
+        return self
+
 
 ScorerSpec = Annotated[
     CountdownScorer
@@ -218,20 +233,3 @@ ScorerSpec = Annotated[
     Field(discriminator="kind"),
     OpenUnion(SCORERS, beside="; format and length only as terms of kind: sum"),
 ]
-
-
-def may_rank(scorer: object) -> bool:
-    """Whether a scorer can give ranks: ``python``, ``http``, ``code``, plug-ins, and sums that begin with one."""
-    if isinstance(scorer, SumScorer):
-        return may_rank(scorer.terms[0].scorer)
-    rewards_only = (
-        CountdownScorer
-        | ExactScorer
-        | MathScorer
-        | ReasoningGymScorer
-        | RegexScorer
-        | ArcScorer
-        | LengthTerm
-        | FormatTerm
-    )
-    return not isinstance(scorer, rewards_only)

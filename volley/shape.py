@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from volley.errors import JobError
 from volley.lora import LoraSpec
 from volley.update import LearnerSpec
 
@@ -82,7 +83,13 @@ class Shape:
         h, q, kv, m = self.hidden_size, self.q_size, self.kv_size, self.intermediate_size
         sides = {"q_proj": h + q, "k_proj": h + kv, "v_proj": h + kv, "o_proj": q + h}
         sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + m)
-        named = sides.values() if lora.target_modules == "all-linear" else (sides[name] for name in lora.target_modules)
+        if lora.target_modules == "all-linear":
+            named = [*sides.values()]
+        else:
+            targets = [name.rpartition(".")[2] for name in lora.target_modules]  # names are matched by their ends
+            if unknown := [name for name in targets if name not in sides]:
+                raise JobError(f"model.lora.target_modules: no {unknown[0]!r} in the formulas, only {', '.join(sides)}")
+            named = [sides[name] for name in targets]
         return self.num_hidden_layers * lora.rank * sum(named)
 
     @property

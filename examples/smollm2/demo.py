@@ -1,6 +1,6 @@
 """A pretrained model on tasks that others wrote: ``make demo-llm``.
 
-    fetch SmolLM2-135M-Instruct -> RL for the mean, max@8 and MaxRL (a harmonic sum of max@k) -> held-out pass@k, samples, plots
+    fetch SmolLM2-135M-Instruct -> RL for the mean, max@8 and MaxRL -> held-out pass@k, samples, plots
 
 The model comes from a Python package in 4 bits and is dequantised, so its figures are not those of the published one.
 Results are written to ``demo-llm/``, or to ``demo-llm/quick/`` with ``--quick``. The same command continues a demo that

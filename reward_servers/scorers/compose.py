@@ -60,8 +60,7 @@ class Length:
         return [_graded(self._reward(len(text))) for text in texts]
 
     def _reward(self, length: int) -> float:
-        span = max(1, self._spec.end - self._spec.start)
-        return min(1.0, max(0.0, (self._spec.end - length) / span))
+        return min(1.0, max(0.0, (self._spec.end - length) / (self._spec.end - self._spec.start)))
 
     def close(self) -> None:
         """Nothing to end."""

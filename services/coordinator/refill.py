@@ -21,6 +21,7 @@ import numpy as np
 
 from services.coordinator.records import Batch, ReadyGroup
 from services.coordinator.solve_rates import SolveRates
+from volley.errors import JobError
 from volley.job import RLJob
 from volley.objectives import BestOfK, Objective, advantages
 from volley.objectives.spec import weighs_companions
@@ -93,7 +94,7 @@ def is_dead(ready: ReadyGroup, objective: Objective, rates: SolveRates, update: 
         rates: have the group's k, where it adapts to the prompt.
 
     Raises:
-        JobError: `best_of_k` lacks a rank.
+        JobError: `best_of_k` lacks a rank, or the objective does not take such rewards.
     """
     columns = ready.columns(ranked=isinstance(objective, BestOfK))
     valid_n = columns.valid_n.copy()
@@ -105,15 +106,18 @@ def is_dead(ready: ReadyGroup, objective: Objective, rates: SolveRates, update: 
     if weighs_companions(objective):
         # Advantages are sums of products of weights: at weights in general position, none is zero by chance.
         log_weights_n = _LOG_WEIGHT * np.random.default_rng(0).uniform(-1, 1, len(valid_n))
-    a_n = advantages(
-        np.where(valid_n, columns.rewards_n, 0.0),
-        objective,
-        log_weights=log_weights_n,
-        answers=columns.answers_n,
-        ranks=columns.ranks_n,
-        valid=valid_n,
-        k=rates.k_of(ready, objective),
-    )
+    try:
+        a_n = advantages(
+            np.where(valid_n, columns.rewards_n, 0.0),
+            objective,
+            log_weights=log_weights_n,
+            answers=columns.answers_n,
+            ranks=columns.ranks_n,
+            valid=valid_n,
+            k=rates.k_of(ready, objective),
+        )
+    except ValueError as error:
+        raise JobError(str(error)) from error
     return not a_n.any()
 
 

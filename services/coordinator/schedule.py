@@ -55,9 +55,10 @@ def request_of(job: RLJob, group_id: int, encoded: EncodedPrompt) -> GenerateReq
         temperature=sampling.temperature,
         top_p=1.0,
         max_tokens=sampling.max_tokens,
-        seed=_group_seed(job.seed, group_id) if sampling.seeded else None,
+        seed=group_seed(job.seed, group_id) if sampling.seeded else None,
     )
 
 
-def _group_seed(seed: int, group_id: int) -> int:
-    return int(np.random.SeedSequence([seed, group_id]).generate_state(1)[0])
+def group_seed(seed: int, *place: int) -> int:
+    """The seed of the first sample of the group at ``place``; others have the next ones, so neighbours must be far."""
+    return int(np.random.SeedSequence([seed, *place]).generate_state(1)[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from actors.config import GenerateRequest
 from services.coordinator.episodes import Episodes, make_samples
 from services.coordinator.roles import Actors, RewardWorkers
+from services.coordinator.schedule import group_seed
 from services.coordinator.scoring_health import broken_function, is_one_mistake, mistakes_of
 from services.coordinator.turns import Turns
 from services.data.tokens import EncodedPrompt
@@ -17,6 +18,8 @@ from volley.errors import HostError
 from volley.job import ActorsSpec
 from volley.records import Group, Prompt, Scores
 from volley.sampling import EvalSampling
+
+_EVALUATION = 1  # sets its seeds apart from those of the groups to train on
 
 OnScored = Callable[[int, Prompt, Group, Scores], None]
 
@@ -119,5 +122,5 @@ class Sampler:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
-            seed=(self.seed * 1_000_003 + index) % 2**63 if sampling.seeded else None,
+            seed=group_seed(self.seed, index, _EVALUATION) if sampling.seeded else None,
         )

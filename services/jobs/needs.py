@@ -29,6 +29,7 @@ STORE_BYTES = 256 << 20  # in Ray's object store beside the weights: prompts, sa
 UNSPILLED = 0.8  # of the object store; of a fuller one Ray copies objects to the disk
 # Per parameter: weight, gradient, two moments, reference in float32; in bfloat16, with a float32 master copy, as many.
 STATE_BYTES = 20
+CRITIC_BYTES = 16  # the same of a value model, which has no reference
 PROMPT_TOKENS = 512  # assumed, as the prompts are not read here
 LOWER = "lower actors.count, actors.kv_cache_gb, learner.ranks or learner.tokens_per_micro_batch"
 MOST_HEADER = 100 << 20  # bytes; the format's own limit
@@ -157,6 +158,8 @@ def _needs(job: Job, sampled: Sampled | None, trained: Trained | None) -> Needs:
         full = trained.model.lora is None  # with LoRA the learner keeps little more than the weights
         states = 5 * weights if spec.gpus_per_rank else STATE_BYTES * parameters
         shared, own = states if full else weights, RANK_BYTES + _activations(trained)
+        if isinstance(trained, RLJob) and trained.update.value_model is not None:  # trained whole, beside adapters too
+            shared += 4 * weights if spec.gpus_per_rank else CRITIC_BYTES * parameters
         memory += spec.ranks * own + shared
         largest = max(largest, own + shared // spec.ranks)
         stored += 2 * weights if full else 0  # the version in use and the one being sent

@@ -15,7 +15,8 @@ from services.jobs.job_file import Job, explain
 from services.store.folder import RunFolder
 from volley.errors import HostError, JobError
 from volley.files import replace_text
-from volley.job import RLJob, check_ranks
+from volley.job import RLJob
+from volley.needed_scores import check_scorer
 from volley.objectives import check_objective, resolve
 from volley.objectives.spec import OVER_TRIES
 from volley.objectives.tries import with_tries
@@ -149,7 +150,7 @@ def _check_objective(job: RLJob, fields: dict[str, Any]) -> None:
             objective = resolve(job.objective, job.schedule, step, fields)
             check_objective(objective, job.sampling.n)
             check_update(job.update, objective)
-            check_ranks(job.scorer, objective)
+            check_scorer(job.scorer, objective, has_program=job.rollout is not None)
     except ValidationError as error:
         if unknown := [str(each["loc"][-1]) for each in error.errors() if each["type"] == "extra_forbidden"]:
             raise JobError(

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from services.jobs.job_file import Job
 from services.recording.plots import smooth
 from services.sweeps.plan import Found, Records, Runner
 from services.sweeps.spec import Axis, Member, ReportSpec, Sweep
 from services.sweeps.statistics import SMOOTHED, Floats, Interval, axis_of, on_one_axis
+from volley.base import Spec, replaced
+from volley.job import RLJob
 
 START = "start"
 
@@ -84,7 +87,19 @@ async def gather(sweep: Sweep, found: Mapping[str, Found], runner: Runner) -> Re
     rows = [records.evaluations for group in groups for _, records in group.runs]
     starts = [row for evaluations in rows for row in evaluations if row.get("version") == 0]
     trained = any(row.get("version") for evaluations in rows for row in evaluations)
-    return Results(tuple(groups), _over_seeds(starts, sweep.spec.report.ks) if starts and trained else {})
+    shown = starts and trained and _start_alike([each.job for each in sweep.members])
+    return Results(tuple(groups), _over_seeds(starts, sweep.spec.report.ks) if shown else {})
+
+
+def _start_alike(jobs: Sequence[Job]) -> bool:
+    """Whether all jobs evaluate the same model in the same way before they train; new adapters change nothing."""
+    first, *others = [_start(job) for job in jobs]
+    return all(other == first for other in others)
+
+
+def _start(job: Job) -> tuple[Spec, Spec | None]:
+    evaluation = job.evaluation if isinstance(job, RLJob) else None
+    return replaced(job.model, lora=None), evaluation and replaced(evaluation, at_start=True)
 
 
 def figures(group: Group, report: ReportSpec) -> dict[str, Interval]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.coordinator.schedule import group_seed
 from services.evaluation.estimates import Evaluation, Sampled, summarise, tag_values
 from services.evaluation.evaluate import unscored_problem
 from services.evaluation.sample_log import SampleLog
@@ -50,6 +51,12 @@ def summary(
     ]
     sampled = [Sampled(scores[i], TOKENS[i], LOGPROBS[i]) for i in rows]
     return summarise([PROMPTS[i] for i in rows], sampled, ks, terms=terms, version=3, seed=1)
+
+
+def test_neighbouring_prompts_share_no_random_numbers() -> None:
+    """The engine gives sample j of a request the seed of the request plus j."""
+    used = [group_seed(3, index, 1) + j for index in range(500) for j in range(256)]
+    assert len({*used}) == len(used)
 
 
 def test_the_figures_of_a_tag_value_cover_its_prompts_only() -> None:

@@ -15,6 +15,7 @@ from services.stack.keeper import default_cpus
 from volley.base import replaced
 from volley.errors import HostError, JobError
 from volley.job import RLJob
+from volley.lora import LoraSpec
 from volley.shape import Shape, micro_batch_tokens
 from volley.update import LearnerSpec
 
@@ -48,6 +49,14 @@ def test_needs_grow_with_every_role_and_with_the_model(tmp_path: Path) -> None:
     half = job(tmp_path)
     half = replaced(half, model=replaced(half.model, dtype="bfloat16"))
     assert needs_of(half).memory_bytes - small.memory_bytes == (1 + 10 + 2) << 19, "ZeRO keeps a float32 master copy"
+
+
+def test_a_value_model_is_trained_whole_beside_adapters_too(tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(1 << 18)}, tmp_path / "model.safetensors")
+    whole, critic = job(tmp_path), job(tmp_path, update={"value_model": {}})
+    for lora in (None, LoraSpec(rank=4)):
+        alone, beside = (needs_of(replaced(each, model=replaced(each.model, lora=lora))) for each in (whole, critic))
+        assert beside.memory_bytes - alone.memory_bytes == 4 << 20
 
 
 def test_the_activations_of_a_micro_batch_are_part_of_the_needs(tmp_path: Path) -> None:

@@ -90,6 +90,30 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
             "scorer kind: sum gives none",
         ),
         (
+            {
+                "objective": {"kind": "best_of_k", "k": 8},
+                "scorer": None,
+                "rollout": {"kind": "program", "target": "a:b"},
+            },
+            "a job without scorer gives none: write kind: max_at_k, or a scorer of kind python",
+        ),
+        ({"objective": {"kind": "maj_at_k", "k": 8}, "scorer": {"kind": "code"}}, "kind: code extracts no answers"),
+        (
+            {
+                "objective": {"kind": "maj_at_k", "k": 8},
+                "scorer": {"kind": "sum", "terms": [{"scorer": {"kind": "http", "url": "http://judge/"}}]},
+            },
+            "kind: sum extracts no answers: write kind: max_at_k, or a scorer such as exact",
+        ),
+        (
+            {"scorer": {"kind": "sum", "terms": [{"scorer": {"kind": "length", "start": 9, "end": 9}}]}},
+            "end 9 is not above start 9: raise it to 10 or more",
+        ),
+        (
+            {"scorer": {"kind": "sum", "terms": [{"scorer": {"kind": "exact"}}], "minimum": 1, "maximum": 0}},
+            "minimum 1 is not below maximum 0",
+        ),
+        (
             {"objective": {"kind": "best_of_k", "k": 8, "companion_weights": "exact"}, "scorer": {"kind": "code"}},
             "{kind: sequence}",
         ),
@@ -103,6 +127,17 @@ def test_an_invalid_job_is_rejected_with_the_name_of_the_key(
         load_job(path)
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
+
+
+def test_answers_to_vote_on_come_from_the_scorer_or_from_a_program(tmp_path: Path) -> None:
+    voting = {"objective": {"kind": "maj_at_k", "k": 8}}
+    program = {"rollout": {"kind": "program", "target": "a:b"}}
+    for fitting in (
+        {"scorer": {"kind": "exact"}},
+        {"scorer": {"kind": "code"}, **program},
+        {"scorer": None, **program},
+    ):
+        assert load_job(write(tmp_path, **voting, **fitting)).kind == "rl"
 
 
 def test_the_evaluation_weighs_k_as_the_objective_unless_it_has_weights(tmp_path: Path) -> None:

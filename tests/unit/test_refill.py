@@ -24,6 +24,7 @@ from services.coordinator.refill import REPLACED, is_dead, step_weight
 from services.coordinator.solve_rates import SolveRates
 from tests.refs import NOT_STORED
 from tests.unit.fake_roles import FakeActors, FakeLearner, FakeRewards, Recorded, coordinator, job
+from volley.errors import JobError
 from volley.job import RLJob
 from volley.objectives import Objective, advantages, parse_objective
 from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus
@@ -79,6 +80,11 @@ def test_a_group_is_dead_if_its_objective_gives_no_sample_an_advantage(
     objective: dict[str, Any], rewards: list[float | None], dead: bool
 ) -> None:
     assert is_dead(ready(rewards), parse_objective(objective), RATES, PolicyUpdate()) == dead
+
+
+def test_rewards_that_an_objective_does_not_take_are_the_jobs_fault() -> None:
+    with pytest.raises(JobError, match="maxrl"):
+        is_dead(ready([-1.0, 1.0, -1.0]), parse_objective({"kind": "maxrl"}), RATES, PolicyUpdate())
 
 
 def test_samples_that_the_update_masks_do_not_make_a_group_live() -> None:

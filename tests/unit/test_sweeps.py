@@ -245,6 +245,30 @@ def test_results_are_those_of_runs_that_are_done(tmp_path: Path) -> None:
     assert (only.name, only.seeds) == ("k=2", (0,))
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "shown"),
+    [
+        ("objective.k", [2, 4], True),
+        ("model.path", ["a", "b"], False),
+        ("model.lora", [None, {"rank": 2}], True),
+        ("evaluation.data.path", ["x", "y"], False),
+    ],
+)
+def test_the_start_is_a_row_only_if_all_runs_start_alike(
+    tmp_path: Path, key: str, values: list[object], shown: bool
+) -> None:
+    class Evaluating(DictRunner):
+        async def records(self, member: Member, found: Found) -> Records:
+            made = [{"version": version, "estimates": [{"k": 1, "mean": 0.5}]} for version in (0, 4)]
+            return Records(metrics_of([{"step": 0, "reward_mean": 0.5}]), made)
+
+    held_out = {"evaluation.data.path": "held-out.jsonl", "evaluation.ks": [1], "evaluation.sampling.n": 4}
+    file = write(tmp_path, set=held_out, grid={key: values}, seeds=[0, 1], start_once=True)
+    sweep, runner = load_sweep(file, {"steps": 4}), Evaluating()
+    results = asyncio.run(gather(sweep, conducted(sweep, runner), runner))
+    assert list(results.start) == ([1] if shown else [])
+
+
 def maybe_stop(stop: SweepStop, chance: random.Random) -> None:
     if chance.random() < 0.1:
         stop.handle(lambda: None)

@@ -47,8 +47,9 @@ class Levels(NamedTuple):
         """The mean reward of each sample's level."""
         rows, n = r_BN.shape
         place_BN = np.arange(rows)[:, None] * n + self.first_BN
-        total_BN = np.bincount(place_BN.reshape(-1), r_BN.reshape(-1), rows * n)[place_BN]
-        mean_BN: FloatArray = np.where(self.size_BN > 1, total_BN / self.size_BN, r_BN)
+        base_BN = np.take_along_axis(r_BN, self.first_BN, axis=-1)  # so that equal rewards have exactly their mean
+        above_BN = np.bincount(place_BN.reshape(-1), (r_BN - base_BN).reshape(-1), rows * n)[place_BN]
+        mean_BN: FloatArray = base_BN + above_BN / self.size_BN
         return mean_BN
 
 

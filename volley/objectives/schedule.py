@@ -82,7 +82,8 @@ class Schedule(Spec):
 
     stages: fields by step, in order of `at`. PKPO's annealing (arXiv 2505.15201) is `[{at: 1500, set: {k: 1}}]`;
         `over` makes such a change gradual.
-    adaptive_k: per-prompt k that replaces the objective's; prompts not seen before use the objective's k.
+    adaptive_k: per-prompt k that replaces the objective's; prompts not seen before use the objective's k, within the
+        rule's bounds.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -206,7 +207,8 @@ def visited(rate: SolveRate | None, rewards: Sequence[float], rule: SolveRateRul
 
 
 def adaptive_k(objective: ObjectiveWithK, rule: AdaptiveK, rates: Sequence[SolveRate | None], n: int) -> IntArray:
-    """The k of each group, [P], for `advantages(..., k=)`; a prompt without a rate keeps the objective's k.
+    """The k of each group, [P], for `advantages(..., k=)`; a prompt without a rate keeps the objective's k,
+    within the rule's bounds.
 
     Raises:
         ValueError: the objective has weights instead of k.

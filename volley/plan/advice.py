@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+
+from pydantic import ValidationError
 
 from volley.base import replaced
 from volley.job import RLJob
 from volley.plan.machine import GIB
-from volley.plan.memory import gib, gpus_of, offloads_optimizer, shares_gpu
+from volley.plan.memory import gib, gpus_of, offloads_optimizer, shares_gpu, takes_turns
 from volley.plan.report import Plan, plan_of_change
-from volley.plan.split import apart, with_counts
+from volley.plan.split import apart, apart_text, with_counts
 from volley.plan.stages import samples_per_step
 from volley.shape import BF16, WIDTHS, micro_batch_tokens
 
@@ -27,6 +30,19 @@ class Change:
 
     text: str
     job: RLJob
+
+
+def _change(text: str, make: Callable[[], RLJob]) -> Change | None:
+    """The change to the job that ``make`` returns; None if that would be no valid job."""
+    try:
+        return Change(text, make())
+    except ValidationError:
+        return None
+
+
+def _to_learner(job: RLJob, text: str, **changes: object) -> Change | None:
+    """The change of some of the learner's keys; None if that would make no valid job."""
+    return _change(text, lambda: replaced(job, learner=replaced(job.learner, **changes)))
 
 
 def advise(plan: Plan) -> str:
@@ -49,15 +65,13 @@ def _fewer_tokens(plan: Plan, job: RLJob) -> Change | None:
     row = plan.memory.row_tokens
     if plan.memory.micro_batch <= row:
         return None
-    learner = replaced(job.learner, tokens_per_micro_batch=row)
-    return Change(f"learner.tokens_per_micro_batch: {row}", replaced(job, learner=learner))
+    return _to_learner(job, f"learner.tokens_per_micro_batch: {row}", tokens_per_micro_batch=row)
 
 
 def _checkpointing(plan: Plan, job: RLJob) -> Change | None:
     if job.learner.gradient_checkpointing:
         return None
-    learner = replaced(job.learner, gradient_checkpointing=True)
-    return Change("learner.gradient_checkpointing: true", replaced(job, learner=learner))
+    return _to_learner(job, "learner.gradient_checkpointing: true", gradient_checkpointing=True)
 
 
 def _more_ranks(plan: Plan, job: RLJob) -> Change | None:
@@ -68,15 +82,14 @@ def _more_ranks(plan: Plan, job: RLJob) -> Change | None:
     ranks = min(job.prompts_per_step, int(free / job.learner.gpus_per_rank + 1e-9))
     if ranks <= job.learner.ranks:
         return None
-    return Change(f"learner.ranks: {ranks}", with_counts(job, job.actors.count, ranks))
+    return _change(f"learner.ranks: {ranks}", lambda: with_counts(job, job.actors.count, ranks))
 
 
 def _offloading(plan: Plan, job: RLJob) -> Change | None:
     if offloads_optimizer(job) or not job.learner.gpus_per_rank:
         return None
     zero = {**job.learner.deepspeed.get("zero_optimization", {}), "offload_optimizer": {"device": "cpu"}}
-    learner = replaced(job.learner, deepspeed={**job.learner.deepspeed, "zero_optimization": zero})
-    return Change("offload_optimizer", replaced(job, learner=learner))
+    return _to_learner(job, "offload_optimizer", deepspeed={**job.learner.deepspeed, "zero_optimization": zero})
 
 
 _SMALLER: tuple[Callable[[Plan, RLJob], Change | None], ...] = (
@@ -133,7 +146,7 @@ def _to_fit_actor(plan: Plan) -> str:
 def _to_gain(plan: Plan) -> str:
     """The change to the job that gains most on this hardware, or what more hardware would gain."""
     before, bounds = plan.samples_per_second, _what_bounds(plan)
-    changes = [(plan_of_change(plan, each.job), each.text) for each in _faster(plan)]
+    changes = [(plan_of_change(plan, each.job), each.text) for each in _faster(plan) if each]
     fitting = [(changed.samples_per_second, text) for changed, text in changes if changed.fits]
     after, text = max(fitting, default=(0.0, ""))
     if after >= before * WORTH:
@@ -147,35 +160,33 @@ def _to_gain(plan: Plan) -> str:
 def _what_bounds(plan: Plan) -> str:
     stages, lag = plan.stages, plan.job.max_lag
     if lag and stages.step > 1.001 * sum(stages.seconds.values()) / (lag + 1):
-        both = shares_gpu(plan.job) and stages.step > 1.001 * max(stages.seconds.values())
-        return "generation and training take turns on a shared GPU" if both else f"{_NOUNS[stages.bounds]} bounds"
+        both = takes_turns(plan.job) and stages.step > 1.001 * max(stages.seconds.values())
+        return "generation and training take turns" if both else f"{_NOUNS[stages.bounds]} bounds"
     return f"max_lag {lag} bounds, and of the stages {_NOUNS[stages.bounds]} is the slowest"
 
 
 _NOUNS = {"generate": "generation", "score": "scoring", "train": "training", "publish": "publishing"}
 
 
-def _faster(plan: Plan) -> Iterator[Change]:
-    """Changes that this hardware allows."""
+def _faster(plan: Plan) -> Iterator[Change | None]:
+    """Changes that this hardware allows, and None for those that the job does not."""
     job, split = plan.job, plan.split
     if split is not None and (not shares_gpu(job) or plan.hardware.gpus > 1):
-        whole = ", each with one GPU," if shares_gpu(job) else ""
+        whole = f"{apart_text(job)}," if shares_gpu(job) else ""
         counts = f"actors.count: {split.actors} with learner.ranks: {split.ranks}{whole}"
-        yield Change(counts, with_counts(apart(job), split.actors, split.ranks))
-    yield Change(f"max_lag: {job.max_lag + 1}", replaced(job, max_lag=job.max_lag + 1))
-    if (workers := _workers_that_keep_up(plan)) > job.reward_workers.count:
-        scoring = replaced(job.reward_workers, count=workers, max_count=None)
-        yield Change(f"reward_workers.count: {workers}", replaced(job, reward_workers=scoring))
-    if job.broadcast.transport == "object_store" and job.model.lora is None:
-        broadcast = replaced(job.broadcast, transport="collective")
-        yield Change("broadcast.transport: collective", replaced(job, broadcast=broadcast))
+        yield _change(counts, lambda: with_counts(apart(job), split.actors, split.ranks))
+    yield _change(f"max_lag: {job.max_lag + 1}", lambda: replaced(job, max_lag=job.max_lag + 1))
+    if (workers := _workers_that_keep_up(plan)) > (scoring := job.reward_workers).count:
+        counted = partial(replaced, scoring, count=workers, max_count=None)
+        yield _change(f"reward_workers.count: {workers}", lambda: replaced(job, reward_workers=counted()))
+    if (broadcast := job.broadcast).transport == "object_store" and job.model.lora is None:
+        directly = partial(replaced, broadcast, transport="collective")
+        yield _change("broadcast.transport: collective", lambda: replaced(job, broadcast=directly()))
     for factor in (2, 4, 8):  # fewer micro-batches: fewer exchanges between the ranks
         tokens = factor * micro_batch_tokens(job.learner, plan.shape, WIDTHS[job.model.dtype])
-        learner = replaced(job.learner, tokens_per_micro_batch=tokens)
-        yield Change(f"learner.tokens_per_micro_batch: {tokens}", replaced(job, learner=learner))
+        yield _to_learner(job, f"learner.tokens_per_micro_batch: {tokens}", tokens_per_micro_batch=tokens)
     if job.learner.gradient_checkpointing:
-        learner = replaced(job.learner, gradient_checkpointing=False)
-        yield Change("learner.gradient_checkpointing: false", replaced(job, learner=learner))
+        yield _to_learner(job, "learner.gradient_checkpointing: false", gradient_checkpointing=False)
 
 
 def _workers_that_keep_up(plan: Plan) -> int:

@@ -123,7 +123,7 @@ def memory_of(job: RLJob, shape: Shape, hardware: Hardware, prompt_tokens: int) 
         prompt_tokens: tokens of a prompt.
     """
     width, ranks, lora = WIDTHS[job.model.dtype], job.learner.ranks, job.model.lora
-    row = prompt_tokens + job.sampling.max_tokens
+    row = prompt_tokens + longest_sample(job, prompt_tokens)
     trained = shape.parameters if lora is None else shape.adapters(lora)
     states = state_bytes(width)
     frozen = 0 if lora is None else shape.parameters * width  # ``states`` already includes the trained weights
@@ -173,9 +173,23 @@ def state_bytes(width: int) -> int:
     return width + FP32 + 2 * FP32 + (FP32 if width == BF16 else 0)
 
 
+def longest_sample(job: RLJob, prompt_tokens: int) -> int:
+    """Most tokens that may follow a prompt: all turns of a sample, or all of an episode, with what it observes."""
+    most = job.sampling.max_tokens
+    if job.turns is not None:
+        return job.turns.room(most)
+    context = None if job.rollout is None else job.rollout.max_context
+    return most if context is None else max(most, context - prompt_tokens)
+
+
 def shares_gpu(job: RLJob) -> bool:
     """Whether an actor takes a part of a GPU, and a learner rank the rest."""
     return job.actors.gpus % 1 > 0
+
+
+def takes_turns(job: RLJob) -> bool:
+    """Whether actors and learner never work at the same time, because they share a GPU or `placement` says so."""
+    return shares_gpu(job) or job.placement == "colocated"
 
 
 def gpus_of(job: RLJob) -> float:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from volley.errors import JobError
 from volley.job import RLJob
 from volley.plan.machine import Hardware
-from volley.plan.memory import Memory, gpus_of, memory_of, shares_gpu
-from volley.plan.split import Split, best_split
+from volley.plan.memory import Memory, gpus_of, memory_of
+from volley.plan.split import Split, apart_text, best_split
 from volley.plan.stages import Load, Stages, samples_per_step, stages_of
 from volley.shape import Shape
 
@@ -59,6 +59,11 @@ def plan_of_change(plan: Plan, job: RLJob) -> Plan:
 
 
 def _check_formulas(job: RLJob) -> None:
+    if job.update.value_model is not None:
+        raise JobError(
+            "there are no formulas for update.value_model, a second model with gradients and moments of its own: plan "
+            "with --set update.value_model=null, and leave room for it"
+        )
     if (size := job.learner.sequence_parallel) > 1:
         raise JobError(
             f"there are no formulas for learner.sequence_parallel: {size}, with which a rank keeps 1/{size} of a row's "
@@ -91,8 +96,7 @@ def _check_number(job: RLJob, hardware: Hardware, split: Split | None) -> None:
     advice = "no split of that number fits"
     if split is not None:
         advice = f"set actors.count={split.actors} and learner.ranks={split.ranks}"
-        if shares_gpu(job):
-            advice += ", each with one GPU"
+        advice += apart_text(job)
     elif hardware.gpus == 1 and math.isclose(job.actors.gpus + job.learner.gpus_per_rank, 2):
         advice = "to share one GPU, set actors.gpus=0.4 and learner.gpus_per_rank=0.6"
     raise JobError(

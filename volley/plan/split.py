@@ -34,12 +34,20 @@ def with_counts(job: RLJob, actors: int, ranks: int) -> RLJob:
 
 
 def apart(job: RLJob) -> RLJob:
-    """``job`` with whole GPUs, one each, where an actor and a rank share one."""
+    """``job`` with whole GPUs, one each, where an actor and a rank share one, and then no turns."""
     if not shares_gpu(job):
         return job
     engine = {name: value for name, value in job.actors.engine.items() if name != "gpu_memory_utilization"}
     actors = replaced(job.actors, gpus=1, engine=engine)
-    return replaced(job, actors=actors, learner=replaced(job.learner, gpus_per_rank=1))
+    learner = replaced(job.learner, gpus_per_rank=1)
+    return replaced(job, actors=actors, learner=learner, placement="separate")
+
+
+def apart_text(job: RLJob) -> str:
+    """What `apart` changes, as an addition to other changes."""
+    if not shares_gpu(job):
+        return ""
+    return ", each with one GPU" + (", and placement: separate" if job.placement == "colocated" else "")
 
 
 def best_split(job: RLJob, shape: Shape, hardware: Hardware, load: Load) -> Split | None:

@@ -35,6 +35,16 @@ def test_equal_rewards_give_exact_zeros(objective: dict[str, Any], reward: float
     assert (out_n == 0).all(), out_n
 
 
+@given(reward=st.floats(0, 1e6), tied=st.integers(2, 12), below=st.integers(0, 3), k=st.integers(2, 3))
+def test_equal_rewards_of_a_tied_rank_have_equal_advantages(reward: float, tied: int, below: int, k: int) -> None:
+    """Nothing tells them apart; of the lowest rank, they earn exactly nothing."""
+    rewards, ranks = [0.3] * below + [reward] * tied + [0.0], [0.0] * below + [1.0] * tied + [2.0]
+    out_n = advantages(rewards, {"kind": "best_of_k", "k": k}, ranks=ranks)
+    assert len({*out_n[below : below + tied]}) == 1
+    if below == 0:
+        assert (out_n[:tied] == 0).all(), out_n
+
+
 @pytest.mark.parametrize("kind", ["max_at_k", "maj_at_k", "best_of_k"])
 @pytest.mark.parametrize("log_weight", [-700.0, 400.0, 700.0])
 def test_so_do_those_whose_weights_have_no_finite_product(kind: str, log_weight: float) -> None:

@@ -52,7 +52,7 @@ def evaluated(plan: Plan) -> dict[str, float]:
         "gradient_checkpointing": job.learner.gradient_checkpointing,
         "tokens_per_micro_batch": micro_batch_tokens(job.learner, shape, width),
         **{"p": load.prompt, "s": load.sample, "score_seconds": load.score_seconds, "n": job.sampling.n},
-        **{"prompts": job.prompts_per_step, "max_tokens": job.sampling.max_tokens, "max_lag": job.max_lag},
+        **{"prompts": job.prompts_per_step, "longest": job.sampling.max_tokens, "max_lag": job.max_lag},
         **{
             "R": ranks,
             "tp": job.actors.gpus,
@@ -60,7 +60,7 @@ def evaluated(plan: Plan) -> dict[str, float]:
             "updates": update.updates_per_batch,
         },
         "actors": job.actors.count,
-        "A": min(job.actors.count, (job.max_lag + 1) * job.prompts_per_step * job.sampling.n),
+        "A": min(job.actors.count, (job.max_lag + 1) * job.prompts_per_step),
         "gpu_memory_utilization": 0.92,
         "gpu_memory": device.memory_gib * GIB,
         "reward_workers": job.reward_workers.count,
