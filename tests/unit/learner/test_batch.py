@@ -12,7 +12,8 @@ from learner.records import SFTRow
 from tests.learner_batches import random_group, scored
 from tests.unit.learner.conftest import tiny_lm
 from tests.unit.learner.test_reinforce import MAX2, reinforcer
-from volley.objectives import Mean
+from volley.errors import JobError
+from volley.objectives import MaxRL, Mean
 from volley.update import PolicyUpdate
 
 RNG = np.random.default_rng(5)
@@ -54,6 +55,14 @@ def test_a_rank_without_groups_has_arrays_without_elements() -> None:
     assert report.k.shape == report.focal_weights.shape == (0,)
     assert (report.dropped, report.truncated_share) == ({}, 0.0)
     assert value_advantages(batch, Mean(), target_Gn=report.advantages, value_G=np.zeros(0)).shape == (0, 0)
+
+
+def test_rewards_that_an_objective_does_not_take_are_the_jobs_fault() -> None:
+    """Any other error would count as the rank's death, and the step would be repeated."""
+    group = random_group(RNG, 0)
+    batch = rank_batch([group], [scored(group, [-1.0, 1.0, 0.0, 1.0])], version=0, mask_truncated=False)
+    with pytest.raises(JobError, match="maxrl"):
+        group_advantages(batch, MaxRL(), shaped_N=batch.rewards, log_weight_N=None)
 
 
 def test_a_step_without_groups_has_a_gradient_of_zero() -> None:
