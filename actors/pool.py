@@ -226,9 +226,8 @@ class ActorPool:
         return {actor.name: file for actor, file in zip(actors, files, strict=True)}
 
     async def scale(self, count: int) -> None:
-        """Change the number of serving actors; returns when ``count`` serve. Zero pauses generation.
-
-        New actors start with the newest weights while the others serve; surplus actors finish their groups first.
+        """Change the number of serving actors; returns when ``count`` serve. Zero pauses generation. New actors start
+        with the newest weights while the others serve; surplus actors finish their groups first.
 
         Raises:
             JobError, DeadlineExceeded, WorkerDied: an actor did not start; the others keep serving.
@@ -237,6 +236,7 @@ class ActorPool:
             await asyncio.gather(*self._replacing)
             surplus = sorted(self._serving, key=lambda actor: actor.samples)[: max(0, self.count - count)]
             await _all(self._retire(actor) for actor in surplus)
+            await asyncio.gather(*self._replacing)  # of actors that died while the surplus finished its groups
             await _all(self._start_one() for _ in range(count - self.count))
 
     async def stop(self) -> None:

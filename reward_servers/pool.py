@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from reward_servers.scorers.base import Place, infra_error
 from reward_servers.worker import RewardWorker
@@ -147,6 +147,9 @@ class RewardPool:
                 failure = str(problem)
                 log.warning("%s; replacing it", failure.splitlines()[0])
                 await asyncio.shield(self._in_background(self._replace(worker, problem)))
+            except RayError:  # the group itself is lost, as with its node; the worker is not
+                await self._give_back(worker)
+                raise
             else:
                 await self._give_back(worker)
                 return scores
@@ -209,6 +212,9 @@ class RewardPool:
             await answer
         except (DeadlineExceeded, WorkerDied) as problem:
             await self._replace(worker, problem)
+        except RayError as problem:  # of the group, which nobody waits for any more
+            log.warning("%s: %s", worker.name, str(problem).splitlines()[0])
+            await self._give_back(worker)
         else:
             await self._give_back(worker)
 

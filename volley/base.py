@@ -5,6 +5,8 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from volley.pool_size import MOST_AMOUNT
+
 
 def _custom(name: str) -> str:
     if name in ("CPU", "GPU", "memory", "object_store_memory"):
@@ -13,7 +15,8 @@ def _custom(name: str) -> str:
 
 
 # Custom resources of a Ray cluster's nodes by name, and how much of each a process reserves: decides where it may run.
-Resources = dict[Annotated[str, Field(min_length=1), AfterValidator(_custom)], Annotated[float, Field(gt=0)]]
+_Amount = Annotated[float, Field(gt=0, le=MOST_AMOUNT)]
+Resources = dict[Annotated[str, Field(min_length=1), AfterValidator(_custom)], _Amount]
 
 
 class Spec(BaseModel):

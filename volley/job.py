@@ -19,6 +19,7 @@ from volley.objectives import Objective, OverTries, Schedule, check_schedule, re
 from volley.objectives.tries import Terms, WeightOfK, terms_of
 from volley.patterns import NAME
 from volley.placement import Placement, check_placement
+from volley.pool_size import MOST_AMOUNT, MOST_PROCESSES
 from volley.rollout import EnvironmentWorkersSpec, Rollout, check_tools
 from volley.runtime_env import RuntimeEnvSpec
 from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection
@@ -38,12 +39,15 @@ class ActorsSpec(Spec):
 
     renamed_keys: ClassVar[dict[str, str]] = {"most": "max_count"}
 
-    count: int = Field(1, ge=1)
+    count: int = Field(1, ge=1, le=MOST_PROCESSES)
     max_count: int | None = Field(
-        None, ge=1, description="autoscaling limit while the learner waits for groups; null disables it"
+        None,
+        ge=1,
+        le=MOST_PROCESSES,
+        description="autoscaling limit while the learner waits for groups; null disables it",
     )
-    cpus: float = Field(1, ge=0, description="Ray CPUs per actor")
-    gpus: float = Field(0, ge=0, description="Ray GPUs per actor")
+    cpus: float = Field(1, ge=0, le=MOST_AMOUNT, description="Ray CPUs per actor")
+    gpus: float = Field(0, ge=0, le=MOST_AMOUNT, description="Ray GPUs per actor")
     resources: Resources = Field(
         default_factory=dict, description="custom Ray resources per actor: {volley_actor: 1} selects its nodes"
     )
@@ -84,11 +88,11 @@ class RewardWorkersSpec(Spec):
 
     renamed_keys: ClassVar[dict[str, str]] = {"most": "max_count"}
 
-    count: int = Field(1, ge=1)
+    count: int = Field(1, ge=1, le=MOST_PROCESSES)
     max_count: int | None = Field(
-        None, ge=1, description="autoscaling limit while groups wait for a worker; null disables it"
+        None, ge=1, le=MOST_PROCESSES, description="autoscaling limit while groups wait for a worker; null disables it"
     )
-    cpus: float = Field(0.1, ge=0)
+    cpus: float = Field(0.1, ge=0, le=MOST_AMOUNT)
     resources: Resources = Field(default_factory=dict, description="custom Ray resources per worker")
     max_replacements: int = Field(20, ge=0, description="limit on workers replaced within an hour")
     start_deadline_s: float = Field(60, gt=0)
@@ -159,7 +163,9 @@ class _Job(Spec):
     model: ModelSpec
     data: DataSpec
     sinks: tuple[SinkSpec, ...] = Field((), description="where metrics go besides metrics.jsonl")
-    notify: tuple[WebhookSpec, ...] = Field((), description="servers that hear of the run's end, pauses and troubles")
+    notify: tuple[WebhookSpec, ...] = Field(
+        (), max_length=16, description="servers that hear of the run's end, pauses and troubles"
+    )
     runtime_env: RuntimeEnvSpec | None = Field(None, description="code and settings Ray ships to the run's processes")
 
     @model_validator(mode="after")

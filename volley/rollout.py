@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from volley.base import Resources, Spec
 from volley.patterns import SERVER_URL, TARGET
+from volley.pool_size import MOST_AMOUNT, MOST_PROCESSES
 from volley.scoring import RewardValues, SandboxSpec
 
 PROGRAM_GRACE_S = 30.0  # for an environment worker to report after the last of a group's episodes has timed out
@@ -228,12 +229,12 @@ def _check_openenv(rollout: OpenEnvRollout, *, scored: bool, parser: str | None)
 class EnvironmentWorkersSpec(Spec):
     """The processes that run programs."""
 
-    count: int = Field(1, ge=1)
+    count: int = Field(1, ge=1, le=MOST_PROCESSES)
     max_count: int | None = Field(
-        None, ge=1, description="autoscaling limit while groups wait for a worker; null disables it"
+        None, ge=1, le=MOST_PROCESSES, description="autoscaling limit while groups wait for a worker; null disables it"
     )
     episodes: int = Field(64, ge=1, description="episodes that a worker runs at once")
-    cpus: float = Field(0.1, ge=0)
+    cpus: float = Field(0.1, ge=0, le=MOST_AMOUNT)
     resources: Resources = Field(default_factory=dict, description="custom Ray resources per worker")
     max_replacements: int = Field(20, ge=0, description="limit on workers replaced within an hour")
     start_deadline_s: float = Field(60, gt=0)

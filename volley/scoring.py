@@ -1,8 +1,9 @@
 """Configuration of the scorers: one union, discriminated on ``kind``."""
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from volley.base import Spec
 from volley.patterns import HTTP_URL, TARGET
@@ -154,6 +155,18 @@ class HttpScorer(Spec):
     timeout_s: float = Field(30.0, gt=0, description="seconds for all attempts together")
     attempts: int = Field(3, ge=1, le=10)
     token_env: str | None = Field(None, description="environment variable with a bearer token")
+
+    @field_validator("url")
+    @classmethod
+    def _has_host_and_port(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            named = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            named = False
+        if not named:
+            raise ValueError(f"{url!r} names no host, or no port that exists: write http://HOST:PORT/PATH")
+        return url
 
 
 class LengthTerm(Spec):

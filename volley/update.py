@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from volley.base import Resources, Spec
 from volley.objectives import MaxAtK, Mean, Objective, Softmax
 from volley.objectives.spec import ObjectiveOverSets, weighs_companions
+from volley.pool_size import MOST_AMOUNT, MOST_PROCESSES
 
 
 class NoCorrection(Spec):
@@ -289,9 +290,9 @@ _OWNED = {
 class LearnerSpec(Spec):
     """The learner ranks, which update the policy."""
 
-    ranks: int = Field(1, ge=1)
-    cpus_per_rank: float = Field(1, gt=0)
-    gpus_per_rank: float = Field(0, ge=0)
+    ranks: int = Field(1, ge=1, le=MOST_PROCESSES)
+    cpus_per_rank: float = Field(1, gt=0, le=MOST_AMOUNT)
+    gpus_per_rank: float = Field(0, ge=0, le=MOST_AMOUNT)
     resources_per_rank: Resources = Field(default_factory=dict, description="custom Ray resources per rank")
     threads_per_rank: int = Field(1, ge=1, description="torch threads per rank on CPU")
     tokens_per_micro_batch: int | None = Field(

@@ -6,11 +6,12 @@
 The answer may also have ``"ranks": [...]``, by which best_of_k picks samples.
 """
 
-import math
 import os
 import random
+import sys
 import time
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import httpx
 
@@ -61,7 +62,7 @@ class Remote:
                     response.raise_for_status()
                     return _verdicts(response.json(), len(texts))
                 problem = f"HTTP {response.status_code}"
-            except (httpx.HTTPStatusError, ValueError) as failure:
+            except (httpx.HTTPStatusError, httpx.InvalidURL, ValueError) as failure:
                 problem = str(failure)
                 break
             except httpx.HTTPError as failure:
@@ -85,12 +86,17 @@ def _verdicts(answer: object, count: int) -> list[Verdict]:
     return [_verdict(reward, rank) for reward, rank in zip(rewards, ranks, strict=True)]
 
 
+def _is_finite(number: object) -> TypeGuard[float]:
+    """Whether it is a number that a float holds."""
+    return isinstance(number, int | float) and abs(number) <= sys.float_info.max
+
+
 def _verdict(reward: object, rank: object) -> Verdict:
     if reward is None:
         return infra_error("the server returned no reward")
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not _is_finite(reward):
         raise ValueError(f"the server returned the reward {reward!r}, which is not a finite number")
-    if rank is not None and (not isinstance(rank, int | float) or not math.isfinite(rank)):
+    if rank is not None and not _is_finite(rank):
         raise ValueError(f"the server returned the rank {rank!r}, which is not a finite number")
     status = VerdictStatus.PASSED if reward > 0 else VerdictStatus.WRONG_ANSWER
     return Verdict(status, float(reward), rank=None if rank is None else float(rank))

@@ -175,7 +175,12 @@ def _notify(value: object, settings: ApiSettings, pointer: str) -> Iterator[Fiel
     for index, webhook in enumerate(value if isinstance(value, list | tuple) else ()):
         if not isinstance(webhook, Mapping):
             continue
-        host, name = urlsplit(str(webhook.get("url"))).hostname or "", webhook.get("secret_env")
+        url, name = str(webhook.get("url")), webhook.get("secret_env")
+        try:
+            host = urlsplit(url).hostname or ""
+        except ValueError:
+            yield FieldProblem(pointer=f"{pointer}/{index}/url", detail=f"{url!r} is not a URL: write http://HOST/PATH")
+            continue
         if host not in settings.webhook_hosts and (ANY_HOST not in settings.webhook_hosts or is_inside(host)):
             private = f"; {ANY_HOST} allows public addresses only" if is_inside(host) else ""
             yield FieldProblem(
@@ -183,7 +188,7 @@ def _notify(value: object, settings: ApiSettings, pointer: str) -> Iterator[Fiel
                 detail=f"the server's setting webhook_hosts does not name {host}: start the service with: "
                 f"volley up --webhook-host {host}{private}",
             )
-        if _holds_secret(urlsplit(str(webhook.get("url")))):
+        if _holds_secret(urlsplit(url)):
             yield FieldProblem(
                 pointer=f"{pointer}/{index}/url",
                 detail="contains a secret, and many users can read a run's job: sign with secret_env instead",

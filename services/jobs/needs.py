@@ -73,9 +73,13 @@ def needs_of(job: Job) -> Needs:
 
 def resources_of(job: Job) -> dict[str, float]:
     """Return the most that ``job`` reserves at any time, by Ray's resource name. Reads no files."""
-    phases = [_processes(*phase) for phase in _phases(job)]
-    names = {name for phase in phases for process in phase for name in process}
-    return {name: max(_amount(phase, name) for phase in phases) for name in sorted(names)}
+    phases = bundles_of(job)
+    names = {name for phase in phases for bundle in phase for name, _ in bundle.amounts}
+    return {name: max(_sum(phase, name) for phase in phases) for name in sorted(names)}
+
+
+def _sum(bundles: Sequence[Bundle], name: str) -> float:
+    return sum(bundle.count * dict(bundle.amounts).get(name, 0.0) for bundle in bundles)
 
 
 def phases_of(job: Job) -> tuple[Needs, ...]:

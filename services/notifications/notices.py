@@ -4,7 +4,6 @@ Body, headers and signature follow https://www.standardwebhooks.com, for which r
 """
 
 import base64
-import binascii
 import datetime
 import hashlib
 import hmac
@@ -68,7 +67,7 @@ def key_problem(secret: str | None, name: str) -> str:
         return f"the variable {name} is not set: make a key with {HOW_TO_MAKE_A_KEY}"
     try:
         key = _key(secret)
-    except binascii.Error:
+    except ValueError:  # of which binascii's is one, and what other than ASCII raises another
         return f"the variable {name} holds no base64: make a key with {HOW_TO_MAKE_A_KEY}"
     return "" if len(key) >= LEAST_KEY else f"the key in {name} is too short: make one with {HOW_TO_MAKE_A_KEY}"
 

@@ -133,7 +133,8 @@ async def start_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
         yield
     finally:
         await cancel_all((renewing,))  # before the release: a renewal after it would take the lease again
-        await context.store.release("starting", owner)
+        with contextlib.suppress(HostError):  # Redis is away: the lease runs out, and the run has started
+            await context.store.release("starting", owner)
 
 
 async def _try_to_start(store: Store, owner: str, reservation: ClusterReservation) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from services.jobs.job_file import Job, explain
+from services.jobs.needs import with_desired_counts
 from services.store.folder import RunFolder
 from volley.errors import HostError, JobError
 from volley.files import replace_text
@@ -55,9 +56,13 @@ def change(desired: Desired, job: Job, changes: dict[str, Any]) -> Desired:
 
 
 def check_desired(job: Job, desired: Desired) -> None:
-    """Raise `JobError` if the objective would be undefined at some step of the job."""
+    """Raise `JobError` if the objective would be undefined at some step, or if the job cannot have that many workers."""
     if isinstance(job, RLJob):
         _check_objective(job, desired.objective)
+        try:
+            with_desired_counts(job, desired)
+        except ValidationError as error:
+            raise JobError(explain("change", error)) from error
 
 
 def read_desired(folder: RunFolder) -> Desired:
@@ -122,19 +127,24 @@ def _merged(job: Job, before: dict[str, Any], added: dict[str, Any] | None) -> d
         return {}
     own = job.objective.kind if isinstance(job, RLJob) else None
     kind = added.get("kind") or before.get("kind") or own
-    merged = with_tries(before, added) if kind in OVER_TRIES else {**before, **added}
+    merged = with_tries(before, added) if isinstance(kind, str) and kind in OVER_TRIES else {**before, **added}
     return {key: value for key, value in merged.items() if value is not None}
 
 
 def _check_kind(job: Job, changes: dict[str, Any]) -> None:
     """Raise `JobError` for changes that do not apply to this kind of job."""
     missing = FIELDS - {"stopped", "priority"} if not isinstance(job, RLJob) else set()
-    if wrong := sorted(key for key in missing & changes.keys() if changes[key] not in (None, {}, False)):
+    if wrong := sorted(key for key in missing & changes.keys() if _is_change(changes[key])):
         raise JobError(
             f"{', '.join(wrong)}: does not apply to a job of kind {job.kind}, which can only be stopped and resumed"
         )
     if changes.get("environment_workers") is not None and getattr(job, "rollout", None) is None:
         raise JobError("environment_workers: does not apply to a job without rollout, whose samples no program makes")
+
+
+def _is_change(value: object) -> bool:
+    """Whether a value is another than what a job without it has; 0 is, and equals False."""
+    return value is not None and value is not False and value != {}
 
 
 def _with_defaults(changes: dict[str, Any]) -> dict[str, Any]:

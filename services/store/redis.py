@@ -113,23 +113,26 @@ class Store:
         Raises:
             JobError: the key was used with another body.
         """
-        if key is not None:
-            entry = json.dumps({"body": body, "run": record.id})
-            name = f"volley:idempotency:{key}"
-            if not await self._do(self._redis.set(name, entry, nx=True, ex=IDEMPOTENCY_SECONDS)):
-                earlier = json.loads(await self._do(self._redis.get(name)))
-                _check_body(key, earlier["body"], body)
-                if await self.record(earlier["run"]) is not None:
-                    return str(earlier["run"])
-                record = record.model_copy(update={"id": earlier["run"]})  # its creator died before writing the record
-        pipe = self._redis.pipeline()
-        pipe.zadd("volley:runs", {record.id: record.created})
-        pipe.set(run_key(record.id), record.model_dump_json())
-        pipe.set(run_key(record.id, "desired"), (desired or Desired()).model_dump_json(), nx=True)
-        if audit is not None:
-            add_audit(pipe, audit.model_copy(update={"run": record.id}))
-        await self._do(pipe.execute())
-        return record.id
+        while True:
+            async with self._redis.pipeline() as pipe:
+                if key is not None:
+                    await self._do(pipe.watch(_entry(key)))
+                    if (earlier := await self.run_of_key(key, body)) is not None:
+                        return earlier
+                    pipe.multi()
+                    pipe.set(_entry(key), json.dumps({"body": body, "run": record.id}), ex=IDEMPOTENCY_SECONDS)
+                pipe.zadd("volley:runs", {record.id: record.created})
+                pipe.set(run_key(record.id), record.model_dump_json())
+                pipe.set(run_key(record.id, "desired"), (desired or Desired()).model_dump_json(), nx=True)
+                if audit is not None:
+                    add_audit(pipe, audit.model_copy(update={"run": record.id}))
+                try:
+                    await answer(pipe.execute())
+                except WatchError:
+                    continue  # another request with this key was quicker, or the connection was lost
+                except (RedisError, OSError) as error:
+                    raise self._away(error) from error
+                return record.id
 
     async def run_of_key(self, key: str, body: str) -> str | None:
         """Return the run that idempotency ``key`` created, or None.
@@ -137,7 +140,7 @@ class Store:
         Raises:
             JobError: the key was used with another body.
         """
-        text = await self._do(self._redis.get(f"volley:idempotency:{key}"))
+        text = await self._do(self._redis.get(_entry(key)))
         if text is None:
             return None
         earlier = json.loads(text)
@@ -339,6 +342,11 @@ class Store:
 def add_audit(pipe: Client, record: AuditRecord) -> None:
     """Append a record to the audit, in the transaction that makes the change."""
     pipe.xadd(AUDIT_KEY, {"json": record.model_dump_json()}, maxlen=AUDIT_KEPT, approximate=True)
+
+
+def _entry(key: str) -> str:
+    """The name of what is stored for an idempotency key."""
+    return f"volley:idempotency:{key}"
 
 
 def _check_body(key: str, earlier: str, body: str) -> None:

@@ -171,35 +171,28 @@ async def test_weights_change_in_the_middle_of_samples(pool: ActorPool, oracle: 
     They last it through the time in which a busy machine lets nobody ask for more.
     """
     oracle.weights[1], oracle.weights[2] = oracle.other_weights(1), oracle.other_weights(2)
-    updated, flowing = asyncio.Event(), asyncio.Barrier(13)
+    updated, groups = asyncio.Event(), list[Group]()
 
-    async def stream() -> list[Group]:
-        groups = [await generate(pool, request(n=64, max_tokens=120))]
-        flowing_now = asyncio.create_task(flowing.wait())
+    async def stream() -> None:
         while not updated.is_set():
             groups.append(await generate(pool, request(n=64, max_tokens=120)))
-        await flowing_now
-        return groups
 
     async def drawing(version: int) -> None:
         """Wait until each actor has drawn tokens with these weights, and has more to draw."""
-        drawn: set[str] = set()
         async with asyncio.timeout(240):
-            while len(drawn) < 2:
-                group = await generate(pool, request(n=1, max_tokens=1))
-                drawn |= {group.actor} if version in group.versions_T else set()
+            while len({group.actor for group in groups if version in group.versions_T}) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             while not all(actor.busy >= 256 for actor in pool.workers()):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
 
     updates = [publish(version, oracle.weights[version]) for version in (1, 2)]  # while nothing else has to go on
     streams = [asyncio.create_task(stream()) for _ in range(12)]
-    await flowing.wait()
     reports = []
     for update in updates:
         await drawing(update.version - 1)
         reports.append(await pool.broadcast(update))
     updated.set()
-    groups = [group for groups in await asyncio.gather(*streams) for group in groups]
+    await asyncio.gather(*streams)
     for actor in ("actor-0", "actor-1"):
         assert {(0, 1), (1, 2)} <= {step for group in groups if group.actor == actor for step in version_changes(group)}
     changed = [group for group in groups if version_changes(group)]  # how many there are depends on the machine

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from ray.exceptions import RayError
 
 from reward_servers.pool import RewardConfig, RewardPool
 from volley import pool_size
@@ -65,6 +66,29 @@ async def test_a_call_has_little_overhead(tmp_path: Path) -> None:
     each_ms = (time.perf_counter() - began) / 200 * 1e3
     await pool.stop()
     assert each_ms < 50, f"one group of 16 costs {each_ms:.2f} ms"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_group_that_is_lost_costs_no_worker(tmp_path: Path, cancelled: bool) -> None:
+    """As with the node that held it: whoever asked hears of it, or nobody if the call was cancelled."""
+
+    @ray.remote
+    def lose() -> Group:
+        time.sleep(0.5)
+        raise RuntimeError("lost")
+
+    pool = await RewardPool.start(config(tmp_path))
+    asked = asyncio.create_task(pool.score(lose.remote(), COUNTDOWN))
+    if cancelled:
+        await asyncio.sleep(0.1)
+        asked.cancel()
+    with pytest.raises(asyncio.CancelledError if cancelled else RayError):
+        await asked
+    async with asyncio.timeout(30):
+        scores = await pool.score(ray.put(group(("8*3*1*1",))), COUNTDOWN)
+    await pool.stop()
+    assert scores.rewards_n.tolist() == [1.0]
+    assert not pool.deaths
 
 
 async def test_a_killed_worker_is_replaced_and_its_group_scored_again(tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ async def test_an_idempotency_key_creates_one_run(tmp_path: Path) -> None:
             await store.create(RECORD, key="k", body="other")
 
 
+async def test_a_deleted_run_gives_its_key_back(tmp_path: Path) -> None:
+    """A new run has an id and a folder of its own."""
+    async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
+        first, second = (RECORD.model_copy(update={"id": name, "folder": f"runs/{name}"}) for name in ("r1", "r2"))
+        assert await store.create(first, key="k", body="same") == "r1"
+        assert await store.create(second, key="k", body="same") == "r1"
+        await store.delete("r1")
+        assert await store.create(second, key="k", body="same") == "r2"
+        assert await store.record("r2") == second
+        assert await store.create(first, key="k", body="same") == "r2"
+
+
 async def test_concurrent_changes_are_all_applied(tmp_path: Path) -> None:
     async with embedded_redis(tmp_path / "data", tmp_path / "redis.log") as url, Store(url) as store:
         await store.create(RECORD)

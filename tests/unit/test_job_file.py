@@ -105,6 +105,13 @@ def test_paths_are_taken_from_the_job_file_and_the_resolved_job_reads_back(tmp_p
             },
             "kind: sum extracts no answers: write kind: max_at_k, or a scorer such as exact",
         ),
+        ({"actors": {"max_count": 10**9}}, "actors.max_count"),
+        ({"learner": {"ranks": 10**6}}, "learner.ranks"),
+        ({"actors": {"cpus": 1e308}}, "actors.cpus"),
+        ({"actors": {"resources": {"node": 1e308}}}, "actors.resources"),
+        ({"notify": [{"url": "https://example.com/"}] * 17}, "notify"),
+        ({"scorer": {"kind": "http", "url": "http://localhost:80a/"}}, "write http://HOST:PORT/PATH"),
+        ({"scorer": {"kind": "http", "url": "http://"}}, "write http://HOST:PORT/PATH"),
         (
             {"scorer": {"kind": "sum", "terms": [{"scorer": {"kind": "length", "start": 9, "end": 9}}]}},
             "end 9 is not above start 9: raise it to 10 or more",

@@ -17,12 +17,13 @@ from services.cli import app
 from services.evaluation.evaluate import max_groups_in_flight
 from services.recording import plots
 from services.runs.checkpoints import newest_checkpoint
-from services.store.desired import change_in_folder, read_desired
+from services.store.desired import change, change_in_folder, read_desired
 from services.store.folder import RunFolder, RunHasEnded
 from tests.unit.test_host import job
 from volley.errors import HostError, JobError
-from volley.job import JOB, ActorsSpec
+from volley.job import JOB, ActorsSpec, EvalJob
 from volley.objectives import MaxAtK, resolve
+from volley.state import Desired
 
 PNG = b"\x89PNG"
 
@@ -174,6 +175,21 @@ def test_desired_changes_accumulate_and_invalid_ones_change_nothing(tmp_path: Pa
         read_desired(folder)
 
 
+def test_a_job_that_takes_turns_on_a_gpu_keeps_its_one_actor(tmp_path: Path) -> None:
+    share: dict[str, Any] = {"actors": {"gpus": 0.5}, "learner": {"gpus_per_rank": 0.5}, "placement": "colocated"}
+    with pytest.raises(JobError, match="one GPU between one actor and one rank"):
+        change(Desired(), job(tmp_path, **share), {"actors": 2})
+
+
+@pytest.mark.parametrize("field", ["actors", "max_lag"])
+def test_zero_does_not_apply_to_a_job_that_is_evaluated_either(tmp_path: Path, field: str) -> None:
+    spec = EvalJob.model_validate(
+        {"kind": "eval", "name": "e", "model": {"path": "m"}, "data": {"path": "d"}, "scorer": {"kind": "exact"}}
+    )
+    with pytest.raises(JobError, match=f"{field}: does not apply"):
+        change(Desired(), spec, {field: 0})
+
+
 def test_a_live_change_swaps_k_and_weights(tmp_path: Path) -> None:
     spec = job(tmp_path, objective={"kind": "max_at_k", "k": 8})
     folder = RunFolder.create(tmp_path, spec)
@@ -193,6 +209,8 @@ def test_a_live_change_swaps_k_and_weights(tmp_path: Path) -> None:
         ({"k": 4, **halves}, "remove k"),
         ({"weights": "harmonic"}, "write order: 16"),
         ({"kind": "best_of_k", "k": 4}, "picks samples by their rank"),
+        ({"kind": ["max_at_k"]}, "kind"),
+        ({"weights": {1: 10**400}}, "not a number of 0 or more"),
     ):
         with pytest.raises(JobError, match=message):
             change_in_folder(folder, spec, {"objective": bad})

@@ -4,9 +4,9 @@ An objective over tries is the sum of f@k over some k, each with its weight: `te
 the estimate of a sum is the sum of the estimates.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from math import isfinite
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from volley.objectives.combinatorics import FloatArray
 
 Terms: TypeAlias = tuple[tuple[int, float], ...]  # (k, weight), by rising k; weights above 0
 
+MOST_WEIGHT = sys.float_info.max
 ADVICE = "write a mapping from k to its weight, such as weights: {1: 0.5, 8: 0.5}; an objective also takes harmonic"
 
 
@@ -35,7 +36,7 @@ def _read_mapping(value: object) -> dict[int, float]:
         k = _read_k(key)
         if k in weights:
             raise ValueError(f"k={k} has two weights: write their sum")
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not isfinite(weight) or weight < 0:
+        if isinstance(weight, bool) or not isinstance(weight, Real) or weight < 0 or not weight <= MOST_WEIGHT:
             raise ValueError(f"the weight {weight!r} of k={k} is not a number of 0 or more: correct or remove it")
         weights[k] = float(weight)
     if not any(weights.values()):

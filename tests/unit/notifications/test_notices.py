@@ -37,7 +37,13 @@ def test_the_signature_is_that_of_the_published_example() -> None:
 
 def test_an_unusable_key_is_named_but_not_shown() -> None:
     assert key_problem(KEY, "K") == key_problem(KEY.removeprefix("whsec_"), "K") == ""
-    for secret, instead in ((None, "is not set"), ("", "is not set"), ("s3cret!", "no base64"), ("c2hvcnQ=", "short")):
+    for secret, instead in (
+        (None, "is not set"),
+        ("", "is not set"),
+        ("s3cret!", "no base64"),
+        ("ключ", "no base64"),
+        ("c2hvcnQ=", "short"),
+    ):
         problem = key_problem(secret, "VOLLEY_WEBHOOK_K")
         assert instead in problem
         assert "VOLLEY_WEBHOOK_K" in problem
