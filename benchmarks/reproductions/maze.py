@@ -5,7 +5,8 @@
 A Qwen2 model of 3.9 million parameters first learns from solved mazes, then from right and wrong paths, with n = 64.
 The published mazes have 17 x 17 cells and n = 128; these have 9 x 9, for two cores. All methods have the same rate: at
 the next larger one of `maze_rates`, which is better for some over 40 steps, they lose pass@k over 100.
-With rewards of 0 and 1, TailRL (arXiv 2609.02987) and the harmonic sum up to n are MaxRL.
+With rewards of 0 and 1, TailRL (arXiv 2609.02987) and the harmonic sum up to n are MaxRL. The curves are of the first
+settings only, as many as there are colours.
 """
 
 from functools import partial
@@ -71,10 +72,11 @@ def _points(gap: Interval) -> str:
 
 def draw_logs(axis: Any, rows: Rows) -> None:
     """Plot -log pass@k against k, both on logarithmic axes, as far as a prompt was unsolved."""
-    for colour, (name, found) in zip(2 * COLOURS, rows.items(), strict=False):
+    styles = [(colour, style) for style in ("-", ":") for colour in COLOURS]
+    for (colour, style), (name, found) in zip(styles, rows.items(), strict=False):
         below = [each for each in found if each.mean < 1]
         logs = [-np.log(each.mean) for each in below]
-        axis.plot([each.k for each in below], logs, color=colour, label=name, marker="o", markersize=2)
+        axis.plot([each.k for each in below], logs, style, color=colour, label=name, marker="o", markersize=2)
     axis.set(xlabel="k, tries", ylabel="-log pass@k of held-out prompts", yscale="log")
     axis.set_xscale("log", base=2)
 

@@ -56,7 +56,7 @@ def change(desired: Desired, job: Job, changes: dict[str, Any]) -> Desired:
 
 
 def check_desired(job: Job, desired: Desired) -> None:
-    """Raise `JobError` if the objective would be undefined at some step, or if the job cannot have that many workers."""
+    """Raise `JobError` if the objective would be undefined at some step, or if the job cannot have these workers."""
     if isinstance(job, RLJob):
         _check_objective(job, desired.objective)
         try:

@@ -72,13 +72,12 @@ async def test_a_call_has_little_overhead(tmp_path: Path) -> None:
 async def test_a_group_that_is_lost_costs_no_worker(tmp_path: Path, cancelled: bool) -> None:
     """As with the node that held it: whoever asked hears of it, or nobody if the call was cancelled."""
 
-    @ray.remote
     def lose() -> Group:
         time.sleep(0.5)
         raise RuntimeError("lost")
 
     pool = await RewardPool.start(config(tmp_path))
-    asked = asyncio.create_task(pool.score(lose.remote(), COUNTDOWN))
+    asked = asyncio.create_task(pool.score(ray.remote(lose).remote(), COUNTDOWN))
     if cancelled:
         await asyncio.sleep(0.1)
         asked.cancel()
