@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from volley.pool_size import MOST_AMOUNT
+MOST_PROCESSES = 10_000  # of one role
+MOST_AMOUNT = 1e9  # of a resource, for one process
 
 
 def _custom(name: str) -> str:
@@ -14,8 +15,8 @@ def _custom(name: str) -> str:
     return name
 
 
-# Custom resources of a Ray cluster's nodes by name, and how much of each a process reserves: decides where it may run.
 _Amount = Annotated[float, Field(gt=0, le=MOST_AMOUNT)]
+# Custom resources of a Ray cluster's nodes by name, and how much of each a process reserves: decides where it may run.
 Resources = dict[Annotated[str, Field(min_length=1), AfterValidator(_custom)], _Amount]
 
 

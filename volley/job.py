@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from volley.base import Resources, Spec
+from volley.base import MOST_AMOUNT, MOST_PROCESSES, Resources, Spec
 from volley.data import DataSpec, check_held_out
 from volley.gateway import GatewaySpec
 from volley.model import ModelSpec
@@ -19,7 +19,6 @@ from volley.objectives import Objective, OverTries, Schedule, check_schedule, re
 from volley.objectives.tries import Terms, WeightOfK, terms_of
 from volley.patterns import NAME
 from volley.placement import Placement, check_placement
-from volley.pool_size import MOST_AMOUNT, MOST_PROCESSES
 from volley.rollout import EnvironmentWorkersSpec, Rollout, check_tools
 from volley.runtime_env import RuntimeEnvSpec
 from volley.sampling import EvalSampling, TrainingSampling, check_refill, check_selection

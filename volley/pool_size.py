@@ -1,7 +1,5 @@
 """How many workers a pool should have, from the number of groups that wait for one. Looked at once per second."""
 
-MOST_PROCESSES = 10_000  # of one role
-MOST_AMOUNT = 1e9  # of a resource, for one process
 LOOK_EVERY_S = 1.0
 LOOKS_AT_REST = 30
 

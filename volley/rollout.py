@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from volley.base import Resources, Spec
+from volley.base import MOST_AMOUNT, MOST_PROCESSES, Resources, Spec
 from volley.patterns import SERVER_URL, TARGET
-from volley.pool_size import MOST_AMOUNT, MOST_PROCESSES
 from volley.scoring import RewardValues, SandboxSpec
 
 PROGRAM_GRACE_S = 30.0  # for an environment worker to report after the last of a group's episodes has timed out

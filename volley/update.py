@@ -5,10 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from volley.base import Resources, Spec
+from volley.base import MOST_AMOUNT, MOST_PROCESSES, Resources, Spec
 from volley.objectives import MaxAtK, Mean, Objective, Softmax
 from volley.objectives.spec import ObjectiveOverSets, weighs_companions
-from volley.pool_size import MOST_AMOUNT, MOST_PROCESSES
 
 
 class NoCorrection(Spec):

@@ -5,8 +5,8 @@
 A Qwen2 model of 3.9 million parameters first learns from solved mazes, then from right and wrong paths, with n = 64.
 The published mazes have 17 x 17 cells and n = 128; these have 9 x 9, for two cores. All methods have the same rate: at
 the next larger one of `maze_rates`, which is better for some over 40 steps, they lose pass@k over 100.
-With rewards of 0 and 1, TailRL (arXiv 2609.02987) and the harmonic sum up to n are MaxRL. The curves are of the first
-settings only, as many as there are colours.
+With rewards of 0 and 1, TailRL (arXiv 2609.02987) and the harmonic sum up to n are MaxRL. Training curves show
+the first settings only, one for each colour.
 """
 
 from functools import partial

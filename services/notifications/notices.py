@@ -67,7 +67,7 @@ def key_problem(secret: str | None, name: str) -> str:
         return f"the variable {name} is not set: make a key with {HOW_TO_MAKE_A_KEY}"
     try:
         key = _key(secret)
-    except ValueError:  # of which binascii's is one, and what other than ASCII raises another
+    except ValueError:  # not base64, or not ASCII
         return f"the variable {name} holds no base64: make a key with {HOW_TO_MAKE_A_KEY}"
     return "" if len(key) >= LEAST_KEY else f"the key in {name} is too short: make one with {HOW_TO_MAKE_A_KEY}"
 
