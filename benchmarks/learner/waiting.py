@@ -1,9 +1,10 @@
 """What the learner waits for between its steps: publishing a version, and a checkpoint, at once or in the background.
 
-    python -m benchmarks.learner.waiting [--model 135M] [--ranks 1] [--rounds 3] [--folder FOLDER]
+    python -m benchmarks.learner.waiting [--model 135M] [--ranks 1] [--rounds 3] [--dtype float32] [--publish-only]
+                                         [--folder FOLDER]
 
-A random Llama with AdamW's moments, on CPU in float32. Each row begins one of the three between two supervised steps,
-as a run does, and says how long the learner waited, when it was stored, and how much longer the next step took.
+A random Llama with AdamW's moments, on CPU. Each row begins one of the three between two supervised steps, as a run
+does, and says how long the learner waited, when it was stored, and how much longer the next step took.
 """
 
 import argparse
@@ -14,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -42,6 +44,7 @@ class Kind:
         begin: returns when the next step may begin.
         end: returns when it is stored.
         waited, stored, alone, beside: seconds, one per round.
+        nbytes: size of the checkpoint that it wrote.
     """
 
     begin: Callable[[], Awaitable[object]]
@@ -50,6 +53,7 @@ class Kind:
     stored: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
+    nbytes: int = 0
 
     async def measure(self, step: Callable[[], Awaitable[object]]) -> None:
         """Take a step, begin, and take another step while it is stored."""
@@ -65,7 +69,7 @@ class Kind:
     def row(self) -> list[str]:
         share = statistics.median(self.waited) / statistics.median(self.alone)
         longer = statistics.median(after / before for after, before in zip(self.beside, self.alone, strict=True))
-        return [shown(self.waited), f"{share:.1%}", shown(self.stored), f"{longer:.2f}"]
+        return [shown(self.alone), shown(self.waited), f"{share:.1%}", shown(self.stored), f"{longer:.2f}"]
 
 
 def main() -> None:
@@ -73,10 +77,15 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="135M")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--publish-only", action="store_true", help="no checkpoints, which take as much memory again")
     parser.add_argument("--folder", type=Path, help="on the disk for checkpoints; without it, that of temporary files")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, local_ray(cpus=args.ranks, store_bytes=6 << 30):
-        asyncio.run(measure(Path(folder), args.model, args.ranks, args.rounds))
+        write_model(Path(folder) / "model", args.model)
+        config = configuration(Path(folder), args.dtype, args.ranks)
+        kinds = asyncio.run(measure(config, args.rounds, checkpoints=not args.publish_only))
+    print_kinds(f"{args.model}, {args.ranks} rank(s)", kinds)
 
 
 def write_model(folder: Path, name: str) -> None:
@@ -91,31 +100,46 @@ def write_model(folder: Path, name: str) -> None:
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True)
 
 
-async def measure(folder: Path, name: str, ranks: int, rounds: int) -> None:
-    """Measure every kind in turn, and print a table."""
-    write_model(folder / "model", name)
+def configuration(folder: Path, dtype: Literal["float32", "bfloat16"], ranks: int) -> LearnerConfig:
+    """The configuration of a learner that keeps everything in ``folder``, where its model is."""
     spec = LearnerSpec(ranks=ranks, tokens_per_micro_batch=512)
-    config = LearnerConfig(ModelSpec(path=folder / "model"), spec, Optimizer(lr=1e-6), 1, 0, folder)
+    return LearnerConfig(ModelSpec(path=folder / "model", dtype=dtype), spec, Optimizer(lr=1e-6), 1, 0, folder)
+
+
+async def measure(config: LearnerConfig, rounds: int, *, checkpoints: bool) -> dict[str, Kind]:
+    """Measure each kind of waiting in turn, ``rounds`` times."""
     learner = await LearnerPool.start(config)
-    checkpoint = folder / "checkpoint"
-    kinds = {
-        "publish": Kind(lambda: learner.begin_publish(1), lambda: learner.published(1)),
-        "checkpoint, at once": Kind(lambda: learner.begin_save(checkpoint, {}, background=False), learner.saved),
-        "checkpoint, in the background": Kind(lambda: learner.begin_save(checkpoint, {}), learner.saved),
-    }
+    checkpoint = config.log_dir / "checkpoint"
+    kinds = {"publish": Kind(lambda: learner.begin_publish(1), lambda: learner.published(1))}
+    if checkpoints:
+        at_once = Kind(lambda: learner.begin_save(checkpoint, {}, background=False), learner.saved)
+        kinds["checkpoint, at once"] = at_once
+        kinds["checkpoint, in the background"] = Kind(lambda: learner.begin_save(checkpoint, {}), learner.saved)
     try:
         await step(learner)
         for _ in range(rounds):
             for kind in kinds.values():
                 await kind.measure(lambda: step(learner))
                 if checkpoint.exists():
-                    size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**30
+                    kind.nbytes = sum(file.stat().st_size for file in checkpoint.iterdir())
                     shutil.rmtree(checkpoint)
     finally:
         await learner.stop()
-    header = ("the learner waits, s", f"of a step of {ROWS * 2 * HALF} tokens", "stored after, s", "next step, times")
-    print_table([f"{name}, {ranks} rank(s)", *header], [[what, *kind.row()] for what, kind in kinds.items()])
-    print(f"The checkpoint has {size:.2f} GiB.")
+    return kinds
+
+
+def print_kinds(what: str, kinds: Mapping[str, Kind]) -> None:
+    """Print a row per kind, and the size of a checkpoint."""
+    header = (
+        "a step alone, s",
+        "the learner waits, s",
+        f"of a step of {ROWS * 2 * HALF} tokens",
+        "stored after, s",
+        "next step, times",
+    )
+    print_table([what, *header], [[name, *kind.row()] for name, kind in kinds.items()])
+    if size := max(kind.nbytes for kind in kinds.values()):
+        print(f"The checkpoint has {size / 2**30:.2f} GiB.")
 
 
 def shown(values: list[float]) -> str:

@@ -69,7 +69,8 @@ FIRST = (
 )
 
 
-_stack = contextlib.ExitStack()
+LIBRARIES = "LD_LIBRARY_PATH"
+_stack, _libraries = contextlib.ExitStack(), os.environ.get(LIBRARIES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,6 +88,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files of `FIRST` first; the order of the tests within a file stays."""
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Undo what cv2 does where vLLM imports it: actors with another variable would not use the server of all lanes."""
+    os.environ.pop(LIBRARIES, None)
+    if _libraries is not None:
+        os.environ[LIBRARIES] = _libraries
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,15 @@ def test_a_runtime_environment_of_the_users_own_is_kept() -> None:
 
 
 @pytest.mark.usefixtures("head")
+def test_variables_of_the_service_are_kept_and_do_not_prevent_forking() -> None:
+    (own,) = (options["runtime_env"]["env_vars"] for options in [ray_options()])
+    given = {"VOLLEY_REDIS_URL": "redis://127.0.0.1:1/0", "RAY_JOB_STOP_WAIT_TIME_S": "61"}
+    about = start(runtime_env={"env_vars": {**own, **given}})[1]
+    assert about["imported"]
+    assert given.items() <= about["environment"].items()
+
+
+@pytest.mark.usefixtures("head")
 @pytest.mark.parametrize("stopped", [True, False])
 def test_worker_and_launcher_end_together(stopped: bool) -> None:
     _, killed = start(**ray_options())

@@ -25,6 +25,7 @@ from tests.integration.webhooks import KEY, Receiver, receiving
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 STEPS = 160
+SERVER = "volley::prefork"  # the process that the others are forked from
 VOLLEY = str(Path(sys.executable).parent / "volley")
 
 
@@ -80,6 +81,7 @@ class Service:
             assert time.monotonic() < deadline, observed
             time.sleep(0.2)
         self.look()
+        self.seen |= {worker["pid"] for worker in observed["workers"]}  # those that are forked have another parent
         return observed
 
     def child(self, word: str) -> int:
@@ -135,6 +137,8 @@ def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(
     service.wait(run, lambda now: now["step"] >= 12)
     service.run("scale", run, "--actors", "2")
     before = service.wait(run, lambda now: now["actors"] == 2)
+    forked = {each["role"] for each in before["workers"] if psutil.Process(each["pid"]).parent().name() == SERVER}
+    assert forked == {"actor", "learner_rank"}, "they start without importing everything again"
 
     os.kill(int(before["driver"].rpartition(":")[2]), signal.SIGKILL)
     after = service.wait(run, lambda now: now["life"] == 2 and now["state"] == "running")
