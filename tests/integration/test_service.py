@@ -92,6 +92,10 @@ class Service:
         return found[0]
 
 
+def parent_name(pid: int) -> str:
+    return psutil.Process(psutil.Process(pid).ppid()).name()
+
+
 def command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
@@ -137,11 +141,7 @@ def test_a_run_survives_its_driver_the_api_and_redis_and_is_exact(
     service.wait(run, lambda now: now["step"] >= 12)
     service.run("scale", run, "--actors", "2")
     before = service.wait(run, lambda now: now["actors"] == 2)
-    forked = {
-        each["role"]
-        for each in before["workers"]
-        if psutil.Process(psutil.Process(each["pid"]).ppid()).name() == SERVER
-    }
+    forked = {each["role"] for each in before["workers"] if parent_name(each["pid"]) == SERVER}
     assert forked == {"actor", "learner_rank"}, "they start without importing everything again"
 
     os.kill(int(before["driver"].rpartition(":")[2]), signal.SIGKILL)
