@@ -248,12 +248,13 @@ class Coordinator:
             waited = time.time()
             report = await self._learn(step, batch)
             learned = time.time()
-            await self.roles.learner.begin_publish(self.version + 1)
-            times = StepTimes(begun, waited, learned, gathered=time.time())
-            self.version += 1
-            if sending is not None:
-                with self.waits.record("learner", lambda: f"the actors to take version {self.version - 1}"):
+            if sending is not None:  # the object store has room for two versions
+                with self.waits.record("learner", lambda: f"the actors to take version {self.version}"):
                     await sending
+            publishing = time.time()
+            await self.roles.learner.begin_publish(self.version + 1)
+            times = StepTimes(begun, waited, learned, publishing, gathered=time.time())
+            self.version += 1
             sending = tasks.create_task(self._send(step, batch, report, times), name=f"broadcast {self.version}")
             if self.roles.devices.shared:
                 await sending
@@ -313,9 +314,8 @@ class Coordinator:
             while not self._stopping:
                 if (batch := self.admission.take(self.version)) is not None:
                     return batch
-                unbounded = self.pause_reason or self.pinned.version is not None
                 try:
-                    async with asyncio.timeout(None if unbounded else bound):
+                    async with asyncio.timeout(None if self.pause_reason or self.pinned.version is not None else bound):
                         await self._wait_for_progress()
                 except TimeoutError:
                     raise DeadlineExceeded("learner", self._awaited(), bound) from None

@@ -84,6 +84,7 @@ class StepTimes:
         begun: the learner began to wait for a batch.
         waited: it had its batch.
         learned: it had taken its step.
+        publishing: the actors had taken the version before.
         gathered: the new weights were gathered; the learner is free for the next step.
         published: the actors can fetch them.
     """
@@ -91,6 +92,7 @@ class StepTimes:
     begun: float
     waited: float
     learned: float
+    publishing: float
     gathered: float
     published: float = 0.0
 

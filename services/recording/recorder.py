@@ -147,7 +147,7 @@ def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> d
         "seconds_step": seconds,
         "seconds_wait": times.waited - times.begun,
         "seconds_learn": times.learned - times.waited,
-        "seconds_publish": times.gathered - times.learned,
+        "seconds_publish": times.gathered - times.publishing,
         "seconds_broadcast": times.published - times.gathered + broadcast.seconds,
         "seconds_stalled_max": max(stalls, default=0.0),
         "seconds_generate_mean": float(np.mean([ready.meta.seconds for ready in batch])),

@@ -16,7 +16,7 @@ def timeline(finished: FinishedStep) -> dict[str, Any]:
     times, ended = finished.times, finished.times.published + finished.broadcast.seconds
     spans: list[Span] = [
         ("learner", "learn", times.waited, times.learned),
-        ("learner", "publish", times.learned, times.gathered),
+        ("learner", "publish", times.publishing, times.gathered),
     ]
     for episodes in finished.episodes.figures if finished.episodes else ():
         spans += [(episodes.actor, "generate", *span) for span in episodes.model_spans()]

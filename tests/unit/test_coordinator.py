@@ -252,10 +252,14 @@ async def test_training_continues_while_a_version_is_evaluated() -> None:
             steps_ahead[under] = max(steps_ahead.get(under, 0), version + 1 - under)
         return await FakeLearner.step(learner, batch, version=version, **options)
 
-    learner.step = step  # type: ignore[method-assign]
+    async def begin_publish(version: int) -> None:
+        ahead_of_actors.add(version - actors.version)
+
+    ahead_of_actors: set[int] = set()
+    learner.step, learner.begin_publish = step, begin_publish  # type: ignore[method-assign]
     assert await made.run()
     assert evaluated == [0, 5, 10, 15, 20, 25]
-    # The weights of one step wait to be sent while the next step is taken.
+    assert ahead_of_actors == {1}, "the object store has room for two versions"
     assert steps_ahead == {0: 2, 5: 2, 10: 2, 15: 2, 20: 2}
     assert max(learner.lags) <= 2
     assert [finished.step for finished in recorded.steps] == list(range(25))

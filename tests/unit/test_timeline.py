@@ -57,7 +57,7 @@ def test_actors_and_environments_of_episodes_work_in_turn() -> None:
         Batch(()),
         StepReport({}, {}),
         BroadcastReport(1, (), 0.0),
-        StepTimes(0.0, 1.0, 2.0, 3.0, 4.0),
+        StepTimes(0.0, 1.0, 2.0, 2.0, 3.0, 4.0),
         0,
         {},
         EpisodesOfStep((figures, lost), Usage()),

@@ -65,7 +65,7 @@ def row(metrics: dict[str, float]) -> Iterable[str]:
     checked = {"served_mismatch_max": 1e-6, "seconds_hand_over": 0.1}
     report = replace(report, metrics={**report.metrics, **checked, **made.figures(report)})
     broadcast = BroadcastReport(1, (ActorUpdate("actor-0", 1, 10, 0.1, 0.1, 0.1),), 0.1)
-    times = StepTimes(0.0, 1.0, 2.0, 2.5, 3.0)
+    times = StepTimes(0.0, 1.0, 2.0, 2.0, 2.5, 3.0)
     report_of_episode = EpisodeReport(None, 2, 5, calling=((0.5, 1.0),), calling_seconds=0.5)
     ends = ("raised", "timeout", "no_call", "rewritten", "lost", "calls", "tokens", "context")
     reports, tool_errors = (report_of_episode,) * 8, (1,) * 8
