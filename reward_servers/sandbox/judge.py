@@ -58,8 +58,8 @@ def judge_program(
     slot: Slot, source: bytes, tests: Sequence[Case], limits: SandboxLimits, *, stop_early: bool = True
 ) -> ProgramResult:
     """Run ``tests`` on ``source`` in order, until the first failure if ``stop_early``. No program can make it raise."""
-    if len(source) > limits.code_kb << 10:
-        return _unrun(VerdictStatus.COMPILE_ERROR, f"the program is longer than {limits.code_kb} kB")
+    if (refused := too_long(source, limits)) is not None:
+        return refused
     failure = ""
     for _ in range(ATTEMPTS):
         try:
@@ -68,6 +68,13 @@ def judge_program(
             failure = f"sandbox of slot {slot.index}: {problem}"
             log.warning("%s; replacing the sandbox", failure)
     return _unrun(VerdictStatus.INFRA_ERROR, failure)
+
+
+def too_long(source: bytes, limits: SandboxLimits) -> ProgramResult | None:
+    """Return the result of a program that is longer than ``code_kb``, else None."""
+    if len(source) <= limits.code_kb << 10:
+        return None
+    return _unrun(VerdictStatus.COMPILE_ERROR, f"the program is longer than {limits.code_kb} kB")
 
 
 def _unrun(status: VerdictStatus, detail: str) -> ProgramResult:

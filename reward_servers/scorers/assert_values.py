@@ -6,8 +6,8 @@ Such an expression is evaluated in the sandbox, and its value is compared outsid
 
 import ast
 import builtins
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import ChainMap
+from dataclasses import dataclass, field, replace
 
 # Builtins that turn one value into another: the program sees nothing there but its own values.
 _CONVERTERS = frozenset({
@@ -26,59 +26,48 @@ class Names:
     """What the names stand for that the test code binds; all others are builtins or the program's.
 
     Attributes:
-        imported: modules and their contents.
-        constants: values in which the program has no part.
-        answers: values of the program, and variables of a comprehension.
-        instances: those of `answers` that a class of the program made.
-        other: anything else, such as helpers, which may contain an expectation.
+        kinds: the kind of each name: ``imported`` (modules and their contents), ``constants`` (values in which the
+            program has no part), ``answers`` (values of the program, and variables of a comprehension), ``instances``
+            (answers that a class of the program made) or ``other``, such as helpers, which may contain an expectation.
         mixed: whether constants may stand beside answers in a list.
     """
 
-    imported: frozenset[str] = frozenset()
-    constants: frozenset[str] = frozenset()
-    answers: frozenset[str] = frozenset()
-    instances: frozenset[str] = frozenset()
-    other: frozenset[str] = frozenset()
+    kinds: ChainMap[str, str] = field(default_factory=ChainMap)
     mixed: bool = True
 
-    @classmethod
-    def of(cls, setup: Sequence[ast.stmt]) -> "Names":
-        """The names after the statements before an assertion."""
-        names = cls()
-        for statement in setup:
-            names = names._after(statement)
-        return names
-
-    def _after(self, statement: ast.stmt) -> "Names":
+    def add(self, statement: ast.stmt) -> None:
+        """Take up what a statement binds, in time linear in its size."""
         match statement:
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                return self._with("imported", {(each.asname or each.name).partition(".")[0] for each in aliases})
+                self._bind("imported", {(each.asname or each.name).partition(".")[0] for each in aliases})
             case ast.Assign(targets=[(ast.Name() | ast.Tuple()) as target], value=value) if kind := _kind(value, self):
-                made = self._with(kind, _stored(target))
-                return replace(made, instances=made.instances | _stored(target)) if _constructs(value) else made
+                self._bind("instances" if _constructs(value) else kind, _stored(target))
             case ast.Expr(value=value) if is_answer(value, self) and not _stores(value, self):
-                return self if _is_constant(value, self) else self._with("answers", _mentioned(value) & self.constants)
+                if not _is_constant(value, self):
+                    self._bind("answers", {name for name in _mentioned(value) if self.kinds.get(name) == "constants"})
             case ast.For(target=target, iter=values, body=body, orelse=[]) if kind := _kind(values, self):
-                names = self._with(kind, _stored(target))
+                self._bind(kind, _stored(target))
                 for each in body:
-                    names = names._after(each)
-                return names
-        return self._with("other", _mentioned(statement) & (self.answers | self.constants) | _stored(statement))
+                    self.add(each)
+            case _:
+                kept = (None, "imported")
+                used = {name for name in _mentioned(statement) if self.kinds.get(name) not in kept}
+                self._bind("other", used | _stored(statement))
 
-    def _with(self, kind: str, names: set[str] | frozenset[str]) -> "Names":
-        """These names, and no longer what they were before; what was ``other`` once stays so."""
-        kept = {each: getattr(self, each) - names for each in ("imported", "constants", "answers", "instances")}
-        if kind != "other":
-            kept[kind] |= names - self.other
-            return replace(self, **kept)
-        return replace(self, **kept, other=self.other | names)
+    def inside(self, kind: str, variables: set[str]) -> "Names":
+        """These names, with the variables of a comprehension."""
+        return replace(self, kinds=self.kinds.new_child(dict.fromkeys(variables, kind)))
+
+    def _bind(self, kind: str, names: set[str]) -> None:
+        """Let the names stand for values of this kind; what was ``other`` once stays so."""
+        self.kinds.update({name: kind for name in names if self.kinds.get(name) != "other"})
 
 
 def is_answer(node: ast.expr, names: Names) -> bool:
     """Whether the value is the program's own answer, or a constant, with no expectation combined with it inside."""
     match node:
         case ast.Name(id=name):
-            return name not in names.other
+            return names.kinds.get(name) != "other"
         case ast.Attribute(value=base, attr=attribute):
             return not _special(attribute) and is_answer(base, names)
         case ast.Subscript(value=base, slice=key):
@@ -89,8 +78,9 @@ def is_answer(node: ast.expr, names: Names) -> bool:
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
             return is_answer(operand, names)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            mixture = len({_is_constant(each, names) for each in elements}) > 1
-            return (names.mixed or not mixture) and all(is_answer(each, names) for each in elements)
+            if not names.mixed and len({_is_constant(each, names) for each in elements}) > 1:
+                return False
+            return all(is_answer(each, names) for each in elements)
         case ast.ListComp(elt=element, generators=loops) | ast.GeneratorExp(elt=element, generators=loops):
             inside = _in_comprehension(loops, names)
             return inside is not None and is_answer(element, inside)
@@ -103,11 +93,12 @@ def _is_answering_call(node: ast.Call, names: Names) -> bool:
     function = node.func
     if isinstance(function, ast.Name):
         name = function.id
-        if name in names.other:
+        kind = names.kinds.get(name)
+        if kind == "other":
             return False
-        if name in names.imported:
+        if kind == "imported":
             return _given_one_answer(node, names)
-        if name in names.answers or not hasattr(builtins, name):
+        if kind in ("answers", "instances") or not hasattr(builtins, name):
             return True  # the program's own function, which may see any argument
         if name == "range":
             return not node.keywords and all(is_answer(each, names) for each in node.args)
@@ -123,7 +114,7 @@ def _is_answering_method(node: ast.Call, method: ast.Attribute, names: Names) ->
         return False
     if isinstance(base, ast.Constant):
         return name in ("format", "join") and _given_one_answer(node, names)
-    if _root(base) in names.imported:
+    if names.kinds.get(_root(base)) == "imported":
         return _given_one_answer(node, names)
     if not is_answer(base, names):
         return False
@@ -144,7 +135,7 @@ def _stores(node: ast.expr, names: Names) -> bool:
 
 
 def _kind(value: ast.expr, names: Names) -> str:
-    """The attribute of `Names` that a variable with this value belongs to; "" for ``other``."""
+    """The kind of a variable with this value; "" for ``other``."""
     if _is_constant(value, names):
         return "constants"
     return "answers" if _own(value, names) else ""
@@ -160,12 +151,12 @@ def _in_comprehension(loops: list[ast.comprehension], names: Names) -> Names | N
         kind = _kind(loop.iter, names)
         if loop.ifs or loop.is_async or not kind:
             return None
-        names = replace(names, other=names.other - _stored(loop.target))._with(kind, _stored(loop.target))
+        names = names.inside(kind, _stored(loop.target))
     return names
 
 
 def _is_instance(node: ast.expr, names: Names) -> bool:
-    return _constructs(node) or (isinstance(node, ast.Name) and node.id in names.instances)
+    return _constructs(node) or (isinstance(node, ast.Name) and names.kinds.get(node.id) == "instances")
 
 
 def _constructs(node: ast.expr) -> bool:
@@ -175,7 +166,7 @@ def _constructs(node: ast.expr) -> bool:
 
 def _is_constant(node: ast.expr, names: Names) -> bool:
     """Whether the program has no part in the value."""
-    return _mentioned(node) <= names.constants
+    return all(names.kinds.get(name) == "constants" for name in _mentioned(node))
 
 
 def _mentioned(node: ast.AST) -> set[str]:

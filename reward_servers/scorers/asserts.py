@@ -8,14 +8,17 @@ evaluated inside as a whole and marked as weak; ``assert_values.py`` says what m
 import ast
 import builtins
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reward_servers.scorers.assert_values import Names, is_answer
 from reward_servers.scorers.values import Check, near, same
 
+MAX_CODE = 500_000  # characters
 MAX_DEPTH = 100  # of the syntax tree
+MAX_ASSERTS = 1000  # each runs the program once
+MAX_SETUP = 16_000_000  # characters: the setups of all assertions together
 _ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -45,8 +48,13 @@ def split_asserts(code: str, candidate: str | None = None) -> list[SplitAssert]:
     """Return the assertions of trusted test code, at its top level or in the body of a ``check(candidate)`` function.
 
     Raises:
-        ValueError: the code does not parse, is nested too deeply or contains no assert.
+        ValueError: the code does not parse, is too long or nested too deeply, or contains no assert or too many.
     """
+    if len(code) > MAX_CODE:
+        raise ValueError(
+            f"test code of {len(code)} characters, and it may have {MAX_CODE}: compute large values in it, or write "
+            'calls with their results as {"function", "args", "expected"}'
+        )
     try:
         tree = ast.parse(code)
     except SyntaxError as problem:
@@ -65,18 +73,32 @@ def _deeper_than(tree: ast.AST, limit: int) -> bool:
     return bool(nodes)
 
 
+def check_total(splits: Sequence[SplitAssert]) -> None:
+    """Raise ValueError if a problem has more assertions than are run, or their setups are too long together."""
+    if len(splits) > MAX_ASSERTS:
+        raise ValueError(f"{len(splits)} or more assertions: a problem may have {MAX_ASSERTS}, so write fewer")
+    if sum(len(each.setup) for each in splits) > MAX_SETUP:
+        raise ValueError(
+            f"the statements before each assertion, which run again for it, come to more than {MAX_SETUP} characters: "
+            "write fewer assertions or shorter statements, or put the assertions into a loop"
+        )
+
+
 def _split_all(body: list[ast.stmt], candidate: str | None) -> list[SplitAssert]:
-    setup: list[ast.stmt] = []
-    found: list[SplitAssert] = []
+    setup = [f"candidate = {candidate}"] if candidate else []
+    names, found = Names(), list[SplitAssert]()
     for statement in _flatten(body):
         if isinstance(statement, ast.Assert):
-            before = _source(setup, candidate)
-            found += [SplitAssert(before, *parts) for parts in _split(statement.test, Names.of(setup))]
+            before = "\n".join(setup)
+            found += [SplitAssert(before, *parts) for parts in _split(statement.test, names)]
         elif _asserts_inside(statement):
-            weak = _source([*setup, statement], candidate)
+            weak = "\n".join([*setup, ast.unparse(statement)])
             found.append(SplitAssert(weak, "True", lambda value: value is True, weak=True))
         else:
-            setup.append(statement)
+            setup.append(ast.unparse(statement))
+            names.add(statement)
+            continue
+        check_total(found)
     if not found:
         raise ValueError("test code contains no assert")
     return found
@@ -104,11 +126,6 @@ def _asserts_inside(statement: ast.stmt) -> bool:
     return any(isinstance(node, ast.Assert) for node in ast.walk(statement))
 
 
-def _source(statements: list[ast.stmt], candidate: str | None) -> str:
-    lines = [f"candidate = {candidate}"] if candidate else []
-    return "\n".join([*lines, *(ast.unparse(statement) for statement in statements)])
-
-
 def _split(test: ast.expr, names: Names) -> Iterator[tuple[str, Check, bool]]:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         for part in test.values:
@@ -133,7 +150,7 @@ def _is_plain_call(test: ast.expr, names: Names) -> bool:
     """
     if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Name)):
         return False
-    if test.func.id in names.imported | names.answers | names.other or hasattr(builtins, test.func.id):
+    if names.kinds.get(test.func.id, "constants") != "constants" or hasattr(builtins, test.func.id):
         return False
     given = [*test.args, *(keyword.value for keyword in test.keywords)]
     return all(_literal(each) is not None or isinstance(each, ast.Name) for each in given)
@@ -184,10 +201,12 @@ def _closeness(test: ast.expr, names: Names) -> tuple[str, Check] | None:
     call, number = test.args if _literal(test.args[1]) is not None else reversed(test.args)
     literal = _literal(number)
     options = {keyword.arg: _literal(keyword.value) for keyword in test.keywords}
-    if literal is None or not is_answer(call, names) or _literal(call) is not None or not all(options.values()):
+    if literal is None or not is_answer(call, names) or _literal(call) is not None:
         return None
-    values = [option[0] for option in options.values() if option is not None]
-    tolerance = max([*values, 1e-9] if values else [1e-9])
+    values: list[Any] = [option and option[0] for option in options.values()]
+    if not all(map(_is_number, [literal[0], *values])):
+        return None
+    tolerance = max([*values, 1e-9])
     return ast.unparse(call), lambda value: _is_number(value) and near(value, literal[0], tolerance)
 
 

@@ -7,6 +7,7 @@
 A test with ``"public": true`` ranks the sample for best_of_k; the others decide its reward.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from reward_servers.sandbox.judge import Case, same_tokens
-from reward_servers.scorers.asserts import split_asserts
+from reward_servers.scorers.asserts import SplitAssert, check_total, split_asserts
 from reward_servers.scorers.values import Check, Malformed, read_answer, same, shown
 from volley.base import Spec
 
@@ -50,6 +51,11 @@ class AssertTest(_Test):
     asserts: str
     function: str | None = Field(None, pattern=r"^[A-Za-z_]\w*$")
 
+    @functools.cached_property
+    def splits(self) -> list[SplitAssert]:
+        """The assertions. Raises ValueError (see `split_asserts`)."""
+        return split_asserts(self.asserts, self.function)
+
 
 AnyTest = StdinTest | CallTest | AssertTest
 _TESTS: TypeAdapter[list[AnyTest]] = TypeAdapter(list[AnyTest])
@@ -71,9 +77,7 @@ def parse_tests(raw: object) -> list[AnyTest]:
         raise ValueError("a problem cannot mix stdin tests and function tests")
     if all(test.public for test in tests):
         raise ValueError("all tests are public: these only rank a sample, so mark fewer; the others decide its reward")
-    for test in tests:
-        if isinstance(test, AssertTest):
-            split_asserts(test.asserts, test.function)
+    check_total([split for test in tests if isinstance(test, AssertTest) for split in test.splits])
     return tests
 
 
@@ -84,12 +88,12 @@ def reads_stdin(tests: Sequence[AnyTest]) -> bool:
 
 def is_weak(tests: Sequence[AnyTest]) -> bool:
     """Return whether any assertion is decided inside the sandbox."""
-    return any(
-        split.weak
-        for test in tests
-        if isinstance(test, AssertTest)
-        for split in split_asserts(test.asserts, test.function)
-    )
+    return any(split.weak for test in tests if isinstance(test, AssertTest) for split in test.splits)
+
+
+def count_cases(tests: Sequence[AnyTest]) -> int:
+    """Return how many cases `make_cases` returns."""
+    return sum(len(test.splits) if isinstance(test, AssertTest) else 1 for test in tests)
 
 
 def make_cases(tests: Sequence[AnyTest], source: str, tolerance: float | None) -> list[Case]:
@@ -108,7 +112,7 @@ def make_cases(tests: Sequence[AnyTest], source: str, tolerance: float | None) -
             call = {"source": source, "function": test.function, "args": test.args, "kwargs": test.kwargs}
             cases.append(Case(json.dumps(call).encode(), _returns(_json_equal(test.expected, tolerance))))
         else:
-            for split in split_asserts(test.asserts, test.function):
+            for split in test.splits:
                 request = {"source": source, "setup": split.setup, "expression": split.expression}
                 cases.append(Case(json.dumps(request).encode(), _returns(split.check)))
     return cases

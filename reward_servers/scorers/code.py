@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reward_servers.sandbox.health import Sandbox, SandboxReport
-from reward_servers.sandbox.judge import ProgramResult
+from reward_servers.sandbox.judge import ProgramResult, too_long
 from reward_servers.scorers.base import escaped, one_line, passed_or, row_error
 from reward_servers.scorers.cases import (
     COMPILE_ERROR,
     HARNESS,
     AnyTest,
+    count_cases,
     is_weak,
     make_cases,
     parse_tests,
@@ -75,13 +76,15 @@ class Code:
         result, total = self._run(source, [test for test in tests if test.public], left, stop_early=False)
         if not result.status.bears_reward:
             return self._verdict(result, total, weak)
-        return replace(verdict, rank=result.passed / total, failing_test=_number(verdict.failing_test, tests, source))
+        return replace(verdict, rank=result.passed / total, failing_test=_number(verdict.failing_test, tests))
 
     def _run(
         self, source: str, tests: Sequence[AnyTest], limits: SandboxLimits, *, stop_early: bool
     ) -> tuple[ProgramResult, int]:
         """The result of the program on some tests, and the number of cases that they make."""
         raw = source.encode("utf-8", "surrogatepass")
+        if (refused := too_long(raw, limits)) is not None:  # before each case of a function test repeats the program
+            return refused, count_cases(tests)
         cases = make_cases(tests, source, self._spec.tolerance)
         program = raw if reads_stdin(tests) else HARNESS
         return self._sandbox.judge(program, cases, limits, stop_early=stop_early), len(cases)
@@ -115,7 +118,7 @@ class Code:
             self._sandbox.close()
 
 
-def _number(failing: int | None, tests: Sequence[AnyTest], source: str) -> int | None:
+def _number(failing: int | None, tests: Sequence[AnyTest]) -> int | None:
     """The place among all of the row's cases of a failing one that was counted among those not public."""
-    of_case = [test for test in tests for _ in make_cases([test], source, None)]
+    of_case = [test for test in tests for _ in range(count_cases([test]))]
     return None if failing is None else [place for place, test in enumerate(of_case) if not test.public][failing]
