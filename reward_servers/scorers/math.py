@@ -38,6 +38,7 @@ for one in parsed:
     for other in parsed:
         verify(one, other, timeout_seconds=None)
 """
+MAX_EXPECTED = 1000  # characters of an expected answer
 _BRACKETS = ("(", "[", "\\{", "\\langle")
 _RELATIONS = frozenset("<>\\")  # an interval may be written as inequalities, or as a named set
 _EQUAL, _DIFFERENT = b"equal", b"different"
@@ -75,12 +76,15 @@ class Math:
 
     @staticmethod
     def check_row(spec: MathScorer, prompt: Prompt) -> None:
-        """Raise JobError if the row has no expected answer."""
+        """Raise JobError if the row has no expected answer, or none that answers could be compared with."""
         expected = prompt.reference.get(spec.field)
         if not isinstance(expected, str | int | float) or isinstance(expected, bool) or not str(expected).strip():
             raise row_error(
                 prompt, f"the math scorer needs the expected answer in {spec.field!r}, as a string or number"
             )
+        if len(_boxed_or_all(str(expected))) > MAX_EXPECTED:
+            problem = f"the expected answer in {spec.field!r} has more than {MAX_EXPECTED} characters"
+            raise row_error(prompt, f"{problem}: write the final answer alone, or put it into \\boxed{{}}")
 
     @property
     def report(self) -> SandboxReport:
@@ -88,9 +92,8 @@ class Math:
         return self._sandbox.report
 
     def score(self, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
-        raw = str(prompt.reference[self._spec.field])
-        boxed = final_answer(raw, "boxed")
-        gold = _Expected(boxed or raw, normal(boxed or raw), rational(normal(boxed or raw)))
+        raw = _boxed_or_all(str(prompt.reference[self._spec.field]))
+        gold = _Expected(raw, normal(raw), rational(normal(raw)))
         known: dict[str | None, Verdict] = {}
         answers = [final_answer(text, self._spec.extract) for text in texts]
         for answer in answers:
@@ -144,6 +147,10 @@ class Math:
     def close(self) -> None:
         if self._owned:
             self._sandbox.close()
+
+
+def _boxed_or_all(expected: str) -> str:
+    return final_answer(expected, "boxed") or expected
 
 
 def _check_equal(stdout: bytes) -> str | None:

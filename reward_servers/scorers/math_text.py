@@ -39,6 +39,7 @@ _BEYOND_ASCII = frozenset("\u03c0\u221a\u00b7\u00d7\u00f7\u2212")  # pi root tim
 _MARKS = frozenset("?'\"`#@\u00b0")
 _SUBSCRIPT, _RAISED = re.compile(r"(?<!\\log)_"), re.compile(r"\^\{?([T*])")
 _SIZED, _TIMES = re.compile(r"\\(?:left|right)(?![A-Za-z])"), re.compile(r"\\(?:cdot|times)(?![A-Za-z])")
+_POWER = re.compile(r"[+-]?[0-9]{1,4}")
 _COMMAND = re.compile(r"\\([A-Za-z]+|[^A-Za-z0-9])")
 _WRAPPERS = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\mbox", "\\boxed")
 
@@ -196,7 +197,7 @@ def _decimal(text: str) -> Fraction | None:
         if mark in text:
             mantissa, _, power = text.partition(mark)
             power = power.strip("{}")
-            if not (power.lstrip("+-").isdigit() and power.isascii() and len(power) <= 4):
+            if not _POWER.fullmatch(power):
                 return None
             exponent = int(power)
             break

@@ -24,7 +24,7 @@ PACKAGES = (
 )
 WALL_FACTOR = 2.5  # host load must not turn a correct answer into a timeout
 TASK = {"set": str, "config": dict, "seed": int, "size": int, "index": int, "version": str}
-TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+OPENING, CLOSING = "<answer>", "</answer>"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -103,18 +103,30 @@ class ReasoningGym:
 
 def answer_in(text: str, extract: str) -> str | None:
     """Return the answer in a sample, trimmed; None if the sample has no answer."""
-    tagged = TAG.findall(text)
+    tagged = _last_tagged(text)
     match extract:
         case "tag":
-            found = tagged[-1] if tagged else ""
+            found = tagged or ""
         case "number":
-            numbers = NUMBER.findall(tagged[-1] if tagged else text)
+            numbers = NUMBER.findall(text if tagged is None else tagged)
             found = numbers[-1] if numbers else ""
         case "whole":
             found = text
         case _:
-            found = tagged[-1] if tagged else text
+            found = text if tagged is None else tagged
     return found.strip() or None
+
+
+def _last_tagged(text: str) -> str | None:
+    """Return what is between the last pair of tags, without backtracking: a sample may open many and close none."""
+    last, at = None, 0
+    while (start := text.find(OPENING, at)) >= 0:
+        start += len(OPENING)
+        end = text.find(CLOSING, start)
+        if end < 0:
+            break
+        last, at = text[start:end], end + len(CLOSING)
+    return last
 
 
 def _reader(scores: list[float]) -> Callable[[bytes], str | None]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from reward_servers.scorers.base import infra_error, passed_or, row_error
+from reward_servers.scorers.base import infra_error, one_line, passed_or, row_error
 from reward_servers.scorers.child import Child
 from reward_servers.scorers.loop_thread import LoopThread
 from volley.errors import JobError
@@ -12,6 +12,7 @@ from volley.records import Prompt, Verdict, VerdictStatus
 from volley.scoring import RegexScorer
 
 MAX_TEXT = 100_000
+MAX_PATTERN = 10_000  # characters
 
 
 def matches(sample: str, row: dict[str, Any]) -> float:
@@ -84,7 +85,10 @@ class Regex:
 
 
 def _compile(pattern: str) -> None:
+    if len(pattern) > MAX_PATTERN:
+        problem = f"has {len(pattern)} characters, and may have {MAX_PATTERN}"
+        raise JobError(f"the pattern that begins {pattern[:40]!r} {problem}: write a shorter one, or use exact")
     try:
         re.compile(pattern)
-    except re.error as problem:
-        raise JobError(f"pattern {pattern!r} does not compile: {problem}") from problem
+    except (re.error, OverflowError, RecursionError) as problem:
+        raise JobError(f"pattern {one_line(pattern)!r} does not compile: {problem}") from problem

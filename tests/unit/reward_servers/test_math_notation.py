@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from reward_servers.sandbox.health import Sandbox
 from reward_servers.sandbox.judge import Case, ProgramResult
 from reward_servers.scorers.math import Math
 from reward_servers.scorers.math_check import equal
 from reward_servers.scorers.math_text import has_foreign_notation, normal
+from volley.errors import JobError
 from volley.records import Prompt, VerdictStatus
 from volley.scoring import MathScorer
 
@@ -43,6 +46,54 @@ def accepted(gold: str, answer: str) -> bool:
     scorer = Math(MathScorer(), cast("Sandbox", InProcess()))
     (verdict,) = scorer.score(Prompt("p", "", {"answer": gold}), [f"\\boxed{{{answer}}}"])
     return verdict.status is VerdictStatus.PASSED
+
+
+class Unneeded:
+    """Stands in for the sandbox where its result does not matter."""
+
+    def judge(self, _source: bytes, _cases: Sequence[Case], _limits: object) -> ProgramResult:
+        return ProgramResult(VerdictStatus.WRONG_ANSWER, 0, 0, None)
+
+
+PIECES = [
+    "\\frac",
+    "\\text{",
+    "\\sqrt",
+    "{",
+    "}",
+    "(",
+    ")",
+    "^",
+    "*10^",
+    "/",
+    "+",
+    "-",
+    "e",
+    "E",
+    ".",
+    ",",
+    "!",
+    "=",
+    "\\",
+]
+NUMBERS = ["0", "17", "1,234", "9" * 200, "\u00b2", "\u0663", "1e9999", "10e+-5", "1e--5", "1*10^{+-3}"]
+
+
+@given(
+    st.lists(st.sampled_from(PIECES + NUMBERS), max_size=30).map("".join),
+    st.sampled_from(["17", "\\frac{1}{2}", "(1,2)"]),
+)
+@example("10e+-5", "17")
+def test_every_answer_gets_a_verdict(answer: str, gold: str) -> None:
+    scorer = Math(MathScorer(), cast("Sandbox", Unneeded()))
+    (verdict,) = scorer.score(Prompt("p", "", {"answer": gold}), [f"The answer is: {answer}"])
+    assert verdict.reward is not None
+
+
+def test_an_expected_answer_that_is_too_long_to_compare_is_an_error_of_the_row() -> None:
+    with pytest.raises(JobError, match=r"prompt p: .*more than 1000 characters: write the final answer alone"):
+        Math.check_row(MathScorer(), Prompt("p", "", {"answer": "9" * 5000}))
+    Math.check_row(MathScorer(), Prompt("p", "", {"answer": "so " * 5000 + "\\boxed{9}"}))
 
 
 @pytest.mark.parametrize(("right", "wrong"), [("17", "42"), ("x", "y")])

@@ -1,12 +1,14 @@
 """The regex, arc, http and sum scorers."""
 
 import json
+import time
 
 import httpx
 import pytest
 
 from reward_servers.scorers import build_scorer, check_scorer
 from reward_servers.scorers.arc import last_grid
+from reward_servers.scorers.reasoning_gym import answer_in
 from reward_servers.scorers.remote import Remote
 from volley.errors import JobError
 from volley.records import Prompt, VerdictStatus
@@ -45,6 +47,45 @@ def test_regex_patterns_are_checked() -> None:
         check_scorer(RegexScorer(pattern="("), [])
     with pytest.raises(JobError, match="prompt p:2"):
         check_scorer(RegexScorer(), [Prompt("p:2", "", {})])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("(" * 5000 + ")" * 5000, "does not compile: maximum recursion depth"),
+        ("a{99999999999}", "does not compile: the repetition number is too large"),
+        ("x" * 10_001, "10001 characters, and may have 10000: write a shorter one"),
+    ],
+)
+def test_a_regex_pattern_that_cannot_be_used_is_an_error_of_the_row(pattern: str, problem: str) -> None:
+    with pytest.raises(JobError, match=problem) as error:
+        check_scorer(RegexScorer(), [Prompt("p:2", "", {"pattern": pattern})])
+    assert str(error.value).startswith("prompt p:2: ")
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "answer"),
+    [
+        ("<answer>1</answer> <answer> 2\n</answer> 3", "tag", "2"),
+        ("<answer>1<answer>2</answer>3</answer>", "tag", "1<answer>2"),
+        ("<answer>1</answer><answer>2", "tag", "1"),
+        ("</answer>1", "tag", None),
+        ("about 7, or <answer>x 1,000.5 y</answer>", "number", "1,000.5"),
+        ("7 <answer></answer>", "number", None),
+        ("7 <answer></answer>", "either", None),
+        ("7", "either", "7"),
+        ("7 <answer>8</answer>", "whole", "7 <answer>8</answer>"),
+    ],
+)
+def test_the_answer_to_a_generated_task_is_in_the_last_pair_of_tags(text: str, how: str, answer: str | None) -> None:
+    assert answer_in(text, how) == answer
+
+
+def test_tags_that_are_never_closed_are_searched_once() -> None:
+    began = time.thread_time()
+    assert answer_in("<answer>" * 20_000, "tag") is None
+    assert time.thread_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
