@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from reward_servers.http_gate import LOOPBACK_HOSTS, PROBES, SAFE, from_another_site, host_name
 from services.api.auth import Tokens, bearer, digest
 from services.api.limits import RateLimiter, bounded, check_json, read_body, replayed
-from services.api.problems import Problem, away
+from services.api.problems import Problem, away, internal_error
 from services.api.settings import ApiSettings
 from volley.errors import HostError
 
@@ -49,27 +49,37 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+        begun, status, started = time.perf_counter(), 500, False
 
         async def guarded_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, started
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, started = message["status"], True
                 # The dashboard's files change with a release, so browsers must revalidate them; most answers are 304.
                 caching = b"no-store" if scope["path"].startswith("/v1/") else b"no-cache"
                 message["headers"] = [*message.get("headers", ()), *_RAW, (b"cache-control", caching)]
             await send(message)
 
         try:
+            await self._answer(scope, receive, guarded_send)
+        except Exception as error:  # a bug, which the server logs with its traceback
+            if not started:
+                await internal_error(scope, error).response()(scope, receive, guarded_send)
+            status = 500
+            raise
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.observe(scope["method"], route, status, time.perf_counter() - begun)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             receive = await self._admit(scope, receive)
         except Problem as problem:
-            await problem.response()(scope, receive, guarded_send)
+            await problem.response()(scope, receive, send)
         except HostError as error:
-            await away(error).response()(scope, receive, guarded_send)
+            await away(error).response()(scope, receive, send)
         else:
-            await self.app(scope, receive, guarded_send)
-        route = getattr(scope.get("route"), "path", "other")
-        self.observe(scope["method"], route, status, time.perf_counter() - begun)
+            await self.app(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
         headers: dict[bytes, bytes] = dict(scope["headers"])

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from services.jobs.job_file import explain
 from volley.errors import HostError
@@ -81,6 +82,12 @@ def away(error: HostError) -> Problem:
     return Problem(503, "unavailable", str(error), headers={"Retry-After": "5"})
 
 
+def internal_error(scope: Scope, error: Exception) -> Problem:
+    """Return the problem for a bug, which says nothing of what happened inside; log which request met it."""
+    log.error("%s %s failed: %s", scope["method"], scope["path"], type(error).__name__)  # the path holds no secret
+    return Problem(500, "internal-error", "the server failed; its log says why")
+
+
 def field_problems(error: ValidationError | RequestValidationError, prefix: str = "") -> list[FieldProblem]:
     """Return one problem per field that failed validation."""
     found = error.errors(include_url=False) if isinstance(error, ValidationError) else error.errors()
@@ -116,12 +123,6 @@ def install(app: FastAPI) -> None:
         kind = title.lower().replace(" ", "-")
         detail = "" if error.detail == title else str(error.detail)
         return Problem(error.status_code, kind, detail, headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
-        # The path holds no secret; the traceback is logged by the server.
-        log.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
-        return Problem(500, "internal-error", "the server failed; its log says why").response()
 
 
 def _pointer(loc: Sequence[Any], prefix: str) -> str:
