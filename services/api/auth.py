@@ -10,7 +10,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from fastapi.security import HTTPBearer
 from redis.exceptions import RedisError, WatchError
 
 from services.api.problems import Problem
+from services.api.shared import SharedRead
 from services.store.redis import TOKENS_KEY, Client, add_audit
 from volley.errors import HostError
 from volley.state import MAX_PRIORITY, AuditRecord, Limits
@@ -27,6 +28,7 @@ from volley.views import MadeToken, Scope, TokenView, useless_limits
 NO_LIMITS = Limits()
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin")
 FRESH_SECONDS = 2.0  # a token that another server revoked may work here for this long
+HANG_SECONDS = 2.0  # without an answer from Redis for this long, the tokens that were read last count
 LONGEST_TOKEN = 512
 
 
@@ -61,6 +63,9 @@ BOOTSTRAP = Principal("bootstrap", "admin")  # holds the token that the server w
 RESERVED = frozenset({ANYBODY.name, BOOTSTRAP.name, "supervisor", "run-folder"})  # others that the audit names
 
 
+Owners = dict[str, tuple[str, Principal]]  # digest and owner of each token, by name
+
+
 class Tokens:
     """The tokens shared by all servers on one Redis.
 
@@ -74,9 +79,7 @@ class Tokens:
         self.guarded = guarded
         self._redis = redis
         self._bootstrap = digest(admin_token) if admin_token else None
-        self._known: dict[str, tuple[str, Principal]] = {}
-        self._read_at: float | None = None
-        self._reading = asyncio.Lock()
+        self._known = SharedRead(self._read, FRESH_SECONDS)
 
     async def principal(self, token: str | None) -> Principal | None:
         """Return the token's owner, or None if nobody has it. Raises `HostError` if the tokens were never read yet."""
@@ -87,9 +90,8 @@ class Tokens:
         given = digest(token)
         if self._bootstrap is not None and hmac.compare_digest(given, self._bootstrap):
             return BOOTSTRAP
-        await self._refresh()
         found = None
-        for stored, principal in self._known.values():  # all of them, so that timing reveals nothing
+        for stored, principal in (await self._newest()).values():  # all of them, so that timing reveals nothing
             if hmac.compare_digest(given, stored):
                 found = principal
         return found
@@ -154,28 +156,33 @@ class Tokens:
                     continue
                 except (RedisError, OSError) as error:
                     raise HostError(f"Redis does not answer: {error}") from error
-                self._read_at = None
+                self._changed(name, entry)
                 return
+
+    def _changed(self, name: str, entry: str | None) -> None:
+        """Take up a change at once: what was revoked must not work even if Redis is away from here on."""
+        self._known.expire()
+        if self._known.value is not None:
+            self._known.value.pop(name, None)
+            self._known.value.update(_owners({} if entry is None else {name: entry}))
 
     async def any(self) -> bool:
         """Return whether there is any valid token."""
         return self._bootstrap is not None or bool(await self._do(self._redis.hlen(TOKENS_KEY)))
 
-    async def _refresh(self) -> None:
-        async with self._reading:
-            if self._read_at is not None and time.monotonic() - self._read_at < FRESH_SECONDS:
-                return
-            try:
-                stored = await self._do(self._redis.hgetall(TOKENS_KEY))
-            except HostError:
-                if not self._known:
-                    raise
-                return  # known tokens keep working while Redis is away
-            self._known = {
-                name: (entry["sha256"], Principal(name, entry["scope"], _limits(entry)))
-                for name, entry in ((name, json.loads(text)) for name, text in stored.items())
-            }
-            self._read_at = time.monotonic()
+    async def _newest(self) -> Owners:
+        """Return the owners as Redis has them; known tokens keep working while it is away or hangs."""
+        known = self._known.value
+        try:
+            async with asyncio.timeout(HANG_SECONDS if known else None):
+                return await self._known.get()
+        except (HostError, TimeoutError):
+            if not known:
+                raise
+            return known
+
+    async def _read(self) -> Owners:
+        return _owners(await self._do(self._redis.hgetall(TOKENS_KEY)))
 
     async def _do(self, call: Awaitable[Any]) -> Any:
         try:
@@ -224,6 +231,11 @@ def _existing(name: str, entry: str | None) -> dict[str, Any]:
     if entry is None:
         raise Problem(404, "no-such-token", f"there is no token {name}")
     return dict(json.loads(entry))
+
+
+def _owners(stored: Mapping[str, str]) -> Owners:
+    entries = {name: json.loads(text) for name, text in stored.items()}
+    return {name: (each["sha256"], Principal(name, each["scope"], _limits(each))) for name, each in entries.items()}
 
 
 def _limits(entry: dict[str, Any]) -> Limits:

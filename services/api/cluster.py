@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import httpx
 
+from services.api.shared import SharedRead
 from services.supervisor.ray_jobs import ray_token
 from volley.errors import HostError
 from volley.state import ENDED, Observed, RunRecord
@@ -72,9 +72,7 @@ class RayCluster:
             timeout=CALL_SECONDS,
             trust_env=False,
         )
-        self._at = float("-inf")
-        self._nodes: list[NodeView] = []
-        self._busy = asyncio.Lock()
+        self._nodes = SharedRead(self._read_nodes, FRESH_SECONDS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,15 +83,12 @@ class RayCluster:
         await self._http.aclose()
 
     async def nodes(self) -> list[NodeView]:
-        async with self._busy:
-            if time.monotonic() - self._at >= FRESH_SECONDS:
-                nodes, status = await asyncio.gather(
-                    self._get("/api/v0/nodes?detail=true"), self._get("/api/cluster_status")
-                )
-                usage = ((status.get("clusterStatus") or {}).get("loadMetricsReport") or {}).get("usageByNode") or {}
-                self._nodes = [node_view(each, usage.get(each["node_id"])) for each in nodes["result"]["result"]]
-                self._at = time.monotonic()
-        return self._nodes
+        return await self._nodes.get()
+
+    async def _read_nodes(self) -> list[NodeView]:
+        nodes, status = await asyncio.gather(self._get("/api/v0/nodes?detail=true"), self._get("/api/cluster_status"))
+        usage = ((status.get("clusterStatus") or {}).get("loadMetricsReport") or {}).get("usageByNode") or {}
+        return [node_view(each, usage.get(each["node_id"])) for each in nodes["result"]["result"]]
 
     async def memory_by_node(self) -> list[int]:
         found, status = await asyncio.gather(self._get("/nodes?view=summary"), self._get("/api/cluster_status"))

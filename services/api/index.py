@@ -6,13 +6,13 @@ A run's record never changes, so it is read once; states are read on every reque
 import asyncio
 import base64
 import binascii
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from services.api.problems import Problem
+from services.api.shared import SharedRead
 from services.store.redis import Store
 from volley.objectives.tries import with_tries
 from volley.state import Desired, Observed, RunRecord, objective_text
@@ -83,10 +83,8 @@ class RunIndex:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._cards: dict[str, RunCard] = {}
-        self._order: list[RunCard] = []  # newest first
-        self._at = float("-inf")
-        self._busy = asyncio.Lock()
+        self._cards: dict[str, RunCard] = {}  # as many as were read yet
+        self._all = SharedRead(self._read_all, FRESH_SECONDS)  # by id, the newest first
         self._sparks: OrderedDict[str, tuple[tuple[int, int], list[float]]] = OrderedDict()
 
     async def page(self, criteria: Filter, *, limit: int, cursor: str | None = None) -> RunPage:
@@ -108,18 +106,14 @@ class RunIndex:
 
     async def cards(self) -> list[RunCard]:
         """Return the cards of all runs, newest first."""
-        async with self._busy:
-            if time.monotonic() - self._at >= FRESH_SECONDS:
-                await self._refresh()
-        return self._order
+        return list((await self._all.get()).values())
 
     async def has(self, run_id: str) -> bool:
         """Return whether there is such a run. Recently seen runs are answered without asking Redis."""
-        await self.cards()
-        if run_id not in self._cards:
-            self.changed()  # it may be newer than the list
-            await self.cards()
-        return run_id in self._cards
+        if run_id in await self._all.get():
+            return True
+        self.changed()  # it may be newer than the list
+        return run_id in await self._all.get()
 
     async def read_states(self, cards: Iterable[RunCard]) -> list[tuple[RunCard, Desired, Observed]]:
         by_id = {card.id: card for card in cards}
@@ -147,22 +141,21 @@ class RunIndex:
 
     def changed(self) -> None:
         """Read the list again on the next request, because this server created or deleted a run."""
-        self._at = float("-inf")
+        self._all.expire()
 
     def forget(self, run_id: str) -> None:
         self._sparks.pop(run_id, None)
         self.changed()
 
-    async def _refresh(self) -> None:
+    async def _read_all(self) -> dict[str, RunCard]:
         ids = await self._store.run_ids()
-        missing = [name for name in ids if name not in self._cards]
+        cards = {name: self._cards[name] for name in ids if name in self._cards}
+        missing = [name for name in ids if name not in cards]
         for start in range(0, len(missing), AT_ONCE):
             for record, _, _ in await self._store.read_runs(missing[start : start + AT_ONCE]):
-                self._cards[record.id] = RunCard.of(record)
-        if missing or len(ids) != len(self._cards):
-            self._cards = {name: self._cards[name] for name in ids if name in self._cards}
-        self._order = sorted(self._cards.values(), key=lambda card: card.place, reverse=True)
-        self._at = time.monotonic()
+                cards[record.id] = self._cards[record.id] = RunCard.of(record)
+        self._cards = cards
+        return {card.id: card for card in sorted(cards.values(), key=lambda card: card.place, reverse=True)}
 
     async def _spark(self, run_id: str, observed: Observed) -> list[float]:
         """Return the newest mean rewards; they are read again only when the run has made progress."""

@@ -6,12 +6,12 @@ step first, and within a step as the run wrote them: group by group, best reward
 
 import asyncio
 import bisect
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from services.api.shared import SharedRead
 from services.store.redis import Entry, Store
 
 PAGE = 100  # samples, which are large, parsed before other tasks get a turn
@@ -51,11 +51,11 @@ class SampleIndex:
         Args:
             after: step and id of the last sample of the previous page.
         """
-        followed = self._runs.setdefault(run_id, _Followed())
+        followed = self._runs.setdefault(run_id, _Followed(self._store, run_id))
         self._runs.move_to_end(run_id)
         if len(self._runs) > RUNS:
             self._runs.popitem(last=False)
-        await followed.catch_up(self._store, run_id)
+        await followed.newest.get()
         found: list[SampleCard] = []
         for card in followed.cards(after):
             if matches(card):
@@ -85,22 +85,21 @@ class SampleIndex:
 class _Followed:
     """One run's cards by step, and the position in the stream up to which they were read."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+        self.newest = SharedRead(self._catch_up, FRESH_SECONDS)  # the id of the newest
         self._by_step: dict[int, list[SampleCard]] = {}
         self._steps: list[int] = []  # ascending
         self._last = "0-0"
-        self._at = float("-inf")
-        self._busy = asyncio.Lock()
 
-    async def catch_up(self, store: Store, run_id: str) -> None:
-        async with self._busy:
-            while time.monotonic() - self._at >= FRESH_SECONDS:
-                entries = await store.entries(run_id, "samples", after=self._last, count=PAGE)
-                for name, row in entries:
-                    self._add(name, row)
-                if len(entries) < PAGE:
-                    self._at = time.monotonic()
-                await asyncio.sleep(0)
+    async def _catch_up(self) -> str:
+        while True:
+            entries = await self._store.entries(self._run_id, "samples", after=self._last, count=PAGE)
+            for name, row in entries:
+                self._add(name, row)
+            if len(entries) < PAGE:
+                return self._last
+            await asyncio.sleep(0)
 
     def cards(self, after: tuple[int, str] | None) -> Iterable[SampleCard]:
         """Yield the cards in listing order."""

@@ -6,8 +6,6 @@ and all later ones.
 """
 
 import asyncio
-import math
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -15,6 +13,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from services.api.shared import SharedRead
 from services.store.redis import Store
 from volley.views import Series
 
@@ -124,12 +123,12 @@ class SeriesCache:
 
     async def table(self, run_id: str) -> Table:
         """Return the run's table, brought up to date."""
-        followed = self._runs.setdefault(run_id, _Followed())
+        followed = self._runs.setdefault(run_id, _Followed(self._store, run_id))
         self._runs.move_to_end(run_id)
-        await followed.catch_up(self._store, run_id)
-        while len(self._runs) > 1 and sum(each.table.nbytes for each in self._runs.values()) > self._most:
+        table = await followed.table.get()
+        while len(self._runs) > 1 and sum(map(_Followed.nbytes, self._runs.values())) > self._most:
             self._runs.popitem(last=False)
-        return followed.table
+        return table
 
     def forget(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
@@ -139,24 +138,26 @@ class SeriesCache:
 
 
 class _Followed:
-    """A table, and the position in the stream up to which it was read."""
+    """A run's table, brought up to date by reading on from a position in the stream."""
 
-    def __init__(self) -> None:
-        self.table = Table()
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+        self._rows = Table()
         self._after: str | None = None
-        self._at = -math.inf
-        self._busy = asyncio.Lock()
+        self.table = SharedRead(self._catch_up, FRESH_SECONDS)
 
-    async def catch_up(self, store: Store, run_id: str) -> None:
-        async with self._busy:  # concurrent requests share one read
-            while time.monotonic() - self._at >= FRESH_SECONDS:
-                entries = await store.entries(run_id, "metrics", after=self._after, count=PAGE)
-                for name, row in entries:
-                    self.table.add(row)
-                    self._after = name
-                if len(entries) < PAGE:
-                    self._at = time.monotonic()
-                await asyncio.sleep(0)
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+    async def _catch_up(self) -> Table:
+        while True:
+            entries = await self._store.entries(self._run_id, "metrics", after=self._after, count=PAGE)
+            for name, row in entries:
+                self._rows.add(row)
+                self._after = name
+            if len(entries) < PAGE:
+                return self._rows
+            await asyncio.sleep(0)
 
 
 def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -33,6 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from volley.errors import HostError, JobError
 from volley.state import AuditRecord, Desired, Limits, Observed, Place, RunRecord
 
+ANSWER_SECONDS, CONNECT_SECONDS = 10.0, 5.0  # of one try
 RETRIES = 8  # with backoff of at most 5 s, enough for an outage of about 20 s
 # Entries kept per stream. A resumed run writes some steps again; the later row of a step replaces the earlier.
 STREAMS = {"metrics": 200_000, "events": 200_000, "samples": 20_000, "evaluations": 10_000, "timeline": 500}
@@ -60,8 +61,8 @@ def connect(url: str, *, retries: int = RETRIES) -> Client:
     return redis.asyncio.from_url(
         url,
         decode_responses=True,
-        socket_timeout=10,
-        socket_connect_timeout=5,
+        socket_timeout=ANSWER_SECONDS,
+        socket_connect_timeout=CONNECT_SECONDS,
         retry=Retry(ExponentialBackoff(cap=5, base=0.1), retries),
         retry_on_error=[RedisConnectionError, RedisTimeoutError],
     )
