@@ -3,6 +3,7 @@
 from pathlib import Path
 
 PATH_KEYS = ("path", "working_dir", "py_modules")
+FIELDS = "fields"  # of rows, under names that the user chooses
 
 
 def absolute_paths(tree: object, base: Path, key: str = "") -> object:
@@ -13,7 +14,7 @@ def absolute_paths(tree: object, base: Path, key: str = "") -> object:
     if key == "python" and isinstance(tree, str) and not tree.startswith("~"):
         return str(base.absolute() / tree)
     if isinstance(tree, dict):
-        return {name: absolute_paths(value, base, name) for name, value in tree.items()}
+        return {name: value if name == FIELDS else absolute_paths(value, base, name) for name, value in tree.items()}
     if isinstance(tree, list):
         return [absolute_paths(item, base, key) for item in tree]
     return str((base / tree).resolve()) if key in PATH_KEYS and isinstance(tree, str) and "://" not in tree else tree

@@ -7,10 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from reward_servers.http_gate import LOOPBACK_HOSTS
 from services.api.cluster import Cluster, NoCluster
@@ -54,29 +55,47 @@ def parse(tree: Mapping[str, Any], settings: ApiSettings) -> Job:
         job = JOB.validate_python(tree)
     except ValidationError as error:
         raise invalid_job(error) from error
-    if errors := list(refusals(tree, settings)):
+    if errors := list(refusals(job, settings)):
         raise Problem(422, "job-not-taken", "\n".join(f"{e.pointer}: {e.detail}" for e in errors), errors=errors)
     return job
 
 
-def refusals(tree: object, settings: ApiSettings, pointer: str = "/job") -> Iterator[FieldProblem]:
-    """Yield what this server rejects in a valid job: code it does not allow, relative paths, secrets in plain text."""
-    if isinstance(tree, list | tuple):
-        for index, item in enumerate(tree):
+def refusals(part: object, settings: ApiSettings, pointer: str = "/job") -> Iterator[FieldProblem]:
+    """Yield what this server rejects in a valid job: code it does not allow, relative paths, secrets in plain text.
+
+    Args:
+        part: the job, or a part of it, as models or as mappings.
+    """
+    if isinstance(part, list | tuple):
+        for index, item in enumerate(part):
             yield from refusals(item, settings, f"{pointer}/{index}")
-    elif isinstance(tree, Mapping):
-        if (scorer_rule := SCORER_RULES.get(str(tree.get("kind")))) is not None:
-            yield from scorer_rule(tree, settings, pointer)
-        for key, value in tree.items():
+    elif isinstance(part, BaseModel | Mapping):
+        options = _options(part)
+        if (scorer_rule := SCORER_RULES.get(str(options.get("kind")))) is not None:
+            yield from scorer_rule(options, settings, pointer)
+        for key, value in options.items():
             if (rule := KEY_RULES.get(key)) is not None:
                 yield from rule(value, settings, f"{pointer}/{key}")
-            if key not in FOREIGN_OPTIONS:
+            if not (_is_users_own(value, part) or key in FOREIGN_OPTIONS):
                 yield from refusals(value, settings, f"{pointer}/{key}")
 
 
+def _options(part: object) -> Mapping[str, Any]:
+    """The options that a part of a job sets, and its kind; {} for what is no part of a job."""
+    if isinstance(part, BaseModel):
+        names = part.model_fields_set | ({"kind"} & type(part).model_fields.keys())
+        return {name: getattr(part, name) for name in names}
+    return part if isinstance(part, Mapping) else {}
+
+
+def _is_users_own(value: object, part: object) -> bool:
+    """Whether the value is a mapping whose keys name no options, such as ``data.fields``; a plug-in's may name some."""
+    return isinstance(value, Mapping) and type(part).__module__.partition(".")[0] == "volley"
+
+
 def _path(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
-    if isinstance(value, str) and not value.startswith("/"):
-        yield FieldProblem(pointer=pointer, detail=f"{value!r} is relative: write an absolute path")
+    if isinstance(value, str | Path) and not str(value).startswith("/"):
+        yield FieldProblem(pointer=pointer, detail=f"{str(value)!r} is relative: write an absolute path")
 
 
 def _runtime_env(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
@@ -173,9 +192,9 @@ def _tracking_uri(value: object, settings: ApiSettings, pointer: str) -> Iterato
 def _notify(value: object, settings: ApiSettings, pointer: str) -> Iterator[FieldProblem]:
     """The server itself calls these URLs, from inside its network."""
     for index, webhook in enumerate(value if isinstance(value, list | tuple) else ()):
-        if not isinstance(webhook, Mapping):
+        if not (options := _options(webhook)):
             continue
-        url, name = str(webhook.get("url")), webhook.get("secret_env")
+        url, name = str(options.get("url")), options.get("secret_env")
         try:
             host = urlsplit(url).hostname or ""
         except ValueError:
