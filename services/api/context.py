@@ -1,7 +1,7 @@
 """The state that all routes share: one object per application."""
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -44,6 +44,7 @@ class Context:
     cluster: Cluster
     checker: Checker | None
     creating: dict[str, asyncio.Lock] = field(default_factory=dict)
+    scaling: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))  # by owner
     jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
 
     async def find_run(self, run_id: str) -> tuple[RunRecord, Desired, Observed]:

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive
 from reward_servers.http_body import BadBody, parse_json
 from services.api.problems import Problem
 
+LENGTH_DIGITS = 18  # of a declared length; Python reads no number of thousands of digits
 CLIENTS = 10_000  # number of clients whose buckets are remembered
 _SURROGATE_OR_NUL = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 _PARSED_INLINE = 64 << 10  # larger bodies are parsed in a thread
@@ -41,7 +42,7 @@ class RateLimiter:
 
 async def read_body(receive: Receive, declared: bytes | None, most: int, seconds: float) -> bytes:
     """Read the whole body, chunked or not. Raises `Problem` 413 if it is too large, 408 too slow, 400 cut off."""
-    if declared is not None and (not declared.isdigit() or int(declared) > most):
+    if declared is not None and not (declared.isdigit() and len(declared) <= LENGTH_DIGITS and int(declared) <= most):
         raise _too_large(most)
     body = bytearray()
     try:

@@ -84,7 +84,7 @@ def away(error: HostError) -> Problem:
 
 def internal_error(scope: Scope, error: Exception) -> Problem:
     """Return the problem for a bug, which says nothing of what happened inside; log which request met it."""
-    log.error("%s %s failed: %s", scope["method"], scope["path"], type(error).__name__)  # the path holds no secret
+    log.error("%s %r failed: %s", scope["method"], scope["path"], type(error).__name__)  # the path holds no secret
     return Problem(500, "internal-error", "the server failed; its log says why")
 
 

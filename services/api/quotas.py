@@ -8,7 +8,7 @@ from services.api.context import Context
 from services.api.problems import Problem
 from services.jobs.job_file import Job
 from services.jobs.needs import resources_of
-from services.supervisor.claims import largest
+from services.supervisor.claims import Claims, largest
 from services.supervisor.queue import ROUNDING, amount, beyond_quota, quotas
 from volley.state import Desired, RunRecord
 
@@ -31,7 +31,10 @@ def check_quota(job: Job, sender: Principal) -> None:
 
 
 async def check_scale(record: RunRecord, job: Job, desired: Desired, context: Context) -> None:
-    """Raise `Problem` 409 if a change of a run's workers would exceed the quota of the run's owner."""
+    """Raise `Problem` 409 if a change of a run's workers would exceed the quota of the run's owner.
+
+    What the owner's other runs want since the supervisor last wrote the queue counts too.
+    """
     limits = (await context.store.limits()).get(record.owner)
     if limits is None:
         return
@@ -42,9 +45,12 @@ async def check_scale(record: RunRecord, job: Job, desired: Desired, context: Co
     if own is None or own.state == "waiting":
         return
     others = [each for each in places.values() if each.owner == record.owner and each.state != "waiting"]
+    runs = await context.store.read_runs([each.run for each in others if each.run != record.id])
+    claims = Claims()
+    claimed = [(places[run.id].most, claims.of(run, wish, seen)[1]) for run, wish, seen in runs]
     for name, limit in quotas(limits).items():
         wanted = most.get(name, 0.0)
-        held = sum(each.most.get(name, 0.0) for each in others if each.run != record.id)
+        held = sum(max(amounts.get(name, 0.0) for amounts in pair) for pair in claimed)
         if wanted > own.most.get(name, 0.0) and held + wanted > limit + ROUNDING:
             raise Problem(
                 409,

@@ -25,6 +25,7 @@ from services.api.quotas import check_priority, check_quota, check_scale
 from services.api.routes.answers import as_json
 from services.jobs.job_file import Job
 from services.store import desired as desired_states
+from services.supervisor.claims import ROLES
 from volley.errors import JobError
 from volley.patterns import KEY, REVISION, TAG
 from volley.state import ENDED, AuditRecord, Desired, Observed, RunRecord
@@ -113,7 +114,7 @@ async def change_run(
     With `If-Match`, set to the `ETag` of an earlier response, the change is rejected if somebody else changed the run
     since.
     """
-    record, desired, observed = await context.find_run(run_id)
+    record, _, observed = await context.find_run(run_id)
     check_changeable(observed)
     changes = body.model_dump(include=body.model_fields_set)
     if not changes:
@@ -132,11 +133,18 @@ async def change_run(
             errors = [FieldProblem(pointer=f"/{name}", detail=str(error)) for name in changes if len(changes) == 1]
             raise Problem(422, "change-not-possible", str(error), errors=errors) from error
 
-    changed = change(desired)
-    if changed.priority > desired.priority:
-        check_priority(changed.priority, sender)
-    await check_scale(record, job, changed, context)
-    return await _desire(run_id, context, change, sender.audit("set", run_id, **changes))
+    def permitted(current: Desired) -> Desired:
+        changed = change(current)
+        if changed.priority > current.priority:
+            check_priority(changed.priority, sender)
+        return changed
+
+    audit = sender.audit("set", run_id, **changes)
+    if not changes.keys() & ROLES:
+        return await _desire(run_id, context, permitted, audit)
+    async with context.scaling[record.owner]:  # two changes that fit the quota each might exceed it together
+        await check_scale(record, job, permitted(await context.store.desired(run_id)), context)
+        return await _desire(run_id, context, permitted, audit)
 
 
 def check_changeable(observed: Observed) -> None:

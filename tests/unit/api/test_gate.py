@@ -44,7 +44,7 @@ async def test_a_bug_is_counted_and_answered_like_any_other_problem(
     assert answer.headers["cache-control"] == "no-store"
     counted = f'volley_api_requests_total{{method="GET",route="{route}",status="500"}} 1.0'
     assert counted in app.state.context.metrics.text(0, []).decode()
-    assert "GET /v1/runs failed: KeyError" in caplog.text
+    assert "GET '/v1/runs' failed: KeyError" in caplog.text
 
 
 async def test_a_bug_in_the_middle_of_an_answer_is_counted_as_one() -> None:

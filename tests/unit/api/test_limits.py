@@ -57,6 +57,7 @@ async def test_a_body_in_pieces_is_joined() -> None:
         (receiving(b"x"), b"5", 413),
         (receiving(b"x"), b"-1", 413),
         (receiving(b"x"), b"1e3", 413),
+        (receiving(b"x"), b"1" * 5000, 413),
         (receiving(b"ab", end=False), None, 400),
         (lambda: asyncio.sleep(60), None, 408),
     ],
