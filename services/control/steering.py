@@ -86,7 +86,7 @@ class Steering:
     ) -> None:
         self._job, self._folder, self._store, self._recorder = job, folder, store, recorder
         self._actors, self._rewards, self._environments = actors, rewards, environments
-        self.desired = desired
+        self.desired = self._known = desired
         self._coordinator: Coordinator | None = None
         self._learner: LearnerPool | None = None
         self._auto_actors = job.actors.count
@@ -185,7 +185,7 @@ class Steering:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                desired = await newest_desired(self._folder, self._store)
+                desired = self._known = await newest_desired(self._folder, self._store, self._known)
                 if desired.revision not in (self.desired.revision, self._rejected):
                     await self._apply(desired)
                     self._troubles.pop("desired", None)

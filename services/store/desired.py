@@ -2,7 +2,7 @@
 
 The desired state is stored in ``desired.json`` in the run folder, for the command line on the same machine, and in
 Redis, for the service. Each change increments the revision; the run's driver uses the copy with the higher revision and
-copies it to the other place.
+copies it to the other place. Changes made in both places at the same time are combined.
 """
 
 import contextlib
@@ -81,8 +81,11 @@ def write_desired(folder: RunFolder, desired: Desired) -> None:
     replace_text(folder.path / FILE, desired.model_dump_json(indent=2) + "\n")
 
 
-async def newest_desired(folder: RunFolder, store: "Store") -> Desired:
+async def newest_desired(folder: RunFolder, store: "Store", known: Desired | None = None) -> Desired:
     """Return the newer desired state of run folder and Redis, and copy it to the other. Redis may be away.
+
+    Args:
+        known: what the call before returned; see `combined`.
 
     Raises:
         JobError: the file in the run folder is invalid.
@@ -90,15 +93,39 @@ async def newest_desired(folder: RunFolder, store: "Store") -> Desired:
     local = read_desired(folder)
     try:
         stored = await store.desired(folder.run_id)
-        if local.revision > stored.revision:
-            await store.put_desired(folder.run_id, local, _copied(folder, local, stored))
+        newest = combined(local, stored, known)
+        if newest.revision > stored.revision:
+            audit = _copied(folder, newest, stored)
+            stored = await store.change_desired(folder.run_id, lambda current: combined(local, current, known), audit)
     except HostError:
         return local
-    if stored.revision > local.revision:
+    if read_desired(folder) != local:  # changed meanwhile
+        return await newest_desired(folder, store, known)
+    if stored != local:
         with contextlib.suppress(OSError):  # if the disk is full, the copy fails but the change must still apply
             write_desired(folder, stored)
-        return stored
-    return local
+    return stored
+
+
+def combined(local: Desired, stored: Desired, known: Desired | None) -> Desired:
+    """Return the newer of the desired states in the run folder and in Redis.
+
+    If both were changed since they were ``known``, it has the changes of both, and a revision above theirs; a field
+    that both changed has the folder's value. The same holds for equal revisions; without ``known``, all fields count
+    as changed in the folder. The priority, which only the service changes, is always that in Redis.
+    """
+    local = local.model_copy(update={"priority": stored.priority})
+    newer = local if local.revision > stored.revision else stored
+    if local.model_copy(update={"revision": stored.revision}) == stored:
+        return newer
+    if known is not None and min(local.revision, stored.revision) > known.revision:
+        changed = {name: getattr(local, name) for name in FIELDS if getattr(local, name) != getattr(known, name)}
+        both = stored.model_copy(update={**changed, "priority": stored.priority})
+    elif local.revision == stored.revision:
+        both = local
+    else:
+        return newer
+    return both.model_copy(update={"revision": newer.revision + 1})
 
 
 def change_in_folder(folder: RunFolder, job: Job, changes: dict[str, Any]) -> Desired:

@@ -181,7 +181,7 @@ class Store:
     async def change_desired(
         self, run_id: str, change: Callable[[Desired], Desired], audit: AuditRecord | None = None
     ) -> Desired:
-        """Replace the desired state by ``change`` of it and increment the revision; concurrent changes are not lost."""
+        """Replace the desired state by ``change`` of it, with a higher revision; concurrent changes are not lost."""
         key = run_key(run_id, "desired")
         async with self._redis.pipeline() as pipe:
             while True:
@@ -189,7 +189,8 @@ class Store:
                     await pipe.watch(key)
                     text = await pipe.get(key)
                     current = Desired.model_validate_json(text) if text else Desired()
-                    changed = change(current).model_copy(update={"revision": current.revision + 1})
+                    changed = change(current)
+                    changed = changed.model_copy(update={"revision": max(changed.revision, current.revision + 1)})
                     pipe.multi()
                     pipe.set(key, changed.model_dump_json())
                     if audit is not None:
@@ -200,14 +201,6 @@ class Store:
                 except (RedisError, OSError) as error:
                     raise self._away(error) from error
                 return changed
-
-    async def put_desired(self, run_id: str, desired: Desired, audit: AuditRecord | None = None) -> None:
-        """Replace the desired state including its revision."""
-        pipe = self._redis.pipeline()
-        pipe.set(run_key(run_id, "desired"), desired.model_dump_json())
-        if audit is not None:
-            add_audit(pipe, audit)
-        await self._do(pipe.execute())
 
     async def put_observed(self, run_id: str, observed: Observed) -> None:
         await self._do(self._redis.set(run_key(run_id, "observed"), observed.model_dump_json()))
