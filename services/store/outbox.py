@@ -119,7 +119,6 @@ class Outbox:
                     if self.away_since is None:
                         self.away_since = time.time()
                         log.warning("Redis does not answer, writes are queued: %s", error)
-                    await asyncio.sleep(RETRY_SECONDS)
                     await self._drop_applied()
             self._empty.set()
 
@@ -135,9 +134,12 @@ class Outbox:
         self._drop_until(last)
 
     async def _drop_applied(self) -> None:
-        """Drop queued writes that Redis applied although its answer was lost."""
-        with contextlib.suppress(RedisError, OSError):  # still away, as the next attempt will find too
-            self._drop_until(await self._flushed())
+        """Wait until Redis answers, and drop queued writes that it applied although its answer was lost."""
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            with contextlib.suppress(RedisError, OSError):  # still away
+                self._drop_until(await self._flushed())
+                return
 
     def _drop_until(self, number: int) -> None:
         while self._queue and self._queue[0][0] <= number:
