@@ -84,8 +84,12 @@ class Status:
             waiting=(),
             groups={},
             actors=0,
+            actors_wanted=0,
             reward_workers=0,
+            reward_workers_wanted=0,
             environment_workers=0,
+            environment_workers_wanted=0,
+            learner_ranks=0,
         )
         self._write()
 

@@ -48,9 +48,10 @@ def test_an_invalid_value_is_rejected() -> None:
 
 def test_the_final_state_reports_nothing_in_flight() -> None:
     made, outbox = status()
-    made.source = lambda: {"groups": {"ready": 3}, "actors": 2}
+    made.source = lambda: {"groups": {"ready": 3}, "actors": 2, "actors_wanted": 4, "learner_ranks": 1}
     made.set(state="running")
     made.end("failed", "why")
     assert (outbox.reported[-1].state, outbox.reported[-1].problem) == ("failed", "why")
-    assert (outbox.reported[-1].groups, outbox.reported[-1].actors) == ({}, 0)
+    last = outbox.reported[-1]
+    assert (last.groups, last.actors, last.actors_wanted, last.learner_ranks) == ({}, 0, 0, 0)
     assert outbox.reported[-1].ended is not None
