@@ -20,6 +20,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, WatchError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from services.store.readable import desired_of, observed_of, readable, run_of
 from volley.errors import HostError, JobError
 from volley.state import AuditRecord, Desired, Limits, Observed, Place, RunRecord
 
@@ -157,26 +159,26 @@ class Store:
         return None if text is None else RunRecord.model_validate_json(text)
 
     async def desired(self, run_id: str) -> Desired:
-        text = await self._do(self._redis.get(run_key(run_id, "desired")))
-        return Desired() if text is None else Desired.model_validate_json(text)
+        return desired_of(await self._do(self._redis.get(run_key(run_id, "desired"))))
 
     async def observed(self, run_id: str) -> Observed:
-        text = await self._do(self._redis.get(run_key(run_id, "observed")))
-        return Observed() if text is None else Observed.model_validate_json(text)
+        return observed_of(await self._do(self._redis.get(run_key(run_id, "observed"))))
 
-    async def read_runs(self, run_ids: Sequence[str]) -> list[tuple[RunRecord, Desired, Observed]]:
-        """Return record, desired and observed state of each run that exists, in one round trip."""
+    async def read_runs(
+        self, run_ids: Sequence[str], unreadable: dict[str, ValueError] | None = None
+    ) -> list[tuple[RunRecord, Desired, Observed]]:
+        """Return record, desired and observed state of each run that exists, in one round trip.
+
+        Args:
+            unreadable: gets the runs that this release cannot read, each with the reason.
+
+        Raises:
+            ValidationError: there is such a run, and no ``unreadable``.
+        """
         keys = [run_key(each, part) for each in run_ids for part in ("", "desired", "observed")]
         texts = await self._do(self._redis.mget(keys)) if keys else []
-        return [
-            (
-                RunRecord.model_validate_json(record),
-                Desired.model_validate_json(desired) if desired else Desired(),
-                Observed.model_validate_json(observed) if observed else Observed(),
-            )
-            for record, desired, observed in zip(texts[::3], texts[1::3], texts[2::3], strict=True)
-            if record
-        ]
+        rows = zip(run_ids, texts[::3], texts[1::3], texts[2::3], strict=True)
+        return list(readable({row[0]: partial(run_of, *row[1:]) for row in rows if row[1]}, unreadable).values())
 
     async def change_desired(
         self, run_id: str, change: Callable[[Desired], Desired], audit: AuditRecord | None = None
@@ -187,8 +189,7 @@ class Store:
             while True:
                 try:
                     await pipe.watch(key)
-                    text = await pipe.get(key)
-                    current = Desired.model_validate_json(text) if text else Desired()
+                    current = desired_of(await pipe.get(key))
                     changed = change(current)
                     changed = changed.model_copy(update={"revision": max(changed.revision, current.revision + 1)})
                     pipe.multi()
@@ -205,19 +206,51 @@ class Store:
     async def put_observed(self, run_id: str, observed: Observed) -> None:
         await self._do(self._redis.set(run_key(run_id, "observed"), observed.model_dump_json()))
 
-    async def delete(self, run_id: str, audit: AuditRecord | None = None) -> None:
+    async def change_if(self, run_id: str, observed: Observed, change: Callable[[Client], None]) -> bool:
+        """Make a change in one transaction if the run exists and its observed state is still ``observed``.
+
+        Args:
+            change: queues the commands.
+
+        Returns:
+            Whether it was made by the transaction whose answer arrived.
+        """
+        key, state = run_key(run_id), run_key(run_id, "observed")
+        async with self._redis.pipeline() as pipe:
+            while True:
+                try:
+                    await answer(pipe.watch(key, state))
+                    if not await answer(pipe.exists(key)) or observed_of(await answer(pipe.get(state))) != observed:
+                        return False
+                    pipe.multi()
+                    change(pipe)
+                    await answer(pipe.execute())
+                except WatchError:
+                    continue
+                except (RedisError, OSError) as error:
+                    raise self._away(error) from error
+                return True
+
+    async def delete(self, run_id: str) -> None:
         """Delete the run from Redis; its folder stays."""
         pipe = self._redis.pipeline()
-        if audit is not None:
-            add_audit(pipe, audit)
-        pipe.zrem("volley:runs", run_id)
-        pipe.delete(*(f"volley:run:{run_id}{part}" for part in EVERY_KEY))
+        _remove(pipe, run_id)
         await self._do(pipe.execute())
 
-    async def places(self) -> dict[str, Place]:
-        """Return the places of all runs in the queue, by run id."""
+    async def delete_if(self, run_id: str, observed: Observed, audit: AuditRecord) -> bool:
+        """Delete the run like `delete`, if its observed state is still ``observed``; see `change_if`."""
+
+        def remove(pipe: Client) -> None:
+            add_audit(pipe, audit)
+            _remove(pipe, run_id)
+
+        return await self.change_if(run_id, observed, remove)
+
+    async def places(self, unreadable: dict[str, ValueError] | None = None) -> dict[str, Place]:
+        """Return the places of all runs in the queue, by run id; for ``unreadable`` see `read_runs`."""
         texts = await self._do(self._redis.hgetall(QUEUE_KEY))
-        return {run_id: Place.model_validate_json(text) for run_id, text in texts.items()}
+        parses = {run_id: partial(Place.model_validate_json, text) for run_id, text in texts.items()}
+        return readable(parses, unreadable)
 
     async def move(self, places: Sequence[Place], gone: Collection[str], preempted: Mapping[str, str]) -> None:
         """Write changed places, remove those of the runs ``gone``, and record preemptions: all of it, or nothing.
@@ -336,6 +369,11 @@ class Store:
 def add_audit(pipe: Client, record: AuditRecord) -> None:
     """Append a record to the audit, in the transaction that makes the change."""
     pipe.xadd(AUDIT_KEY, {"json": record.model_dump_json()}, maxlen=AUDIT_KEPT, approximate=True)
+
+
+def _remove(pipe: Client, run_id: str) -> None:
+    pipe.zrem("volley:runs", run_id)
+    pipe.delete(*(f"volley:run:{run_id}{part}" for part in EVERY_KEY))
 
 
 def _entry(key: str) -> str:

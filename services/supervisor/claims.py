@@ -22,7 +22,7 @@ class Claims:
         """Return what the run reserves and the most that it may reserve, by Ray's resource name.
 
         Args:
-            observed: the number of workers that a run has which scales itself; none while it waits.
+            observed: the number of workers that a run has which scales itself; none without a driver.
         """
         job = self._job(record)
         if job is None:

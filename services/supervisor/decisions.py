@@ -26,7 +26,6 @@ BARREN_LIVES = 5  # drivers in a row that end without a step before the run fail
 LONGEST_DELAY = 60.0  # between two drivers of one run
 MUTE_SECONDS = 60.0  # a live driver that reports nothing for this long hangs
 START_SECONDS = 600.0  # the same for a driver that has never reported
-SETTLE_SECONDS = 60.0  # time for drivers to report again after Redis was away
 
 
 class DriverHistory(Spec):
@@ -39,6 +38,7 @@ class DriverHistory(Spec):
         step: most steps that were done whenever a driver was submitted.
         barren: drivers in a row that were submitted although the one before had done no step.
         killed: the supervisor killed the last one because it was mute.
+        seen: the ``updated`` of the observed state when the last one was submitted: another value is a newer report.
     """
 
     count: int = 0
@@ -47,27 +47,35 @@ class DriverHistory(Spec):
     step: int = 0
     barren: int = 0
     killed: bool = False
+    seen: float = 0.0
 
     def after_submit(self, desired: Desired, observed: Observed, now: float) -> "DriverHistory":
-        """Return the history with one more driver. If a user resumed the run, the count of failures starts anew."""
-        fresh = self.count == 0 or observed.step > self.step or self.resumed_by_user(desired, observed)
-        barren = self.barren if self.blameless(observed) else self.barren + 1
+        """Return the history with one more driver."""
         return DriverHistory(
             count=self.count + 1,
             submitted=now,
             revision=desired.revision,
             step=max(self.step, observed.step),
-            barren=0 if fresh else barren,
+            barren=self.judged(desired, observed).barren,
+            seen=observed.updated,
         )
+
+    def judged(self, desired: Desired, observed: Observed) -> "DriverHistory":
+        """Return the history with what the last driver did counted, for when the observed state no longer shows it.
+
+        If a user resumed the run, the count of failures starts anew.
+        """
+        fresh = self.count == 0 or observed.step > self.step or self.resumed_by_user(desired, observed)
+        barren = self.barren if self.blameless(observed) else self.barren + 1
+        return self.model_copy(update={"barren": 0 if fresh else barren, "killed": False})
+
+    def reported(self, observed: Observed) -> bool:
+        """Return whether anything was reported since the last driver was submitted. No clocks are compared."""
+        return observed.updated != self.seen
 
     def blameless(self, observed: Observed) -> bool:
         """Return whether the last driver could not do a step because it waited for resources or was asked to end."""
-        reported = observed.updated > self.submitted  # the observed state is not that of an earlier driver
-        return reported and not self.killed and observed.state in ("pending", "stopped", "queued")
-
-    def without_failures(self, revision: int) -> "DriverHistory":
-        """Return the history of a run that its user has resumed."""
-        return self.model_copy(update={"barren": 0, "killed": False, "revision": revision})
+        return self.reported(observed) and not self.killed and observed.state in ("pending", "stopped", "queued")
 
     def resumed_by_user(self, desired: Desired, observed: Observed) -> bool:
         """Return whether the run has ended and its desired state was changed since."""
@@ -119,6 +127,11 @@ class Look:
     def run_id(self) -> str:
         return self.record.id
 
+    @property
+    def workers(self) -> Observed:
+        """The numbers of workers to reserve for: a driver to come starts with the job's."""
+        return self.observed if self.job == "alive" else Observed()
+
 
 def decide(
     desired: Desired,
@@ -127,17 +140,17 @@ def decide(
     history: DriverHistory,
     now: float,
     *,
-    watched: float = SETTLE_SECONDS,
+    silent: float = 0.0,
 ) -> Action:
     """Decide what to do about one run.
 
     Args:
         job: status of the newest driver; Ray forgets drivers when its head is replaced.
         now: seconds since 1970.
-        watched: seconds for which Redis has answered without interruption.
+        silent: seconds for which the driver was watched without a report; see `services.supervisor.silence`.
     """
     if job == "alive":
-        return _about_driver(observed, history, now, watched)
+        return _about_driver(observed, history, silent)
     if observed.state == "done" or (observed.state in ENDED and desired.stopped):
         return Wait(settled=True)
     if desired.stopped:
@@ -159,9 +172,7 @@ def delay(history: DriverHistory) -> float:
     return min(LONGEST_DELAY, 2.0 ** (history.barren + 1)) if history.barren else 0.0
 
 
-def _about_driver(observed: Observed, history: DriverHistory, now: float, watched: float) -> Action:
-    if watched < SETTLE_SECONDS:
-        return Wait()  # it had no chance to report
-    silent = now - max(history.submitted, observed.updated)
-    bound = START_SECONDS if observed.updated < history.submitted else MUTE_SECONDS
+def _about_driver(observed: Observed, history: DriverHistory, silent: float) -> Action:
+    starting = observed.state == "queued" or not history.reported(observed)
+    bound = START_SECONDS if starting else MUTE_SECONDS
     return Kill(f"its driver has reported nothing for {silent:.0f} s") if silent > bound else Wait()

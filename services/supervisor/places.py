@@ -16,7 +16,7 @@ def place_of(look: Look, before: Place | None, claims: Claims, now: float) -> Pl
     """
     if isinstance(look.action, End) or (isinstance(look.action, Wait) and look.action.settled):
         return None
-    resources, most = claims.of(look.record, look.desired, look.observed)
+    resources, most = claims.of(look.record, look.desired, look.workers)
     fields = {"priority": look.desired.priority, "resources": resources, "most": most}
     if before is None:
         return _new(look, fields, now)

@@ -5,7 +5,8 @@
     Redis: history of its drivers    ─┘       └─> kill | end    the queue    └─> stop at a checkpoint
 
 A lease ensures that one supervisor acts at a time. It records each action before performing it, so that another
-supervisor can take over at any point. While Redis or Ray does not answer, nothing is decided.
+supervisor can take over at any point. While Redis or Ray does not answer, nothing is decided. What the supervisor
+decides is written only if the observed state is still the one that it decided on.
 
 A driver is submitted only while its run is admitted (`services.supervisor.queue`). A run stays admitted until it has
 ended, whatever happens to its drivers, or until it is preempted.
@@ -18,21 +19,22 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from services.store.redis import Store, answer, connect
+from services.store.redis import Client, Store, answer, connect, run_key
 from services.supervisor.claims import Claims
 from services.supervisor.decisions import BARREN_LIVES, DriverHistory, End, Kill, Look, Submit, Wait, decide
 from services.supervisor.places import place_of, preemptions
 from services.supervisor.queue import plan, rank, sentence, total
-from services.supervisor.ray_jobs import Launcher, kill_here
+from services.supervisor.ray_jobs import JobStatus, Launcher, kill_here
+from services.supervisor.silence import Silence
 from volley.errors import HostError
-from volley.state import Desired, Observed, Place, RunRecord
+from volley.state import ENDED, Observed, Place, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ PASS_SECONDS = 2.0  # between two passes over the runs
 LEASE_SECONDS = 30.0
 SETTLED_PASSES = 5  # a run that needs nothing is checked only once in this many passes
 LIVES_KEY = "volley:lives"
+ODD = (ValueError, TypeError, LookupError, AttributeError)  # what data that nobody expected raise
 ROLES = ("actors", "reward_workers", "environment_workers")
 IDLE: Mapping[str, Any] = {  # of a run without a driver
     **{"state": "queued", "ended": None, "workers": (), "waiting": (), "groups": {}, "learner_ranks": 0},
@@ -83,7 +86,9 @@ class Supervisor:
         self._redis = connect(redis_url, retries=0)
         self._name = secrets.token_hex(8)
         self._lease_until = 0.0
-        self._answers_since: float | None = None
+        self._silence = Silence()
+        self._left_alone: set[str] = set()  # runs whose data cannot be used, as this pass found out
+        self._odd: set[str] = set()  # the same of the pass before
         self._settled: set[str] = set()
         self._pass = 0
         self._outage = ""
@@ -118,42 +123,72 @@ class Supervisor:
     async def check_runs(self) -> None:
         """Make one pass over all runs. Raises `HostError` if Redis or Ray does not answer."""
         self._pass += 1
-        try:
-            run_ids = await self._store.run_ids()
-            if self._pass % SETTLED_PASSES:
-                run_ids = [run_id for run_id in run_ids if run_id not in self._settled]
-            runs = await self._store.read_runs(run_ids)
-            histories = await self._read_histories()
-        except HostError:
-            self._answers_since = None
-            raise
-        if self._answers_since is None:
-            self._answers_since = time.monotonic()
-        looks = [await self._look(*each, histories.get(each[0].id, DriverHistory())) for each in runs]
+        self._odd, self._left_alone = self._left_alone, set()
+        run_ids = await self._store.run_ids()
+        histories = await self._read_histories()
+        looks = await self._look(run_ids, histories)
         places = await self._move(looks)
         order = sorted(places, key=lambda run_id: rank(places[run_id]))
         for look in sorted(looks, key=lambda each: order.index(each.run_id) if each.run_id in places else -1):
             if time.monotonic() > self._lease_until:
                 return
-            await self._act(look, places.get(look.run_id))
+            if look.run_id not in self._left_alone:
+                with self._contained(look.run_id):
+                    await self._act(look, places.get(look.run_id))
         if not self._pass % SETTLED_PASSES:
             await self._delete_histories(histories.keys() - set(run_ids))
 
-    async def _look(self, record: RunRecord, desired: Desired, observed: Observed, history: DriverHistory) -> Look:
-        watched = time.monotonic() - (self._answers_since or time.monotonic())
-        job = await self._launcher.status(record.id)
-        action = decide(desired, observed, job, history, time.time(), watched=watched)
-        return Look(record, desired, observed, history, job, action)
+    async def _look(self, run_ids: Sequence[str], histories: Mapping[str, DriverHistory]) -> list[Look]:
+        """Return what there is to see of all runs, without those that are settled in most passes."""
+        skipped = self._settled if self._pass % SETTLED_PASSES else ()
+        jobs: dict[str, JobStatus] = {}
+        for run_id in run_ids:
+            if run_id not in skipped:
+                with self._contained(run_id):
+                    jobs[run_id] = await self._launcher.status(run_id)
+        unreadable: dict[str, ValueError] = {}
+        runs = await self._store.read_runs(list(jobs), unreadable)  # after Ray: all that an ended driver has reported
+        for run_id, error in unreadable.items():
+            with self._contained(run_id):
+                raise error
+        self._silence.begin_pass(time.monotonic(), set(run_ids))
+        looks = []
+        for record, desired, observed in runs:
+            with self._contained(record.id):
+                job, history = jobs[record.id], histories.get(record.id, DriverHistory())
+                silent = self._silence.of(record.id, (history.count, observed.updated))
+                action = decide(desired, observed, job, history, time.time(), silent=silent)
+                looks.append(Look(record, desired, observed, history, job, action))
+        return looks
+
+    @contextlib.contextmanager
+    def _contained(self, run_id: str, consequence: str = "it is left alone") -> Iterator[None]:
+        """Log, once, what a run's data raise in the block, so that all other runs are supervised nevertheless."""
+        try:
+            yield
+        except ODD as error:
+            if run_id not in self._odd | self._left_alone:
+                log.error("run %s: %s, because its data cannot be used", run_id, consequence, exc_info=error)
+            self._left_alone.add(run_id)
+            self._settled.discard(run_id)
 
     async def _move(self, looks: Sequence[Look]) -> dict[str, Place]:
-        """Move the runs in the queue, and return the places of those that have not ended."""
-        before, now = await self._store.places(), time.time()
-        found = [place_of(look, before.get(look.run_id), self._claims, now) for look in looks]
-        places = [place for place in found if place is not None]
+        """Move the runs in the queue, and return the places of those that have not ended.
+
+        A run that is left alone keeps its place.
+        """
+        unreadable: dict[str, ValueError] = {}  # given another place, or none
+        before, now = await self._store.places(unreadable), time.time()
+        found = []
+        for look in looks:
+            with self._contained(look.run_id):
+                found.append(place_of(look, before.get(look.run_id), self._claims, now))
+        kept = [before[run_id] for run_id in self._left_alone & before.keys()]
+        places = [*filter(None, found), *(place for place in kept if place.state != "waiting")]
         if any(place.state == "waiting" for place in places):
             places = await self._planned(places, looks, now)
         changed = [place for place in places if place != before.get(place.run)]
-        gone = before.keys() - {place.run for place in places}
+        gone = (before.keys() | unreadable.keys()) - {place.run for place in (*places, *kept)}
         if (changed or gone) and time.monotonic() <= self._lease_until:
             await self._store.move(changed, gone, preemptions(before, changed))
         self._claims.keep({place.run for place in places})
@@ -165,7 +200,7 @@ class Supervisor:
             return plan(places, None, limits, now)
         waiting = {place.run for place in places if place.state == "waiting"}
         misfits = {
-            look.run_id: self._claims.misfit(look.record, look.desired, look.observed, nodes)
+            look.run_id: self._claims.misfit(look.record, look.desired, look.workers, nodes)
             for look in looks
             if look.run_id in waiting
         }
@@ -176,7 +211,8 @@ class Supervisor:
         self._settled.discard(run_id)
         if self._watch is not None:
             settled = isinstance(look.action, Wait) and look.action.settled
-            await self._watch.look(look.record, look.observed, final=settled)
+            with self._contained(run_id, "its webhooks hear nothing"):
+                await self._watch.look(look.record, look.observed, final=settled)
         match look.action:
             case Wait(settled=True):
                 self._settled.add(run_id)
@@ -187,37 +223,42 @@ class Supervisor:
                 await self._write_history(run_id, history.model_copy(update={"killed": True}))
                 if not kill_here(run_id, look.observed.driver):
                     await self._launcher.stop(run_id)
-            case End(state=state, problem=problem):
-                if state == "failed":
-                    await self._write_history(run_id, history.model_copy(update={"barren": BARREN_LIVES}))
-                await self._end(run_id, look.desired, look.observed, state, problem)
+            case End():
+                await self._end(look, look.action)
         if place is not None and place.state == "waiting":
             await self._report_place(look, place)
         if place is not None and place.state == "stopping":
             await self._preempt(look, place)
 
     async def _submit(self, look: Look) -> None:
-        run_id, checkpoint = look.run_id, look.record.job.get("checkpoint", {})
-        before, after = look.history, look.history.after_submit(look.desired, look.observed, time.time())
-        await self._write_history(run_id, after)  # first, so that a driver's number is never used twice
+        run_id, grace_s = look.run_id, float(look.record.job.get("checkpoint", {}).get("grace_s", 0.0))
+        state, problem = look.observed.state, look.observed.problem
+        outdated = state in ENDED or (state == "queued" and problem)
+        observed, before = _queued(look, "") if outdated else (look.observed, look.history)
+        after = before.after_submit(look.desired, observed, time.time())
+        if not await self._report(look, observed, after):  # first, so that a driver's number is never used twice
+            return
         log.info("run %s: starting driver %d", run_id, after.count)
-        if look.observed.state == "queued" and look.observed.problem:
-            await self._store.put_observed(run_id, look.observed.model_copy(update={"problem": ""}))
         try:
-            await self._launcher.submit(run_id, after.count, checkpoint.get("grace_s", 0.0))
+            await self._launcher.submit(run_id, after.count, grace_s)
         except HostError as error:  # a declared point: an error of Ray does not count against the run
             log.warning("run %s: %s", run_id, error)
             await self._write_history(run_id, before.model_copy(update={"count": after.count}))
 
+    async def _report(self, look: Look, observed: Observed, history: DriverHistory) -> bool:
+        """Write both together for a run without a driver, unless its observed state has changed since the look."""
+
+        def write(pipe: Client) -> None:
+            pipe.set(run_key(look.run_id, "observed"), observed.model_dump_json())
+            pipe.hset(LIVES_KEY, look.run_id, history.model_dump_json())
+
+        return await self._store.change_if(look.run_id, look.observed, write)
+
     async def _report_place(self, look: Look, place: Place) -> None:
         """Show in the run's observed state that it is queued, and why."""
-        observed, problem = look.observed, sentence(place)
-        if (observed.state, observed.problem) == ("queued", problem):
-            return
-        changes = {**IDLE, "problem": problem, "updated": time.time()}
-        await self._store.put_observed(look.run_id, observed.model_copy(update=changes))
-        if look.history.resumed_by_user(look.desired, observed):
-            await self._write_history(look.run_id, look.history.without_failures(look.desired.revision))
+        problem = sentence(place)
+        if (look.observed.state, look.observed.problem) != ("queued", problem):
+            await self._report(look, *_queued(look, problem))
 
     async def _preempt(self, look: Look, place: Place) -> None:
         """Ask the run's driver, once, to end at a checkpoint."""
@@ -227,15 +268,16 @@ class Supervisor:
         await self._launcher.stop(look.run_id)
         self._told_to_stop.add((look.run_id, look.history.count))
 
-    async def _end(
-        self, run_id: str, desired: Desired, observed: Observed, state: Literal["stopped", "failed"], problem: str
-    ) -> None:
-        if state == "failed" and (last := _last_line(await self._launcher.logs(run_id, 4096))):
-            problem = f"{problem}; the last one printed: {last}"
-        log.warning("run %s: %s %s", run_id, state, problem)
-        now = time.time()
-        changes = {"state": state, "problem": problem, "revision": desired.revision, "updated": now, "ended": now}
-        await self._store.put_observed(run_id, observed.model_copy(update=changes))
+    async def _end(self, look: Look, end: End) -> None:
+        problem, history, now = end.problem, look.history, time.time()
+        if end.state == "failed":
+            history = history.model_copy(update={"barren": BARREN_LIVES})
+            if last := _last_line(await self._launcher.logs(look.run_id, 4096)):
+                problem = f"{problem}; the last one printed: {last}"
+        changes = {"state": end.state, "problem": problem, "revision": look.desired.revision}
+        ended = look.observed.model_copy(update={**IDLE, **changes, "updated": now, "ended": now})
+        if await self._report(look, ended, history):
+            log.warning("run %s: %s %s", look.run_id, end.state, problem)
 
     def _log_outage(self, problem: str) -> None:
         """Log an outage when it begins, changes or ends, not on every pass."""
@@ -271,6 +313,13 @@ class Supervisor:
             await answer(self._redis.hdel(LIVES_KEY, *run_ids))
         except (RedisError, OSError) as error:
             raise HostError(f"Redis does not answer: {error}") from error
+
+
+def _queued(look: Look, problem: str) -> tuple[Observed, DriverHistory]:
+    """Show the run as queued: one that has ended could be deleted while its driver starts."""
+    observed = look.observed.model_copy(update={**IDLE, "problem": problem, "updated": time.time()})
+    ended = look.observed.state in ENDED
+    return observed, look.history.judged(look.desired, look.observed) if ended else look.history
 
 
 def _last_line(text: str) -> str:

@@ -108,7 +108,6 @@ async def test_a_driver_asked_to_end_writes_a_checkpoint_and_a_frozen_one_is_rep
     ray_local: None, redis_url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decisions, "MUTE_SECONDS", MUTE_SECONDS)
-    monkeypatch.setattr(decisions, "SETTLE_SECONDS", 1.0)
     run = await created(store, tmp_path, checkpoint={"every": 50})
     drivers = Processes(redis_url)
     async with Supervisor(store, drivers, redis_url) as supervisor:

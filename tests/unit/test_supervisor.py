@@ -13,7 +13,6 @@ import pytest
 from services.supervisor.decisions import (
     BARREN_LIVES,
     MUTE_SECONDS,
-    SETTLE_SECONDS,
     START_SECONDS,
     Action,
     DriverHistory,
@@ -25,6 +24,7 @@ from services.supervisor.decisions import (
     delay,
 )
 from services.supervisor.ray_jobs import JobStatus, kill_here
+from services.supervisor.silence import MOST_SECONDS, Silence
 from volley.state import Desired, Observed, RunState
 
 NOW = 1_000_000.0
@@ -36,14 +36,14 @@ def observed(state: RunState, *, heard: float = 1.0, step: int = 3, revision: in
     return Observed(state=state, updated=NOW - heard, step=step, revision=revision)
 
 
-def lives(count: int = 1, *, ago: float = 1000.0, **more: int) -> DriverHistory:
-    return DriverHistory(count=count, submitted=NOW - ago, **more)
+def lives(count: int = 1, *, ago: float = 1000.0, **more: float) -> DriverHistory:
+    return DriverHistory.model_validate({"count": count, "submitted": NOW - ago, **more})
 
 
 def act(
-    seen: Observed, job: JobStatus, had: DriverHistory | None = None, *, watched: float = 1e6, **desired: object
+    seen: Observed, job: JobStatus, had: DriverHistory | None = None, *, silent: float = 0.0, **desired: object
 ) -> Action:
-    return decide(Desired.model_validate(desired), seen, job, had or lives(), NOW, watched=watched)
+    return decide(Desired.model_validate(desired), seen, job, had or lives(), NOW, silent=silent)
 
 
 def test_a_queued_run_gets_its_first_driver() -> None:
@@ -78,20 +78,62 @@ def test_a_driver_that_reports_is_never_interrupted(state: RunState) -> None:
 
 @pytest.mark.parametrize("state", [*LIVE, *ENDED])
 def test_a_silent_driver_is_killed(state: RunState) -> None:
-    seen = observed(state, heard=MUTE_SECONDS + 1)
-    assert isinstance(act(seen, "alive", lives(ago=5000)), Kill)
-    assert act(observed(state, heard=MUTE_SECONDS - 1), "alive", lives(ago=5000)) == Wait()
+    seen = observed(state)
+    assert isinstance(act(seen, "alive", silent=MUTE_SECONDS + 1), Kill)
+    assert act(seen, "alive", silent=MUTE_SECONDS - 1) == Wait()
 
 
-def test_a_new_driver_has_more_time_for_its_first_report() -> None:
-    seen = observed("running", heard=5000)
-    assert act(seen, "alive", lives(2, ago=MUTE_SECONDS + 1)) == Wait()
-    assert isinstance(act(seen, "alive", lives(2, ago=START_SECONDS + 1)), Kill)
+@pytest.mark.parametrize("state", ["queued", "running"])
+def test_a_new_driver_has_more_time_for_its_first_report(state: RunState) -> None:
+    """Its run is queued, or as the driver before left it."""
+    seen = observed(state)
+    had = lives(2, seen=seen.updated if state == "running" else 0.0)
+    assert act(seen, "alive", had, silent=MUTE_SECONDS + 1) == Wait()
+    assert isinstance(act(seen, "alive", had, silent=START_SECONDS + 1), Kill)
 
 
-def test_a_driver_is_not_killed_for_silence_while_redis_was_down() -> None:
-    seen = observed("running", heard=1000)
-    assert act(seen, "alive", lives(ago=5000), watched=SETTLE_SECONDS - 1) == Wait()
+@pytest.mark.parametrize("heard", [-3600.0, 3600.0])
+def test_the_clock_of_the_drivers_host_does_not_matter(heard: float) -> None:
+    seen = observed("running", heard=heard)
+    assert act(seen, "alive") == Wait()
+    assert isinstance(act(seen, "alive", silent=MUTE_SECONDS + 1), Kill)
+    assert lives(4, step=3, barren=2).after_submit(Desired(), observed("pending", heard=heard), NOW).barren == 2
+
+
+# ---- how long a driver reports nothing -----------------------------------------------------------------------------
+
+
+def test_silence_is_counted_from_when_a_report_was_first_seen() -> None:
+    silence = Silence()
+    for now in (0.0, 2.0, 4.0, 6.0, 8.0):
+        silence.begin_pass(now, {"r"})
+        assert silence.of("r", (1, 5.0)) == now
+    silence.begin_pass(10.0, {"r"})
+    assert silence.of("r", (1, 7.0)) == 0.0
+    silence.begin_pass(20.0, {"r"})  # a settled run is looked at in few passes
+    silence.begin_pass(22.0, {"r"})
+    assert silence.of("r", (1, 7.0)) == 12.0
+    assert silence.of("r", (2, 7.0)) == 0.0, "another driver"
+
+
+def test_silence_while_nobody_watched_hardly_counts() -> None:
+    """The supervisor was suspended, Redis was away, or another supervisor had the lease."""
+    silence = Silence()
+    for passes, now in enumerate((0.0, 5_000.0, 90_000.0)):
+        silence.begin_pass(now, {"r"})
+        assert silence.of("r", (1, 5.0)) == passes * MOST_SECONDS
+
+
+def test_silence_forgets_runs_that_are_gone() -> None:
+    silence = Silence()
+    silence.begin_pass(0.0, {"r"})
+    assert silence.of("r", (1, 5.0)) == 0.0
+    silence.begin_pass(2.0, set())
+    silence.begin_pass(4.0, {"r"})
+    assert silence.of("r", (1, 5.0)) == 0.0
+
+
+# ---- runs whose driver has ended -----------------------------------------------------------------------------------
 
 
 def test_done_and_stopped_runs_stay_so() -> None:
@@ -158,7 +200,7 @@ def test_a_driver_that_waited_for_resources_or_was_asked_to_end_does_not_count_a
     seen, last = observed(state), BARREN_LIVES - 1
     assert act(seen, "ended", lives(4, step=3, barren=last)) == Submit()
     assert lives(4, step=3, barren=2).after_submit(Desired(), seen, NOW).barren == 2
-    for blamed in (lives(4, ago=0.5, step=3, barren=last), lives(4, step=3, barren=last, killed=True)):
+    for blamed in (lives(4, seen=seen.updated, step=3, barren=last), lives(4, step=3, barren=last, killed=True)):
         assert isinstance(act(seen, "ended", blamed), End)
         after = blamed.after_submit(Desired(), seen, NOW)
         assert (after.barren, after.killed) == (BARREN_LIVES, False)

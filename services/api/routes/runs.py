@@ -200,7 +200,8 @@ async def delete_run(run_id: RunPath, context: Ctx, sender: Sender) -> Response:
     _, _, observed = await context.find_run(run_id)
     if observed.state not in ENDED:
         raise Problem(409, "run-is-live", f"the run is {seen_state(observed)}: stop it first")
-    await context.store.delete(run_id, sender.audit("delete", run_id))
+    if not await context.store.delete_if(run_id, observed, sender.audit("delete", run_id)):
+        raise Problem(409, "run-is-live", "the run has changed meanwhile: read it again")
     context.forget(run_id)
     return Response(status_code=204)
 
