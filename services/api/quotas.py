@@ -44,13 +44,13 @@ async def check_scale(record: RunRecord, job: Job, desired: Desired, context: Co
         raise Problem(409, "over-quota", f"the run {problem}")
     if own is None or own.state == "waiting":
         return
-    others = [each for each in places.values() if each.owner == record.owner and each.state != "waiting"]
-    runs = await context.store.read_runs([each.run for each in others if each.run != record.id])
-    claims = Claims()
-    claimed = [(places[run.id].most, claims.of(run, wish, seen)[1]) for run, wish, seen in runs]
+    owned = [each for each in places.values() if each.owner == record.owner and each.state != "waiting"]
+    others = [each for each in owned if each.run != record.id]
+    runs, claims = await context.store.read_runs([each.run for each in others]), Claims()
+    wanting = {run.id: claims.of(run, wish, seen)[1] for run, wish, seen in runs}
     for name, limit in quotas(limits).items():
         wanted = most.get(name, 0.0)
-        held = sum(max(amounts.get(name, 0.0) for amounts in pair) for pair in claimed)
+        held = sum(max(each.most.get(name, 0.0), wanting.get(each.run, {}).get(name, 0.0)) for each in others)
         if wanted > own.most.get(name, 0.0) and held + wanted > limit + ROUNDING:
             raise Problem(
                 409,
