@@ -10,6 +10,7 @@ take: the groups of the next batch leave the buffer, and those aside are dropped
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from services.coordinator.buffer import SlotBuffer
 from services.coordinator.ledger import Ledger
@@ -27,7 +28,7 @@ class Admission:
 
     Args:
         ledger, buffer: shared with the coordinator, which takes batches from them.
-        resume: the groups that wait there are put back into the buffer.
+        resume: the groups that wait there are put back into the buffer, or aside again.
         is_dead: whether a group has no gradient; only asked if the job refills.
 
     Attributes:
@@ -44,14 +45,16 @@ class Admission:
     ) -> None:
         self._planned = job.steps * job.prompts_per_step
         self._ledger, self._buffer = ledger, buffer
-        self._refill, self._is_dead = Refill(job), is_dead
+        self._refill, self._is_dead = Refill(job, resume), is_dead
         self._health = ScoringHealth(job.infra_errors, program=job.rollout is not None)
         self._stages: dict[int, Stage] = {}  # groups under way
         self.refills = resume.refills
         for ready in resume.ready:
-            oldest = ready.meta.oldest_version if ready.meta.sample_tokens else resume.step
-            buffer.admit(ready.meta.group_id, started_at=oldest, lag=ready.max_lag)
-            self.ready(ready)
+            group_id = ready.meta.group_id
+            if group_id not in resume.aside:
+                oldest = ready.meta.oldest_version if ready.meta.sample_tokens else resume.step
+                buffer.admit(group_id, started_at=oldest, lag=ready.max_lag)
+                buffer.put(group_id, ready, oldest_version=ready.meta.oldest_version)
         # Admitted by an earlier process and lost with it.
         self._interrupted = sorted(ledger.in_flight - {ready.meta.group_id for ready in resume.ready})
 
@@ -131,6 +134,10 @@ class Admission:
     def waiting(self) -> list[ReadyGroup]:
         """Those groups, in order of admission."""
         return sorted([*self._buffer.ready_items(), *self._refill.aside], key=lambda ready: ready.meta.group_id)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know of replaced groups, as JSON; see `ResumePoint`."""
+        return {"refills": self.refills, **self._refill.state()}
 
     def drop(self, group_id: int, reason: str) -> None:
         """End a group that cannot be trained on; another one is admitted in its place."""

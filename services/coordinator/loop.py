@@ -386,7 +386,7 @@ class Coordinator:
         """What a resumed run must know; JSON."""
         return {
             "ledger": self.ledger.state(),
-            "refills": self.admission.refills,
+            **self.admission.state(),
             "dead_batches": self._dead_batches.in_a_row,
             "solve_rates": self._solve_rates.state(),
             "evaluated": not self.pinned.owed,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.coordinator.records import Batch, ReadyGroup
+from services.coordinator.records import Batch, ReadyGroup, ResumePoint
 from services.coordinator.solve_rates import SolveRates
 from volley.errors import JobError
 from volley.job import RLJob
@@ -34,14 +34,21 @@ _LOG_WEIGHT = 1e-3  # small enough that no first-order weight is floored
 class Refill:
     """The dead groups that wait aside until the next batch decides which of them are dropped.
 
+    A group is judged once. Were a resumed run to judge again, under an objective that was changed meanwhile, groups
+    aside could turn out live: there would be more of them than slots, and no batch could ever be taken.
+
+    Args:
+        resume: says which of its ready groups wait here, and which of the others are dead.
+
     Attributes:
         limit: how many may wait; 0 without refill.
     """
 
-    def __init__(self, job: RLJob) -> None:
+    def __init__(self, job: RLJob, resume: ResumePoint) -> None:
         self.limit = job.sampling.most_replaced(job.prompts_per_step)
-        self._aside: dict[int, ReadyGroup] = {}
-        self._dead: set[int] = set()  # of the groups in the buffer
+        ready = {each.meta.group_id: each for each in resume.ready}
+        self._aside = {group_id: each for group_id, each in ready.items() if group_id in resume.aside}
+        self._dead = ready.keys() & resume.dead  # of the groups in the buffer
 
     def __len__(self) -> int:
         """How many groups wait aside."""
@@ -51,6 +58,10 @@ class Refill:
     def aside(self) -> list[ReadyGroup]:
         """The groups that wait aside."""
         return list(self._aside.values())
+
+    def state(self) -> dict[str, list[int]]:
+        """Which groups wait aside, and which dead ones are in the buffer, as JSON."""
+        return {"aside": sorted(self._aside), "dead": sorted(self._dead)}
 
     def sets_aside(self, ready: ReadyGroup, *, dead: bool) -> bool:
         """Whether the group waits here, and not in the buffer."""

@@ -1,8 +1,9 @@
 """Dead groups and their replacement: what counts as dead, which groups a batch has, and how large its step is."""
 
 import asyncio
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import permutations, product
@@ -23,7 +24,7 @@ from services.coordinator.records import ReadyGroup, ResumePoint
 from services.coordinator.refill import REPLACED, is_dead, step_weight
 from services.coordinator.solve_rates import SolveRates
 from tests.refs import NOT_STORED
-from tests.unit.fake_roles import FakeActors, FakeLearner, FakeRewards, Recorded, coordinator, job
+from tests.unit.fake_roles import FakeActors, FakeLearner, FakeRewards, Recorded, coordinator, job, until
 from volley.errors import JobError
 from volley.job import RLJob
 from volley.objectives import Objective, advantages, parse_objective
@@ -208,13 +209,35 @@ def test_groups_aside_count_again_in_a_resumed_run_and_do_not_count_as_planned()
     spec = small_job(2, 0.5, steps=2)
     ledger = Ledger(admitted=3, in_flight={0, 1, 2})
     waiting = (ready([1.0, 1.0], group_id=0), ready([1.0, 0.0], group_id=1))
-    resume = ResumePoint(0, ledger, 0, 0, {}, waiting)
+    resume = ResumePoint(0, ledger, 0, 0, {}, waiting, aside=frozenset({0}))
     buffer: SlotBuffer[ReadyGroup] = SlotBuffer(2, 0)
-    made = Admission(spec, ledger, buffer, resume, lambda group: group.meta.group_id == 0)
+    made = Admission(spec, ledger, buffer, resume, lambda _: False)
     assert (made.finished, buffer.ready, len(buffer)) == (2, 1, 1)
     assert [group.meta.group_id for group in made.waiting()] == [0, 1]
     assert made.admit(served=0) == 2, "the interrupted group, which is group 0's replacement"
     assert not made.may_admit(Desired(), served=0, version=0)
+
+
+def test_a_resumed_run_takes_the_batch_that_it_would_have_taken() -> None:
+    """Which groups were dead is in the checkpoint, whatever the objective says of them when the run is resumed."""
+    spec = small_job(2, 0.5, steps=2)
+    live = (False, False, True)
+
+    def admission(resume: ResumePoint, is_dead: Callable[[ReadyGroup], bool]) -> Admission:
+        return Admission(spec, resume.ledger, SlotBuffer(2, 0), resume, is_dead)
+
+    made = admission(ResumePoint.start(), lambda group: not live[group.meta.group_id])
+    for group_id in range(3):
+        assert made.admit(served=0) == group_id
+        made.scored(group_id, scores_of([1.0, 0.0]))
+        made.ready(ready([1.0, 0.0], group_id=group_id))
+    state = json.loads(json.dumps(made.state()))
+    assert state == {"refills": 0, "aside": [0], "dead": [1]}
+    ledger = Ledger(admitted=3, in_flight={0, 1, 2})
+    known = {"ledger": ledger.state(), "solve_rates": {}, "dead_batches": 0, **state}
+    again = admission(ResumePoint.of(0, known, made.waiting()), lambda _: False)
+    assert again.state() == state
+    assert again.take(0) == made.take(0) is not None
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------
@@ -274,6 +297,34 @@ async def test_a_run_with_refill_is_repeated_and_resumed_exactly() -> None:
     later, _, ended, _ = await trained(spec, 2, ResumePoint.of(step, state))
     assert batches[step:] == later
     assert ended == ledger
+
+
+async def test_groups_aside_that_a_new_objective_makes_live_do_not_stall_the_resumed_run() -> None:
+    """Group 1 is still generated when the run is stopped; groups 0 and 2 are aside, and 3 is in the buffer."""
+    tries = {"kind": "max_at_k", "k": 3}
+    spec = job(prompts_per_step=2, steps=2, sampling={"n": 4, "refill": 1.0}, max_lag=0, objective=tries)
+
+    class DeadForThree(FakeRewards):
+        async def score(self, group: Any, prompt: Prompt) -> Scores:
+            return scores_of([1.0, 1.0, 1.0, 0.0] if group in ("ref 0", "ref 2") else [1.0, 0.0, 0.0, 0.0])
+
+    made, _, recorded, _ = coordinator(spec, FakeActors(random.Random(0), hangs_at=1), DeadForThree(), Watching())
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.admission.finished == 3)
+    await made.apply(Desired(stopped=True))
+    assert not await run
+    ((step, state),) = recorded.checkpoints
+    assert (state["aside"], [group.meta.group_id for group in recorded.ready]) == ([0, 2], [0, 2, 3])
+    again, learner, _, _ = coordinator(
+        spec,
+        FakeActors(random.Random(0)),
+        DeadForThree(),
+        Watching(),
+        resume=ResumePoint.of(step, state, recorded.ready),
+        desired=Desired(objective={"k": 2}),
+    )
+    assert await asyncio.wait_for(again.run(), 5)
+    assert learner.trained == [1, 3, 4, 5]
 
 
 async def test_a_refilled_run_counts_every_group_and_has_more_live_ones() -> None:
