@@ -25,6 +25,7 @@ from services.store.redis import Store
 from services.tasks import cancel_all, first_error
 from volley.errors import JobError, VolleyError
 from volley.job import RLJob
+from volley.objectives import check_objective, resolve
 from volley.records import WorkerInfo
 from volley.state import Desired, WorkerView
 
@@ -91,7 +92,6 @@ class Steering:
         self._learner: LearnerPool | None = None
         self._auto_actors = job.actors.count
         self._looks: deque[Look] = deque(maxlen=WINDOW)
-        self._rejected: int | None = None  # the revision that was found impossible
         self._events: asyncio.Queue[tuple[str, dict[str, object]]] = asyncio.Queue()
         self._deaths_reported = {"actor": 0, "reward_worker": 0, "environment_worker": 0}
         self._count_changed = {role: asyncio.Event() for role in ("actors", "reward_workers", "environment_workers")}
@@ -186,9 +186,9 @@ class Steering:
             await asyncio.sleep(POLL_SECONDS)
             try:
                 desired = self._known = await newest_desired(self._folder, self._store, self._known)
-                if desired.revision not in (self.desired.revision, self._rejected):
+                if desired != self.desired:
                     await self._apply(desired)
-                    self._troubles.pop("desired", None)
+                self._troubles.pop("desired", None)
             except (JobError, ValueError) as problem:
                 self._report_trouble("desired", f"the desired state cannot be applied: {problem}")
             self._report_deaths_and_waits()
@@ -209,13 +209,16 @@ class Steering:
             self._count_changed["actors"].set()
 
     async def _apply(self, desired: Desired) -> None:
-        """Apply a new desired state. Raises `JobError` if it is impossible; that revision is not tried again."""
-        self._rejected = desired.revision
+        """Apply a new desired state. Raises `JobError` or `ValueError` if it is impossible; then nothing changes."""
         check_desired(self._job, desired)
-        counts = self._counts()
-        if self._coordinator is not None:
-            await self._coordinator.apply(desired)
-        before, self.desired, self._rejected = self.desired, desired, None
+        coordinator, before, counts = self._coordinator, self.desired, self._counts()
+        if coordinator is not None and desired.objective != before.objective:
+            objective = resolve(self._job.objective, self._job.schedule, coordinator.version, desired.objective)
+            check_objective(objective, self._job.sampling.n)
+            self._record("objective_changed", step=coordinator.version, objective=objective.model_dump())
+        self.desired = desired  # before the next await, so that a coordinator that is made meanwhile has it
+        if coordinator is not None:
+            await coordinator.apply(desired)
         changes = {key: value for key, value in desired.model_dump().items() if value != before.model_dump()[key]}
         self._record("desired_changed", **changes)
         for changed, old, new in zip(self._count_changed.values(), counts, self._counts(), strict=True):

@@ -146,10 +146,6 @@ class Coordinator:
 
     async def apply(self, desired: Desired) -> None:
         """Apply ``desired`` from now on: objective and learning rate at the next step, everything else immediately."""
-        if desired.objective != self.desired.objective:
-            changed = resolve(self.job.objective, self.job.schedule, self.version, desired.objective)
-            check_objective(changed, self.job.sampling.n)
-            await self.hooks.recorder.event("objective_changed", step=self.version, objective=changed.model_dump())
         self.desired = desired
         self.buffer.max_lag = self._max_lag()
         await self._notify()

@@ -82,15 +82,17 @@ def write_desired(folder: RunFolder, desired: Desired) -> None:
 
 
 async def newest_desired(folder: RunFolder, store: "Store", known: Desired | None = None) -> Desired:
-    """Return the newer desired state of run folder and Redis, and copy it to the other. Redis may be away.
+    """Return the newest desired state of run folder and Redis, and copy it to the other. Redis may be away.
 
     Args:
-        known: what the call before returned; see `combined`.
+        known: what the call before returned (see `combined`): a third copy, which is newest where the other two are from
+            before, as after a full disk and a restored Redis.
 
     Raises:
         JobError: the file in the run folder is invalid.
     """
-    local = read_desired(folder)
+    found = read_desired(folder)
+    local = known if known is not None and known.revision > found.revision else found
     try:
         stored = await store.desired(folder.run_id)
         newest = combined(local, stored, known)
@@ -99,9 +101,9 @@ async def newest_desired(folder: RunFolder, store: "Store", known: Desired | Non
             stored = await store.change_desired(folder.run_id, lambda current: combined(local, current, known), audit)
     except HostError:
         return local
-    if read_desired(folder) != local:  # changed meanwhile
+    if read_desired(folder) != found:  # changed meanwhile
         return await newest_desired(folder, store, known)
-    if stored != local:
+    if stored != found:
         with contextlib.suppress(OSError):  # if the disk is full, the copy fails but the change must still apply
             write_desired(folder, stored)
     return stored
@@ -111,17 +113,19 @@ def combined(local: Desired, stored: Desired, known: Desired | None) -> Desired:
     """Return the newer of the desired states in the run folder and in Redis.
 
     If both were changed since they were ``known``, it has the changes of both, and a revision above theirs; a field
-    that both changed has the folder's value. The same holds for equal revisions; without ``known``, all fields count
-    as changed in the folder. The priority, which only the service changes, is always that in Redis.
+    that both changed has the folder's value. The same holds for equal revisions, which a restored Redis counts again;
+    without ``known``, all fields count as changed in the folder. The priority, which only the service changes, is always
+    that in Redis.
     """
     local = local.model_copy(update={"priority": stored.priority})
     newer = local if local.revision > stored.revision else stored
     if local.model_copy(update={"revision": stored.revision}) == stored:
         return newer
-    if known is not None and min(local.revision, stored.revision) > known.revision:
+    equal = local.revision == stored.revision
+    if known is not None and (equal or min(local.revision, stored.revision) > known.revision):
         changed = {name: getattr(local, name) for name in FIELDS if getattr(local, name) != getattr(known, name)}
         both = stored.model_copy(update={**changed, "priority": stored.priority})
-    elif local.revision == stored.revision:
+    elif equal:
         both = local
     else:
         return newer
