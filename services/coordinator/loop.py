@@ -260,7 +260,7 @@ class Coordinator:
             self._dead_batches.note(report.metrics["live_group_fraction"])
             if warning := self._clipped_steps.note(report.metrics["clipped_share"], report.metrics["grad_norm"]):
                 await self.hooks.recorder.event("trouble", problem=warning)
-            if evaluates_at(self.job, self.version):
+            if evaluates_at(self.job, self.version) or self.pinned.owed:  # owed: a stop was withdrawn in this step
                 await sending
                 self.pinned.begin(tasks, self.version)
             if saves_at(self.job, self.version):
@@ -274,6 +274,7 @@ class Coordinator:
                 await self._served.check(self.version)
         if self._saving.version != self.version:
             await self._save(tasks)
+        await self.pinned.wait()
         await self._saving.wait()
 
     async def _learn(self, step: int, batch: Batch) -> StepReport:

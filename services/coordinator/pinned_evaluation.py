@@ -23,7 +23,7 @@ class PinnedEvaluation:
 
     Attributes:
         version: the version being evaluated, or None.
-        owed: whether an evaluation is missing: the run must begin with one, or one was cancelled.
+        owed: whether an evaluation is missing: the run must begin with one, or one was cancelled or did not begin.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class PinnedEvaluation:
                 self._task.result()
 
     async def cancel(self) -> None:
-        """Cancel the evaluation under way. It is then owed, so a resumed run evaluates the version it starts from."""
+        """Cancel the evaluation under way. It is then owed: the run makes one of the version it has when it goes on."""
         if self._task is not None and not self._task.done():
-            self.owed = True
+            self.owed = self.version is not None  # None: it is made, and `on_end` is under way
             await cancel_all((self._task,))
             self.version = None
             await self._on_end()

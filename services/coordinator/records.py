@@ -168,11 +168,17 @@ class ResumePoint:
     selection: SelectionState = SelectionState()
 
     @classmethod
-    def of(cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = ()) -> "ResumePoint":
-        """The resume point that `Coordinator` passed to `Hooks.begin_checkpoint` as ``state``."""
+    def of(
+        cls, step: int, state: Mapping[str, Any], ready: Sequence[ReadyGroup] = (), *, evaluated: bool = False
+    ) -> "ResumePoint":
+        """The resume point that `Coordinator` passed to `Hooks.begin_checkpoint` as ``state``.
+
+        Args:
+            evaluated: whether the evaluation of this version was made after the checkpoint.
+        """
         rates = {prompt: SolveRate(*rate) for prompt, rate in state["solve_rates"].items()}
         ledger, refills = Ledger.of(state["ledger"]), int(state["refills"])
-        dead_batches, evaluated = int(state["dead_batches"]), bool(state.get("evaluated", True))
+        dead_batches, evaluated = int(state["dead_batches"]), evaluated or bool(state.get("evaluated", True))
         selection = SelectionState.of(state["selection"]) if "selection" in state else SelectionState()
         aside, dead = (frozenset(state.get(name, ())) for name in ("aside", "dead"))
         return cls(step, ledger, refills, dead_batches, rates, tuple(ready), aside, dead, evaluated, selection)

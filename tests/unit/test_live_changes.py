@@ -2,19 +2,23 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from learner.records import ScoredGroup, StepReport
+from services.coordinator.ledger import Ledger
+from services.coordinator.pinned_evaluation import PinnedEvaluation
 from services.coordinator.records import ResumePoint
-from tests.unit.fake_roles import FakeActors, FakeRewards, coordinator, job, until
+from tests.unit.fake_roles import FakeActors, FakeLearner, FakeRewards, coordinator, job, until
 from volley.errors import NoSignal
 from volley.objectives import MaxAtK
 from volley.state import Desired
 
 
 async def test_objective_and_learning_rate_change_while_the_run_is_live() -> None:
-    made, learner, recorded, _ = coordinator(job(max_lag=0), FakeActors(random.Random(0)))
+    made, learner, _, _ = coordinator(job(max_lag=0), FakeActors(random.Random(0)))
     run = asyncio.create_task(made.run())
     await until(lambda: made.version >= 9)
     await made.apply(Desired(revision=1, objective={"k": 4}, learning_rate=0.5))
@@ -85,6 +89,70 @@ async def test_a_stop_cancels_an_evaluation_which_the_resumed_run_then_makes(
     assert await again.run()
     assert evaluated == [step, *(due for due in (10, 20, 25) if due > step)]
     assert sorted(before + learner.trained) == list(range(100))
+
+
+async def test_a_stop_that_is_withdrawn_within_a_step_costs_no_evaluation() -> None:
+    """The learner notices nothing, and the next step's version is evaluated in place of the cancelled one."""
+    spec = job(evaluation={"data": {"path": "h"}, "every": 20}, checkpoint={"every": 15}, max_lag=4)
+    learner, inside, go_on = FakeLearner(), asyncio.Event(), asyncio.Event()
+
+    async def held(version: int) -> None:
+        if version == 0:
+            await asyncio.sleep(3600)
+
+    async def step(batch: Sequence[ScoredGroup], *, version: int, **options: Any) -> StepReport:
+        if version == 1:
+            inside.set()
+            await go_on.wait()
+        return await FakeLearner.step(learner, batch, version=version, **options)
+
+    learner.step = step  # type: ignore[method-assign]
+    made, _, recorded, evaluated = coordinator(
+        spec, FakeActors(random.Random(0)), learner=learner, during_evaluation=held
+    )
+    run = asyncio.create_task(made.run())
+    await inside.wait()
+    await made.apply(Desired(revision=1, stopped=True))
+    await until(lambda: made.pinned.owed)
+    await made.apply(Desired(revision=2))
+    go_on.set()
+    assert await asyncio.wait_for(run, 10)
+    assert evaluated == [2, 20, 25]
+    assert [state["evaluated"] for _, state in recorded.checkpoints] == [True, True]
+
+
+async def test_a_resumed_run_that_only_lacks_its_last_evaluation_can_be_stopped_meanwhile() -> None:
+    spec, stop_requested = job(evaluation={"data": {"path": "h"}}), asyncio.Event()
+    last = ResumePoint(25, Ledger(admitted=100, trained=100), 0, 0, {}, evaluated=False)
+    actors = FakeActors(random.Random(0), version=25)
+    made, _, recorded, evaluated = coordinator(
+        spec, actors, resume=last, stop_requested=stop_requested, during_evaluation=lambda _: asyncio.sleep(3600)
+    )
+    run = asyncio.create_task(made.run())
+    await until(lambda: made.pinned.version == 25)
+    stop_requested.set()
+    assert not await asyncio.wait_for(run, 5)
+    assert not evaluated
+    assert not recorded.checkpoints, "the one that it started from says that the evaluation is missing"
+
+
+async def test_an_evaluation_that_is_made_is_not_owed_though_a_stop_cancels_what_follows() -> None:
+    ended = asyncio.Event()
+
+    async def on_end() -> None:
+        if not ended.is_set():
+            ended.set()
+            await asyncio.sleep(3600)
+
+    async def evaluate(_version: int) -> None:
+        await asyncio.sleep(0)
+
+    pinned = PinnedEvaluation(evaluate, on_end, stopping=lambda: False, owed=True)
+    async with asyncio.TaskGroup() as tasks:
+        pinned.begin(tasks, 5)
+        await ended.wait()
+        await pinned.cancel()
+    assert not pinned.owed
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
