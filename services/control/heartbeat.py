@@ -57,6 +57,7 @@ class Status:
     def __init__(self, outbox: Outbox, before: Observed, folder: RunFolder | None = None) -> None:
         self._outbox, self._folder = outbox, folder
         self.source: Callable[[], ObservedUpdate] = ObservedUpdate
+        self._before: RunState = "starting"  # the state that a pause interrupts
         self.observed = Observed(
             state="starting",
             life=before.life + 1,
@@ -72,6 +73,12 @@ class Status:
         update: ObservedUpdate = {**self.source(), **changes, "updated": time.time()}
         self.observed = replaced(self.observed, **update)
         self._outbox.observed(self.observed)
+
+    def pause(self, problem: str) -> None:
+        """Report that the run is paused because of ``problem``, or with "" that it is what it was before."""
+        if problem and self.observed.state != "paused":
+            self._before = self.observed.state
+        self.set(state="paused" if problem else self._before, problem=problem)
 
     def end(self, state: RunState, problem: str) -> None:
         """Report the end of the run: no process is left and nothing is under way."""

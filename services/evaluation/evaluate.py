@@ -1,7 +1,7 @@
 """Evaluation: n samples of every prompt, scored. `services.evaluation.estimates` computes the figures."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.config import GenerateRequest
@@ -21,7 +21,7 @@ from volley.sampling import EvalSampling
 
 _EVALUATION = 1  # sets its seeds apart from those of the groups to train on
 
-OnScored = Callable[[int, Prompt, Group, Scores], None]
+OnScored = Callable[[int, Prompt, Group, Scores, Sequence[int] | None], Awaitable[None]]
 
 
 def max_groups_in_flight(actors: ActorsSpec, n: int) -> int:
@@ -77,7 +77,8 @@ class Sampler:
 
         Args:
             known: prompts that need not be sampled again, by id.
-            on_scored: called with the prompt's position, the prompt, its group and the scores, after scoring.
+            on_scored: called after scoring with the prompt's position, the prompt, its group, the scores, and how many
+                calls each episode made, or None if no program made them.
             on_group: called once per prompt, for progress displays.
         """
         known = known or {}
@@ -107,9 +108,10 @@ class Sampler:
             rewards=self.rewards,
             turns=self.turns,
         )
+        calls_n = None if made.episodes is None else [report.calls for report in made.episodes.reports]
         if on_scored is not None:
-            on_scored(index, encoded.prompt, await fetched(made.group), made.scores)
-        calls = None if made.episodes is None else sum(report.calls for report in made.episodes.reports)
+            await on_scored(index, encoded.prompt, await fetched(made.group), made.scores, calls_n)
+        calls = None if calls_n is None else sum(calls_n)
         return Sampled(made.scores, made.meta.sample_tokens, made.meta.logprob_sum, calls)
 
     def _request(self, index: int, encoded: EncodedPrompt) -> GenerateRequest:

@@ -13,7 +13,6 @@ import numpy as np
 
 from services.evaluation.estimates import Sampled
 from services.store.folder import RunFolder
-from volley.errors import HostError
 from volley.files import replacing
 from volley.records import Group, Prompt, Scores, Verdict, VerdictStatus, calls_column
 
@@ -76,12 +75,19 @@ class SampleLog:
     def __init__(self, folder: RunFolder, *, token_ids: bool = False) -> None:
         self._folder, self._token_ids = folder, token_ids
 
-    def write(self, index: int, prompt: Prompt, group: Group, scores: Scores) -> None:
-        """Append the samples of a prompt; raises `HostError` if they cannot be written."""
-        try:
-            self._folder.append(NAME, group_rows(index, prompt, group, scores, token_ids=self._token_ids))
-        except OSError as error:
-            raise HostError(f"{self._folder.path}: samples cannot be written: {error.strerror or error}") from error
+    def write(
+        self, index: int, prompt: Prompt, group: Group, scores: Scores, calls_n: Sequence[int] | None = None
+    ) -> None:
+        """Append the samples of a prompt: all of them, or none if it raises OSError.
+
+        Args:
+            calls_n: how many calls each episode made, of which the group may hold a part; None without a program.
+        """
+        rows = group_rows(index, prompt, group, scores, token_ids=self._token_ids)
+        if calls_n is not None:
+            for row, calls in zip(rows, calls_n, strict=True):
+                row["calls_made"] = calls
+        self._folder.append(NAME, rows)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every sample, one after another, since the file may be larger than memory."""
@@ -102,8 +108,7 @@ class SampleLog:
         for row in _rows(path):
             scored = unscored or row["reward"] is not None
             if wanted.get(row["prompt_id"]) == row["prompt"] and scored and row["number"] < n:
-                calls = len(row["calls"]) if "calls" in row else None
-                record = _SampleRecord(_verdict(row), row["tokens"], row["logprob"], calls)
+                record = _SampleRecord(_verdict(row), row["tokens"], row["logprob"], row.get("calls_made"))
                 found.setdefault(row["prompt_id"], {})[row["number"]] = record
         done = {name: [records[i] for i in range(n)] for name, records in found.items() if len(records) == n}
         _keep_only(path, done)

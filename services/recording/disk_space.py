@@ -55,6 +55,14 @@ class DiskGuard:
             await self._report("")
         return result
 
+    async def write(self, write: Callable[[], T]) -> T:
+        """`retry_while_full` for a function that blocks."""
+
+        async def writing() -> T:
+            return write()
+
+        return await self.retry_while_full(writing)
+
     async def _begin_wait(self, error: Exception) -> None:
         if self._waiting == 1:
             self.problem = f"the disk is full: {error}. Free some space and the run continues"

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class RunRecorder:
         sinks: receive every step and evaluation.
         prompts: the prompts that are trained on, for figures by tag.
         k: the objective's k, for the note beside the bar.
+        on_full: called with the problem when the run begins to wait for space, and with "" when it goes on.
 
     Attributes:
         disk: guards every write to the run folder.
@@ -50,11 +52,12 @@ class RunRecorder:
         sinks: Sinks | None = None,
         prompts: Sequence[Prompt] = (),
         k: int | None = None,
+        on_full: Callable[[str], None] | None = None,
     ) -> None:
         self.folder, self.outbox, self.display, self.bar = folder, outbox, display, bar
         self.samples_kept, self.sinks, self._k = samples_kept, sinks, k
         self.progress = Progress(prompts)
-        self.disk = DiskGuard(self._report_disk)
+        self.disk, self._on_full = DiskGuard(self._report_disk), on_full
         self._last = time.time()
 
     async def step(self, finished: FinishedStep) -> None:
@@ -71,6 +74,13 @@ class RunRecorder:
             await self._excerpt(finished)
         if self.bar is not None:
             self.bar.advance(_note(row, self._k))
+
+    async def supervised_step(self, row: Mapping[str, Any]) -> None:
+        """Record the metrics of a step of an sft or rft job."""
+        await self._append("metrics", [row])
+        self.outbox.step(row, {})
+        if self.sinks is not None:
+            self.sinks.step(row)
 
     def start_clock(self, step: int) -> None:
         """Time the step numbered ``step`` from now on, not from the start of the processes before it."""
@@ -118,10 +128,7 @@ class RunRecorder:
             missing -= len(rows)
 
     async def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        async def write() -> None:
-            self.folder.append(name, rows)
-
-        await self.disk.retry_while_full(write)
+        await self.disk.write(partial(self.folder.append, name, rows))
 
     async def _report_disk(self, problem: str) -> None:
         """Report that the disk is full, or has space again: in Redis and on the terminal only."""
@@ -129,6 +136,8 @@ class RunRecorder:
             "events", {"kind": "paused" if problem else "unpaused", "time": time.time(), "problem": problem}
         )
         self.display.say(f"  paused: {problem}" if problem else "  the disk has space again")
+        if self._on_full is not None:
+            self._on_full(problem)
 
 
 def step_row(finished: FinishedStep, progress: Progress, *, seconds: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from services.control.heartbeat import Status
 from services.jobs.job_file import Job
 from services.jobs.needs import Needs
 from services.recording.display import Display
+from services.recording.recorder import RunRecorder
 from services.recording.sinks.sinks import Sinks
 from services.signals import StopSignal
 from services.stack.ray import ClusterReservation
@@ -32,6 +33,7 @@ class Context:
     """What one driver of a run works with: where the run writes, how it reports, and how it is stopped.
 
     Attributes:
+        recorder: records what runs of every kind report; its ``disk`` guards what they write.
         checkpoint: the checkpoint an rl run resumes from; None starts it from the model's own weights. Runs of the
             other kinds look in the run folder.
         stop_signal: how a signal ends the run.
@@ -44,6 +46,7 @@ class Context:
     display: Display
     status: Status
     sinks: Sinks
+    recorder: RunRecorder
     checkpoint: Path | None = None
     stop_signal: StopSignal = field(default_factory=StopSignal)
     summary_fields: dict[str, object] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from reward_servers.scorers import check_scorer
@@ -13,7 +14,6 @@ from services.evaluation.evaluate import unscored_problem
 from services.evaluation.sample_log import SampleLog
 from services.jobs.needs import needs_of
 from services.jobs.runtime_env import code_is_here
-from services.recording.recorder import RunRecorder
 from services.runs.context import Context, run_until_stopped
 from services.runs.episodes import check_program, length_of, room_of
 from services.runs.sampling import sample_prompts
@@ -61,7 +61,8 @@ class EvalRun:
     async def _evaluate(self, context: Context) -> None:
         job, folder = self.job, context.folder
         log, prompts = SampleLog(folder), [each.prompt for each in self.prompts]
-        known = await asyncio.to_thread(log.recover, prompts, job.sampling.n)
+        recover = partial(asyncio.to_thread, log.recover, prompts, job.sampling.n)
+        known = await context.recorder.disk.retry_while_full(recover)
         sampled = await sample_prompts(
             job,
             self.prompts,
@@ -78,10 +79,10 @@ class EvalRun:
         (folder.path / "evaluations.jsonl").unlink(
             missing_ok=True
         )  # an earlier driver's evaluation: the same, or incomplete
-        recorder = RunRecorder(folder, context.outbox, context.display, samples_kept=0, sinks=context.sinks)
         if problem:
-            await recorder.event("trouble", problem=problem)
-        await recorder.evaluation(evaluation)
+            await context.recorder.event("trouble", problem=problem)
+        await context.recorder.evaluation(evaluation)
         from services.recording import plots  # imported here because matplotlib takes a second
 
-        plots.pass_at_k({job.name: evaluation.row()}, folder.plots / "pass_at_k.png")
+        draw = partial(plots.pass_at_k, {job.name: evaluation.row()}, folder.plots / "pass_at_k.png")
+        await context.recorder.disk.write(draw)

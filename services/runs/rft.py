@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +22,7 @@ from services.evaluation.rejection import Kept, counts, keep
 from services.evaluation.sample_log import SampleLog
 from services.jobs.needs import Needs, phases_of
 from services.jobs.runtime_env import code_is_here
-from services.recording.recorder import RunRecorder
+from services.recording.disk_space import DiskGuard
 from services.runs.checkpoints import newest_checkpoint_or_none, steps_of
 from services.runs.context import Context, run_until_stopped
 from services.runs.episodes import check_program, length_of, room_of
@@ -71,17 +72,18 @@ class RFTRun:
         checkpoint = newest_checkpoint_or_none(folder)
         # Once training has begun, the kept samples stay as they are; before, failed scoring is tried again.
         kept = await self._kept_samples(context, sampling, accept_unscored=checkpoint is not None)
-        _write(kept, folder.path / "kept.jsonl")
+        await _write(kept, folder.path / "kept.jsonl", context.recorder.disk)
         await self._report(kept, context)
         step = steps_of(checkpoint) if checkpoint else 0
-        folder.rewind(step, samples=False)
+        await context.recorder.disk.write(partial(folder.rewind, step, samples=False))
         context.sinks.begin(step)
         await fine_tune(self.job, plan_of(self.job, kept), training, context, checkpoint)
 
     async def _kept_samples(self, context: Context, needs: Needs, *, accept_unscored: bool) -> Kept:
         job, log = self.job, SampleLog(context.folder, token_ids=True)
         prompts = [each.prompt for each in self.prompts]
-        known = await asyncio.to_thread(log.recover, prompts, job.sampling.n, unscored=accept_unscored)
+        recover = partial(asyncio.to_thread, log.recover, prompts, job.sampling.n, unscored=accept_unscored)
+        known = await context.recorder.disk.retry_while_full(recover)
         if len(known) < len(prompts):
             await sample_prompts(
                 job, self.prompts, context, model_length=self.length, needs=needs, log=log, known=known
@@ -93,7 +95,7 @@ class RFTRun:
     async def _report(self, kept: Kept, context: Context) -> None:
         numbers: Mapping[str, object] = counts(kept, [each.prompt for each in self.prompts])
         context.summary_fields["kept"] = numbers
-        await RunRecorder(context.folder, context.outbox, context.display, samples_kept=0).event("kept", **numbers)
+        await context.recorder.event("kept", **numbers)
         context.display.say(
             f"  kept {numbers['samples_kept']} of {numbers['samples']} samples, "
             f"from {numbers['prompts_kept']} of {numbers['prompts']} prompts"
@@ -113,9 +115,10 @@ def plan_of(job: RFTJob, kept: Kept) -> Plan:
     return Plan(rows, Order(len(rows), seed=job.seed, shuffle=job.data.shuffle), steps, size)
 
 
-def _write(kept: Kept, path: Path) -> None:
+async def _write(kept: Kept, path: Path, disk: DiskGuard) -> None:
     """Replace the file with the kept samples; raises `HostError` if it cannot be written."""
+    text = "".join(json.dumps(sample.row()) + "\n" for sample in kept.samples)
     try:
-        replace_text(path, "".join(json.dumps(sample.row()) + "\n" for sample in kept.samples))
+        await disk.write(partial(replace_text, path, text))
     except OSError as error:
         raise HostError(f"{path} cannot be written: {error.strerror or error}") from error

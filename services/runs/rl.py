@@ -127,7 +127,8 @@ class RLRun:
             await pools.learner.export(folder.model)
         from services.recording import plots  # imported here because matplotlib takes a second
 
-        plots.learning_curves(folder, getattr(job.objective, "k", None))
+        draw = partial(plots.learning_curves, folder, getattr(job.objective, "k", None))
+        await context.recorder.disk.write(draw)
         display.say(f"  model: {folder.model}")
 
     async def _start(self, sized: RLJob, context: Context, stack: contextlib.AsyncExitStack) -> "Pools":
@@ -295,20 +296,25 @@ class RLSession:
 
     async def _load(self, checkpoint: Path) -> ResumePoint:
         """Bring the learner, the actors and the run folder to where they were when ``checkpoint`` was written."""
-        self._context.folder.rewind(steps_of(checkpoint))
+        await self._rewind(steps_of(checkpoint))
         await self._pools.devices.to_learner()
         state = await self._pools.learner.load(checkpoint)
         step = int(state["step"])
         await self._publish(step)
         prompts = {encoded.prompt.id: encoded.prompt for encoded in self._run.prompts}
         groups = await asyncio.to_thread(unpack, checkpoint / GROUPS_FILE, prompts)
-        return ResumePoint.of(step, state, [each.ready(ray.put(each.group)) for each in groups])
+        ready = [each.ready(ray.put(each.group)) for each in groups]
+        evaluated = any(row["version"] == step for row in self._context.folder.read("evaluations"))
+        return ResumePoint.of(step, state, ready, evaluated=evaluated)
 
     async def _start_over(self) -> ResumePoint:
         """Without a checkpoint: start from the first step again, with the model's own weights."""
-        self._context.folder.rewind(0)
+        await self._rewind(0)
         await self._publish(0)
         return ResumePoint.start()
+
+    async def _rewind(self, step: int) -> None:
+        await self._context.recorder.disk.write(partial(self._context.folder.rewind, step))
 
     async def _publish(self, step: int) -> None:
         """Give the actors the learner's weights, as those of ``step``."""

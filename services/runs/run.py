@@ -165,17 +165,18 @@ async def run_on(
     async with Store(stack.redis_url) as store, Outbox(stack.redis_url, folder.run_id) as outbox:
         if await store.record(folder.run_id) is None:
             await store.create(_record(run.job, folder))
-        sinks = Sinks(run.job, folder, partial(_report_trouble, RunRecorder(folder, outbox, display, samples_kept=0)))
         status = Status(outbox, await store.observed(folder.run_id), folder)
+        recorder = RunRecorder(folder, outbox, display, samples_kept=0, on_full=status.pause)
+        recorder.sinks = sinks = Sinks(run.job, folder, partial(_report_trouble, recorder))
         stop_signal = stop_signal or StopSignal()
-        context = Context(folder, store, outbox, display, status, sinks, checkpoint, stop_signal)
-        folder.write_summary(_summary(run.job, folder, "running"))
+        context = Context(folder, store, outbox, display, status, sinks, recorder, checkpoint, stop_signal)
         for notice in (chat_notice(run.job), bfloat16_notice(run.job)):
             if notice:
                 display.say(f"note: {notice}")
         ended_by: BaseException | None = None
         try:
             async with heartbeats(status, display), sinks:
+                await recorder.disk.write(partial(folder.write_summary, _summary(run.job, folder, "running")))
                 await run.run(context)
         except RunStopped as stop:
             ended_by = stop

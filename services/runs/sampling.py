@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from actors.pool import ActorPool
 from services.coordinator.turns import Turns
@@ -14,7 +15,9 @@ from services.runs.context import Context, start_turn
 from services.runs.episodes import episodes_of, roles_started, start_environments, start_rewards
 from services.runs.role_configs import actor_config
 from services.tasks import start_all
+from volley.errors import HostError
 from volley.job import EvalJob, RFTJob
+from volley.records import Group, Prompt, Scores
 
 
 async def sample_prompts(
@@ -55,4 +58,22 @@ async def sample_prompts(
         episodes = episodes_of(job, actors, environments, model_length)
         sampler = Sampler(actors, rewards, job.sampling, in_flight, job.seed, episodes or turns)
         with display.bar(f"{job.name} prompts", len(prompts)) as bar:
-            return await sampler.sample(prompts, known=known, on_scored=log.write, on_group=bar.advance)
+            return await sampler.sample(
+                prompts, known=known, on_scored=partial(log_samples, log, context), on_group=bar.advance
+            )
+
+
+async def log_samples(
+    log: SampleLog,
+    context: Context,
+    index: int,
+    prompt: Prompt,
+    group: Group,
+    scores: Scores,
+    calls_n: Sequence[int] | None,
+) -> None:
+    """Write what was scored of a prompt, once the disk has space; raises `HostError` if it cannot be written."""
+    try:
+        await context.recorder.disk.write(partial(log.write, index, prompt, group, scores, calls_n))
+    except OSError as error:
+        raise HostError(f"{context.folder.path}: samples cannot be written: {error.strerror or error}") from error

@@ -1,6 +1,7 @@
 """Run a job of kind ``sft``: train on prompt/answer rows, with the learner that rl jobs use."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from learner.records import SFTRow
@@ -49,6 +50,6 @@ class SFTRun:
         plan = Plan(self.rows, self.order, self.job.steps, self.job.rows_per_step)
         checkpoint = newest_checkpoint_or_none(context.folder)
         step = steps_of(checkpoint) if checkpoint else 0
-        context.folder.rewind(step)
+        await context.recorder.disk.write(partial(context.folder.rewind, step))
         context.sinks.begin(step)
         await fine_tune(self.job, plan, needs_of(self.job), context, checkpoint)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -74,7 +75,7 @@ async def fine_tune(
         await learner.export(folder.model)
     from services.recording import plots  # imported here because matplotlib takes a second
 
-    plots.loss_curves(folder)
+    await context.recorder.disk.write(partial(plots.loss_curves, folder))
     display.say(f"  model: {folder.model}")
 
 
@@ -86,9 +87,7 @@ async def _step(
     report = await learner.sft_step(plan.batch(step))
     saver.check()
     row = {"step": step, "time": time.time(), **report.metrics, "seconds_step": time.monotonic() - begun}
-    context.folder.append("metrics", [row])
-    context.outbox.step(row, {})
-    context.sinks.step(row)
+    await context.recorder.supervised_step(row)
     done = step + 1
     context.status.set(step=done)
     bar.advance(f"loss {row['loss']:.3f}")
@@ -101,7 +100,7 @@ class _Saver:
     """Writes checkpoints while the learner takes its next steps."""
 
     def __init__(self, learner: LearnerPool, context: Context, spec: CheckpointSpec) -> None:
-        self._learner, self._context = learner, context
+        self._learner, self._context, self._disk = learner, context, context.recorder.disk
         self._writer = CheckpointWriter(context.folder, spec)
         self._storing: asyncio.Task[None] | None = None
 
@@ -109,10 +108,11 @@ class _Saver:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Store a checkpoint that was begun, unless the run is cancelled or a rank has failed."""
+        """Store a checkpoint that was begun, unless the run is cancelled or has failed and cannot store it now."""
         if self._storing is None:
             return
-        if (kind is not None and not issubclass(kind, Exception)) or self._learner.failure is not None:
+        cancelled, failed = kind is not None and not issubclass(kind, Exception), kind is not None
+        if cancelled or self._learner.failure is not None or (failed and self._disk.problem):
             await cancel_all([self._storing])
         await asyncio.wait([self._storing])
         if not self._storing.cancelled() and (problem := self._storing.exception()) is not None and kind is not None:
@@ -120,7 +120,7 @@ class _Saver:
 
     async def begin(self, done: int) -> None:
         await self.stored()
-        await self._writer.begin(self._learner, done, {})
+        await self._disk.retry_while_full(partial(self._writer.begin, self._learner, done, {}))
         self._storing = asyncio.create_task(self._store(done))
 
     async def stored(self) -> None:
@@ -134,5 +134,5 @@ class _Saver:
             self._storing.result()
 
     async def _store(self, done: int) -> None:
-        await self._writer.stored(self._learner)
+        await self._disk.retry_while_full(partial(self._writer.stored, self._learner))
         self._context.status.set(checkpoint=done, checkpointed=time.time())

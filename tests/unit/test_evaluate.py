@@ -1,18 +1,25 @@
 """What an evaluation computes from its samples, and the samples on disk that a resumed run finds."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from actors.gateway.groups import EpisodeReport
+from services.coordinator.episode_figures import EpisodeFigures
 from services.coordinator.schedule import group_seed
+from services.coordinator.turns import MadeGroup
+from services.data.tokens import EncodedPrompt
+from services.evaluation import evaluate
 from services.evaluation.estimates import Evaluation, Sampled, summarise, tag_values
-from services.evaluation.evaluate import unscored_problem
+from services.evaluation.evaluate import Sampler, unscored_problem
 from services.evaluation.sample_log import SampleLog
 from services.recording.display import evaluation_words
 from services.recording.sinks.base import evaluation_row
@@ -22,6 +29,7 @@ from volley.metrics import EVALUATION
 from volley.objectives import best_of_k
 from volley.objectives.tries import Terms
 from volley.records import Group, ModelCall, Prompt, Scores, Verdict, VerdictStatus
+from volley.sampling import EvalSampling
 
 MISTAKE = Verdict(
     VerdictStatus.INFRA_ERROR, None, detail="m:f raised KeyError: 'a' (line 3)", mistake="KeyError (line 3)"
@@ -130,12 +138,38 @@ def test_calls_are_those_of_episodes_overall_and_by_tag(tmp_path: Path) -> None:
     scores = Scores.pack([Verdict(VerdictStatus.PASSED, 1.0), Verdict(VerdictStatus.PASSED, 1.0)])
     call = ModelCall("", "7", observed=0, tokens=1, seconds=0.1)
     for index, calls in enumerate((((call,), (call, call)), ((call, call, call), (call, call, call)))):
-        log.write(index, prompts[index], replace(group(2), calls=calls), scores)
+        made = [len(each) + index for each in calls]  # with those that `on_rewrite: keep_longest` left out
+        log.write(index, prompts[index], replace(group(2), calls=calls), scores, made)
     known = log.recover(prompts, 2)
     found = summarise(prompts, [known["a"], known["b"]], (1,), version=0, seed=0)
-    assert found.figures.calls_mean == 9 / 4
-    assert [each.figures.calls_mean for each in found.by_tag] == [1.5, 3.0]
+    assert found.figures.calls_mean == 11 / 4
+    assert [each.figures.calls_mean for each in found.by_tag] == [1.5, 4.0]
     assert summary(range(4), (1,)).figures.calls_mean is None, "no program made these"
+
+
+async def test_a_resumed_evaluation_has_the_calls_that_the_first_driver_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are not in the record of an episode, which keeps the longest conversation."""
+    call, scores = ModelCall("", "7", observed=0, tokens=1, seconds=0.1), Scores.pack([PASSED, PASSED])
+    reports = (EpisodeReport(end=None, calls=5, observed=0), EpisodeReport(end=None, calls=1, observed=0))
+    figures = EpisodeFigures("actor-0", "environment-0", 0.0, 0.0, (1.0, 1.0), ("", ""), reports)
+    kept = replace(group(2), calls=((call, call), (call,)))
+
+    async def make_samples(*_: object, **__: object) -> MadeGroup:
+        reference: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
+        reference.set_result(kept)
+        return MadeGroup(reference, kept.meta(), scores, (0.0, 1.0), figures)
+
+    async def write(*scored: Any) -> None:
+        log.write(*scored)
+
+    monkeypatch.setattr(evaluate, "make_samples", make_samples)
+    log, prompt = SampleLog(RunFolder(tmp_path)), Prompt("a", "?")
+    unused: Any = None
+    sampler = Sampler(unused, unused, EvalSampling(n=2), max_in_flight=1, seed=0)
+    (first,) = await sampler.sample([EncodedPrompt(prompt, np.zeros(1, np.int32))], on_scored=write)
+    assert first.calls == log.recover([prompt], 2)["a"].calls == 6
 
 
 def test_maj_at_k_is_the_mean_over_all_draws_of_k_votes() -> None:

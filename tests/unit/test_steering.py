@@ -1,9 +1,8 @@
 """Steering: which copy of the desired state is applied, when, and what is reported of one that is impossible."""
 
 import asyncio
-import errno
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from services.coordinator.loop import Coordinator
 from services.recording.display import Display
 from services.recording.recorder import RunRecorder
 from services.store.desired import change, change_in_folder, read_desired, write_desired
-from services.store.folder import RunFolder
 from tests.unit.fake_roles import FakeActors, coordinator, job, until
+from tests.unit.fake_runs import FakeOutbox, SmallFolder, no_space
 from volley.errors import HostError
 from volley.state import Desired
 
@@ -42,18 +41,6 @@ class FakeStore:
         self.kept = change(self.kept, job(), changes)
 
 
-@dataclass(frozen=True, slots=True)
-class SmallFolder(RunFolder):
-    """A run folder on a disk that tests fill."""
-
-    full: list[bool] = field(default_factory=list)
-
-    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        RunFolder.append(self, name, rows)
-
-
 @dataclass
 class FakePool:
     """A role with one process."""
@@ -68,14 +55,6 @@ class FakePool:
 
     async def scale(self, count: int) -> None:
         self.count = count
-
-
-class FakeOutbox:
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def add(self, _stream: str, *entries: dict[str, Any]) -> None:
-        self.events += entries
 
 
 @dataclass
@@ -153,7 +132,7 @@ async def test_an_older_copy_is_not_applied_and_is_replaced(run: Steered, monkey
     """The folder's copy of a change fails on a full disk, Redis is away, and comes back as it was long before."""
 
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise no_space()
 
     with monkeypatch.context() as disk:
         disk.setattr("services.store.desired.write_desired", full)
