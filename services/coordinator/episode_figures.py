@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from actors.gateway.groups import EpisodeReport
 from environments.records import Outcome, Usage
-from services.coordinator.records import EpisodesOfStep, Recorder
+from services.coordinator.records import EpisodesOfStep
 from services.coordinator.roles import Environments
 
 Span = tuple[float, float]  # start and end
@@ -94,13 +94,12 @@ class EpisodeLog:
         self._figures: list[EpisodeFigures] = []
         self._before = Usage() if environments is None else environments.usage()
 
-    async def note(self, group_id: int, figures: EpisodeFigures | None, recorder: Recorder) -> None:
-        """Take the episodes of one more group, and record an event if something went wrong in the gateway."""
+    def note(self, figures: EpisodeFigures | None) -> dict[str, object]:
+        """Take the episodes of one more group; returns its `troubles_of`, for an event."""
         if figures is None:
-            return
+            return {}
         self._figures.append(figures)
-        if troubles := troubles_of(figures.reports):
-            await recorder.event("episode_troubles", group=group_id, **troubles)
+        return troubles_of(figures.reports)
 
     def take(self) -> EpisodesOfStep | None:
         """What was collected since the last call; None without a program."""

@@ -36,7 +36,8 @@ Who waits for whom, in which task:
     nor while a version is evaluated, which may keep all slots and actors busy.
 (4) No bound while the disk is full: rows and checkpoints wait for space, and the run says that it is paused.
 (5) No bound of its own: an evaluation is a finite number of groups under (2), and a run that is stopped cancels it.
-Further tasks: `_watch_stop_request` and `_stop_evaluations` wait for a stop, and one stores a checkpoint: (2) (4).
+Further tasks: `_watch_stop_request` and `_stop_evaluations` wait for a stop, one stores a checkpoint: (2) (4), and one
+records what went wrong with a group: (4).
 
 The coordinator touches metadata only: token arrays stay in Ray's object store.
 """
@@ -55,6 +56,7 @@ from services.coordinator.clipped_steps import ClippedSteps
 from services.coordinator.dead_batches import DeadBatches
 from services.coordinator.episode_figures import EpisodeLog
 from services.coordinator.episodes import Episodes, make_samples
+from services.coordinator.news import GroupNews
 from services.coordinator.pinned_evaluation import PinnedEvaluation
 from services.coordinator.records import Batch, FinishedStep, Hooks, ReadyGroup, ResumePoint, StepTimes
 from services.coordinator.refill import is_dead
@@ -64,7 +66,7 @@ from services.coordinator.schedule import evaluates_at, longest_wait, request_of
 from services.coordinator.selection import PromptSelection
 from services.coordinator.served import ServedChecks
 from services.coordinator.solve_rates import SolveRates
-from services.coordinator.turns import MadeGroup, Turns
+from services.coordinator.turns import Turns
 from services.coordinator.watchdog import Waits
 from services.data.tokens import EncodedPrompt
 from services.tasks import first_error
@@ -179,7 +181,7 @@ class Coordinator:
             await self._wait_to_admit()
             group_id = self.admission.admit(served=self.roles.actors.version)
             encoded = self.prompts[self._selection.row(group_id, self._objective(self.version))]
-            task = tasks.create_task(self._make(group_id, encoded), name=f"group {group_id}")
+            task = tasks.create_task(self._make(tasks, group_id, encoded), name=f"group {group_id}")
             making.add(task)
             task.add_done_callback(making.discard)
 
@@ -197,7 +199,7 @@ class Coordinator:
 
     # ---- make one group ----------------------------------------------------------------------------------------
 
-    async def _make(self, group_id: int, encoded: EncodedPrompt) -> None:
+    async def _make(self, tasks: asyncio.TaskGroup, group_id: int, encoded: EncodedPrompt) -> None:
         made = await make_samples(
             request_of(self.job, group_id, encoded),
             encoded.prompt,
@@ -206,25 +208,22 @@ class Coordinator:
             turns=self.turns,
             on_stage=partial(self.admission.enter, group_id),
         )
-        await self._episodes.note(group_id, made.episodes, self.hooks.recorder)
-        for kind, problem in self.admission.scored(group_id, made.scores):
-            await self.hooks.recorder.event(kind, problem=problem)
-        if int(made.scores.valid_n.sum()) >= 2:
+        scores, dropped = made.scores, ""
+        scored, prompt = int(scores.valid_n.sum()), encoded.prompt
+        troubles, news = self._episodes.note(made.episodes), self.admission.scored(group_id, scores)
+        if scored >= 2:
             lag = self.buffer.lag_of(group_id)
             self.admission.ready(
-                ReadyGroup(made.group, made.meta, encoded.prompt, made.scores, lag, made.generated, scored=time.time())
+                ReadyGroup(made.group, made.meta, prompt, scores, lag, made.generated, scored=time.time())
             )
-        else:
-            await self._drop_unscored(encoded.prompt.id, made)
+        else:  # nothing can be learned from it
+            dropped = f"{scored} of {len(scores.valid_n)} samples could be scored"
+            self.admission.drop(group_id, dropped)
+        if troubles or news or dropped:
+            # In a task of its own: a full disk holds it up without bound, and the learner's wait for the group has one.
+            told = GroupNews(group_id, prompt.id, self.version, scores, troubles, news, dropped)
+            tasks.create_task(told.record(self.hooks.recorder), name=f"news of group {group_id}")
         await self._notify()
-
-    async def _drop_unscored(self, prompt_id: str, made: MadeGroup) -> None:
-        """Drop a group with fewer than two scored samples, from which nothing can be learned."""
-        group_id, scores = made.meta.group_id, made.scores
-        reason = f"{int(scores.valid_n.sum())} of {len(scores.valid_n)} samples could be scored"
-        detail = next((verdict.detail for verdict in scores.verdicts if verdict.reward is None), "")
-        self.admission.drop(group_id, reason)
-        await self.hooks.recorder.dropped(group_id, prompt_id, self.version, reason, detail)
 
     # ---- train, broadcast --------------------------------------------------------------------------------------
 

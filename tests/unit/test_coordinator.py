@@ -102,6 +102,34 @@ async def test_a_drop_that_completes_a_batch_wakes_the_learner() -> None:
     assert buffer.take(1) == [(1, "ready"), (2, "ready")]
 
 
+async def test_groups_do_not_wait_for_space_to_record_what_went_wrong_with_them() -> None:
+    """A full disk holds the records up for longer than the learner waits for a group."""
+    brief = {"group_deadline_s": 0.2, "start_deadline_s": 0.05}
+    spec = job(steps=3, actors=brief, reward_workers=brief)
+    made, learner, recorded, _ = coordinator(spec, FakeActors(random.Random(0)), FakeRewards(lambda name: name == "p1"))
+    space, dropped, event = asyncio.Event(), recorded.dropped, recorded.event
+
+    async def event_with_space(kind: str, **details: Any) -> None:
+        await space.wait()
+        await event(kind, **details)
+
+    async def dropped_with_space(*told: Any, **more: Any) -> None:
+        await space.wait()
+        await dropped(*told, **more)
+
+    recorded.event = event_with_space  # type: ignore[method-assign]
+    recorded.dropped = dropped_with_space  # type: ignore[method-assign]
+    run = asyncio.create_task(made.run())
+    await until(lambda: len(recorded.steps) == 3 or run.done())
+    assert not run.done(), "nothing is lost: the run ends once all of it is recorded"
+    assert not recorded.events
+    space.set()
+    assert await asyncio.wait_for(run, 5)
+    assert recorded.events.count("group_dropped") == made.ledger.dropped.total() > 0
+    assert recorded.events.count("trouble") == 1
+    assert len(learner.trained) == 12
+
+
 async def test_evaluations_are_made_at_the_start_periodically_and_at_the_end() -> None:
     plan = {"data": {"path": "h"}, "every": 10}
     made, _, _, evaluated = coordinator(job(evaluation=plan), FakeActors(random.Random(0)))

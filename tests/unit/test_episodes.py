@@ -260,22 +260,15 @@ def test_the_time_of_episodes_is_the_models_or_the_environments() -> None:
 
 
 async def test_episodes_are_counted_between_two_steps() -> None:
-    class Recorded:
-        def __init__(self) -> None:
-            self.events: list[dict[str, object]] = []
-
-        async def event(self, kind: str, **details: object) -> None:
-            self.events.append({"kind": kind, **details})
-
-    environments, recorder = FakeEnvironments(), Recorded()
+    environments = FakeEnvironments()
     log = EpisodeLog(environments)
     made = figures(seconds=(4.0, 4.0), calling=(((0.5, 2.5),), ((0.5, 4.5),)))
-    await log.note(7, made, recorder)  # type: ignore[arg-type]
+    assert log.note(made) == {"rewrites": 2}
+    assert log.note(None) == {}
     await environments.run(Prompt("p", "t"), "", ("k",))
     taken = log.take()
     assert taken is not None
     assert (taken.figures, taken.usage) == ((made,), Usage(1, 0.0, 0.0))
-    assert recorder.events == [{"kind": "episode_troubles", "group": 7, "rewrites": 2}]
     row = episode_metrics(replace(taken, usage=Usage(1, 3.0, 6.0)), seconds=2.0)
     assert (row["episodes_per_second"], row["environment_busy_share"], row["calls_mean"]) == (0.5, 0.5, 1.0)
     assert (row["seconds_episode_mean"], row["seconds_environment_mean"], row["environment_share"]) == (4.0, 1.0, 0.25)
