@@ -25,6 +25,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,8 @@ class RunFolder:
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append ``rows`` to ``<name>.jsonl``: all of them, or none if it raises OSError, as on a full disk."""
         lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        with (self.path / f"{name}.jsonl").open("ab", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
+        with (self.path / f"{name}.jsonl").open("ab+", buffering=0) as file:
+            end = _drop_incomplete(file)
             try:
                 while lines:
                     lines = lines[file.write(lines) :]
@@ -179,3 +180,12 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         replace_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _drop_incomplete(file: FileIO) -> int:
+    """Remove what a crash left of a last row, which would spoil the next one; returns where that begins."""
+    end = file.seek(0, os.SEEK_END)
+    if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+        file.seek(0)
+        end = file.truncate(file.readall().rfind(b"\n") + 1)
+    return end

@@ -243,6 +243,14 @@ def test_an_incomplete_last_row_is_ignored(folder: RunFolder) -> None:
     assert folder.read("metrics") == [{"step": 0}]
 
 
+@pytest.mark.parametrize("left", ['{"kind": "resu', '{"kind": "stopped"}\n{"kind": "resu'])
+def test_a_row_that_a_crash_cut_off_does_not_spoil_the_next_one(folder: RunFolder, left: str) -> None:
+    (folder.path / "events.jsonl").write_text(left)
+    folder.append("events", [{"kind": "resumed"}])
+    whole = [{"kind": "stopped"}] if "\n" in left else []
+    assert folder.read("events") == [*whole, {"kind": "resumed"}]
+
+
 def test_a_folder_in_use_is_rejected(folder: RunFolder) -> None:
     with folder.in_use(), pytest.raises(HostError, match="in use by a live run"), folder.in_use():
         pass
