@@ -3,7 +3,6 @@
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def run_job(setting: Setting, name: str, *, gpus: tuple[float, float], **changes
     file = setting.folder / f"{name}.json"
     file.write_text(json.dumps(job))
     runs = setting.folder / f"{name}-runs"
-    done = subprocess.run([sys.executable, "-c", LAUNCH, "run", str(file), "--out", str(runs), "--quiet"], check=False)
+    done = subprocess.run([*LAUNCH, "run", str(file), "--out", str(runs), "--quiet"], check=False)
     if done.returncode:
         raise RuntimeError(f"volley run ended with {done.returncode}")
     (folder,) = runs.iterdir()

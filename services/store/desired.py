@@ -85,8 +85,8 @@ async def newest_desired(folder: RunFolder, store: "Store", known: Desired | Non
     """Return the newest desired state of run folder and Redis, and copy it to the other. Redis may be away.
 
     Args:
-        known: what the call before returned (see `combined`): a third copy, which is newest where the other two are from
-            before, as after a full disk and a restored Redis.
+        known: what the call before returned (see `combined`): a third copy, which is newest where the other two are
+            from before, as after a full disk and a restored Redis.
 
     Raises:
         JobError: the file in the run folder is invalid.
@@ -114,8 +114,8 @@ def combined(local: Desired, stored: Desired, known: Desired | None) -> Desired:
 
     If both were changed since they were ``known``, it has the changes of both, and a revision above theirs; a field
     that both changed has the folder's value. The same holds for equal revisions, which a restored Redis counts again;
-    without ``known``, all fields count as changed in the folder. The priority, which only the service changes, is always
-    that in Redis.
+    without ``known``, all fields count as changed in the folder. The priority, which only the service changes, is
+    always that in Redis.
     """
     local = local.model_copy(update={"priority": stored.priority})
     newer = local if local.revision > stored.revision else stored
