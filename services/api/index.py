@@ -1,6 +1,7 @@
 """The list of all runs: filtering, paging and a summary per run.
 
-A run's record never changes, so it is read once; states are read on every request.
+A run's record never changes, so it is read once; states are read on every request. Runs that this release cannot read
+are left out here, and named in the supervisor's log.
 """
 
 import asyncio
@@ -117,7 +118,7 @@ class RunIndex:
 
     async def read_states(self, cards: Iterable[RunCard]) -> list[tuple[RunCard, Desired, Observed]]:
         by_id = {card.id: card for card in cards}
-        runs = await self._store.read_runs(list(by_id))
+        runs = await self._store.read_runs(list(by_id), unreadable={})
         return [(by_id[record.id], desired, observed) for record, desired, observed in runs]
 
     async def summary(self, card: RunCard, desired: Desired, observed: Observed) -> RunSummary:
@@ -152,7 +153,7 @@ class RunIndex:
         cards = {name: self._cards[name] for name in ids if name in self._cards}
         missing = [name for name in ids if name not in cards]
         for start in range(0, len(missing), AT_ONCE):
-            for record, _, _ in await self._store.read_runs(missing[start : start + AT_ONCE]):
+            for record, _, _ in await self._store.read_runs(missing[start : start + AT_ONCE], unreadable={}):
                 cards[record.id] = self._cards[record.id] = RunCard.of(record)
         self._cards = cards
         return {card.id: card for card in sorted(cards.values(), key=lambda card: card.place, reverse=True)}

@@ -38,7 +38,7 @@ async def check_scale(record: RunRecord, job: Job, desired: Desired, context: Co
     limits = (await context.store.limits()).get(record.owner)
     if limits is None:
         return
-    places = await context.store.places()
+    places = await context.store.places(unreadable={})
     most, own = resources_of(largest(job, desired)), places.get(record.id)
     if problem := beyond_quota(record.owner, limits, most):
         raise Problem(409, "over-quota", f"the run {problem}")
@@ -46,7 +46,7 @@ async def check_scale(record: RunRecord, job: Job, desired: Desired, context: Co
         return
     owned = [each for each in places.values() if each.owner == record.owner and each.state != "waiting"]
     others = [each for each in owned if each.run != record.id]
-    runs, claims = await context.store.read_runs([each.run for each in others]), Claims()
+    runs, claims = await context.store.read_runs([each.run for each in others], unreadable={}), Claims()
     wanting = {run.id: claims.of(run, wish, seen)[1] for run, wish, seen in runs}
     for name, limit in quotas(limits).items():
         wanted = most.get(name, 0.0)

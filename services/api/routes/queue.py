@@ -20,7 +20,7 @@ AT_ONCE = 1000  # audit records read in one round trip
 @read.get("/queue", response_model=QueueView)
 async def get_queue(context: Ctx) -> Response:
     """The runs that hold resources, those that wait and why, and what each owner holds."""
-    places, limits = await context.store.places(), await context.store.limits()
+    places, limits = await context.store.places(unreadable={}), await context.store.limits()
     items = sorted(places.values(), key=lambda each: (each.position or 0, each.since, each.run))
     return as_json(QueueView.model_construct(items=items, owners=owners(items, limits)))
 

@@ -73,10 +73,8 @@ async def get_prometheus_metrics(context: Ctx) -> Response:
 async def get_cluster(context: Ctx) -> Response:
     """The machines, their total and free resources, and which run holds which resources."""
     nodes = await context.cluster.nodes()
-    runs_seen = [
-        (record, observed) for record, _, observed in await context.store.read_runs(await context.store.run_ids())
-    ]
-    return as_json(ClusterView(nodes=nodes, holders=holders(runs_seen)))
+    runs = await context.store.read_runs(await context.store.run_ids(), unreadable={})
+    return as_json(ClusterView(nodes=nodes, holders=holders([(record, observed) for record, _, observed in runs])))
 
 
 @read.get("/v1/schema/job", response_model=dict[str, object])

@@ -1,6 +1,7 @@
 """Runs over the API with a real Redis: created, listed, changed, stopped, resumed, deleted."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.store.redis import Store
+from services.store.redis import QUEUE_KEY, Store, run_key
 from tests.integration.api.servers import Api, a_job, make_run, observe, serving
 from volley.errors import JobError
 
@@ -233,6 +234,22 @@ async def test_a_run_is_stopped_resumed_and_deleted(redis_url: str, api: Api) ->
     for answer in (await api.http.get(path), await api.http.delete(path), await api.http.get(f"{path}/metrics")):
         problem(answer, 404, "no-such-run")
     assert (await api.http.get("/v1/runs", params={"name": "mortal"})).json()["items"] == []
+
+
+async def test_a_run_that_this_release_cannot_read_hides_no_other(redis_url: str, api: Api) -> None:
+    odd, plain = await make_run(api, "odd"), await make_run(api, "plain")
+    async with Store(redis_url) as store:
+        await store._redis.set(run_key(odd, "observed"), json.dumps({"state": "as of tomorrow"}))
+        await store._redis.hset(QUEUE_KEY, odd, "{}")
+    listed = (await api.http.get("/v1/runs", params={"name": "plain"})).json()["items"]
+    everything = (await api.http.get("/v1/runs")).json()["items"]
+    assert [each["id"] for each in listed] == [plain]
+    assert odd not in [each["id"] for each in everything]
+    for path in ("/v1/queue", "/v1/cluster", "/metrics"):
+        assert (await api.http.get(path)).status_code == 200, path
+    async with Store(redis_url) as store:
+        await store.move([], [odd], {})
+        await store.delete(odd)
 
 
 async def test_the_view_tells_where_the_model_is(redis_url: str, api: Api, runs: Path) -> None:

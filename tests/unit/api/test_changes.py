@@ -35,7 +35,9 @@ class Shelf:
         self.wanted = {"one": Desired(), "two": Desired()}
         self._limits = Limits(cpus=cpus)
 
-    async def read_runs(self, run_ids: Sequence[str]) -> list[tuple[RunRecord, Desired, Observed]]:
+    async def read_runs(
+        self, run_ids: Sequence[str], unreadable: object = None
+    ) -> list[tuple[RunRecord, Desired, Observed]]:
         await asyncio.sleep(0)
         return [
             (
@@ -54,7 +56,7 @@ class Shelf:
         await asyncio.sleep(0)
         return {"alice": self._limits}
 
-    async def places(self) -> dict[str, Place]:
+    async def places(self, unreadable: object) -> dict[str, Place]:
         """As the supervisor wrote them before the changes."""
         await asyncio.sleep(0)
         common: dict[str, Any] = {"owner": "alice", "priority": 0, "submitted": 1.0, "since": 1.0, "state": "admitted"}
