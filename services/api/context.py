@@ -48,8 +48,15 @@ class Context:
     jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
 
     async def find_run(self, run_id: str) -> tuple[RunRecord, Desired, Observed]:
-        """Return the run's record and states. Raises `Problem` 404 if there is no such run."""
-        found = await self.store.read_runs([run_id])
+        """Return the run's record and states.
+
+        Raises:
+            Problem: 404: there is no such run. 409: another release wrote it, and this one cannot read it.
+        """
+        unreadable: dict[str, ValueError] = {}
+        found = await self.store.read_runs([run_id], unreadable)
+        for error in unreadable.values():
+            raise Problem(409, "run-of-another-release", f"this release cannot read the run: {error}") from error
         if not found:
             self.forget(run_id)
             raise no_run(run_id)

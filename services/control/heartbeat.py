@@ -75,10 +75,14 @@ class Status:
         self._outbox.observed(self.observed)
 
     def pause(self, problem: str) -> None:
-        """Report that the run is paused because of ``problem``, or with "" that it is what it was before."""
+        """Report that the run is paused because of ``problem``, or with "" that it is what it was before.
+
+        A state that was reported during the pause is newer than the one before it, and stays.
+        """
         if problem and self.observed.state != "paused":
             self._before = self.observed.state
-        self.set(state="paused" if problem else self._before, problem=problem)
+        if problem or self.observed.state == "paused":
+            self.set(state="paused" if problem else self._before, problem=problem)
 
     def end(self, state: RunState, problem: str) -> None:
         """Report the end of the run: no process is left and nothing is under way."""

@@ -1,7 +1,7 @@
 """Steers a live rl run toward its desired state, and describes its observed state.
 
 desired.json ─┐                        ┌─> coordinator (paused, stopped, objective, learning rate, lag)
-              ├─ the newer ─> Steering ┼─> actor pool          ┐
+              ├─ combined ──> Steering ┼─> actor pool          ┐
 Redis ────────┘                        ├─> reward pool         ├ one task each, so that
                                        └─> environment pool    ┘ a slow start delays nothing else
 """
@@ -19,7 +19,7 @@ from services.control.autoscale import WINDOW, Look, next_count
 from services.control.heartbeat import ObservedUpdate
 from services.coordinator.loop import Coordinator
 from services.recording.recorder import RunRecorder
-from services.store.desired import check_desired, newest_desired
+from services.store.desired import DesiredCopies, check_desired
 from services.store.folder import RunFolder
 from services.store.redis import Store
 from services.tasks import cancel_all, first_error
@@ -87,7 +87,7 @@ class Steering:
     ) -> None:
         self._job, self._folder, self._store, self._recorder = job, folder, store, recorder
         self._actors, self._rewards, self._environments = actors, rewards, environments
-        self.desired = self._known = desired
+        self.desired, self._copies = desired, DesiredCopies(folder, store, desired)
         self._coordinator: Coordinator | None = None
         self._learner: LearnerPool | None = None
         self._auto_actors = job.actors.count
@@ -185,7 +185,7 @@ class Steering:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                desired = self._known = await newest_desired(self._folder, self._store, self._known)
+                desired = await self._copies.newest()
                 if desired != self.desired:
                     await self._apply(desired)
                 self._troubles.pop("desired", None)

@@ -51,9 +51,13 @@ class Admission:
         self.refills = resume.refills
         for ready in resume.ready:
             group_id = ready.meta.group_id
-            if group_id not in resume.aside:
-                oldest = ready.meta.oldest_version if ready.meta.sample_tokens else resume.step
-                buffer.admit(group_id, started_at=oldest, lag=ready.max_lag)
+            if group_id in (resume.aside or ()):
+                continue
+            oldest = ready.meta.oldest_version if ready.meta.sample_tokens else resume.step
+            buffer.admit(group_id, started_at=oldest, lag=ready.max_lag)
+            if resume.aside is None:
+                self.ready(ready)
+            else:
                 buffer.put(group_id, ready, oldest_version=ready.meta.oldest_version)
         # Admitted by an earlier process and lost with it.
         self._interrupted = sorted(ledger.in_flight - {ready.meta.group_id for ready in resume.ready})

@@ -150,7 +150,8 @@ class ResumePoint:
         refills: groups dropped before a batch took them; each was replaced by another group.
         dead_batches: batches without signal, counted back from this step.
         ready: the groups in flight that only wait to be trained on. The others in flight are made again.
-        aside: ids of ready groups that wait aside, see `services.coordinator.refill`.
+        aside: ids of ready groups that wait aside, see `services.coordinator.refill`;
+            None if the checkpoint does not say.
         dead: ids of dead ready groups that have slots.
         evaluated: whether the evaluation of this version, if one is due, was made.
         selection: where the selection of prompts is.
@@ -162,7 +163,7 @@ class ResumePoint:
     dead_batches: int
     solve_rates: dict[str, SolveRate]
     ready: tuple[ReadyGroup, ...] = ()
-    aside: frozenset[int] = frozenset()
+    aside: frozenset[int] | None = frozenset()
     dead: frozenset[int] = frozenset()
     evaluated: bool = False
     selection: SelectionState = SelectionState()
@@ -180,7 +181,7 @@ class ResumePoint:
         ledger, refills = Ledger.of(state["ledger"]), int(state["refills"])
         dead_batches, evaluated = int(state["dead_batches"]), evaluated or bool(state.get("evaluated", True))
         selection = SelectionState.of(state["selection"]) if "selection" in state else SelectionState()
-        aside, dead = (frozenset(state.get(name, ())) for name in ("aside", "dead"))
+        aside, dead = frozenset(state["aside"]) if "aside" in state else None, frozenset(state.get("dead", ()))
         return cls(step, ledger, refills, dead_batches, rates, tuple(ready), aside, dead, evaluated, selection)
 
     @classmethod

@@ -47,7 +47,7 @@ class Refill:
     def __init__(self, job: RLJob, resume: ResumePoint) -> None:
         self.limit = job.sampling.most_replaced(job.prompts_per_step)
         ready = {each.meta.group_id: each for each in resume.ready}
-        self._aside = {group_id: each for group_id, each in ready.items() if group_id in resume.aside}
+        self._aside = {group_id: each for group_id, each in ready.items() if group_id in (resume.aside or ())}
         self._dead = ready.keys() & resume.dead  # of the groups in the buffer
 
     def __len__(self) -> int:

@@ -108,7 +108,8 @@ class SampleLog:
         for row in _rows(path):
             scored = unscored or row["reward"] is not None
             if wanted.get(row["prompt_id"]) == row["prompt"] and scored and row["number"] < n:
-                record = _SampleRecord(_verdict(row), row["tokens"], row["logprob"], row.get("calls_made"))
+                calls = row.get("calls_made", len(row["calls"]) if "calls" in row else None)
+                record = _SampleRecord(_verdict(row), row["tokens"], row["logprob"], calls)
                 found.setdefault(row["prompt_id"], {})[row["number"]] = record
         done = {name: [records[i] for i in range(n)] for name, records in found.items() if len(records) == n}
         _keep_only(path, done)

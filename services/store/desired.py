@@ -81,40 +81,64 @@ def write_desired(folder: RunFolder, desired: Desired) -> None:
     replace_text(folder.path / FILE, desired.model_dump_json(indent=2) + "\n")
 
 
-async def newest_desired(folder: RunFolder, store: "Store", known: Desired | None = None) -> Desired:
-    """Return the newest desired state of run folder and Redis, and copy it to the other. Redis may be away.
+class DesiredCopies:
+    """The desired state in the run folder and in Redis, and what the run's driver, which reads both, remembers of them.
 
     Args:
-        known: what the call before returned (see `combined`): a third copy, which is newest where the other two are
-            from before, as after a full disk and a restored Redis.
-
-    Raises:
-        JobError: the file in the run folder is invalid.
+        common: what both had when the driver started.
     """
-    found = read_desired(folder)
-    local = known if known is not None and known.revision > found.revision else found
-    try:
-        stored = await store.desired(folder.run_id)
-        newest = combined(local, stored, known)
-        if newest.revision > stored.revision:
-            audit = _copied(folder, newest, stored)
-            stored = await store.change_desired(folder.run_id, lambda current: combined(local, current, known), audit)
-    except HostError:
-        return local
-    if read_desired(folder) != found:  # changed meanwhile
-        return await newest_desired(folder, store, known)
-    if stored != found:
+
+    def __init__(self, folder: RunFolder, store: "Store", common: Desired | None = None) -> None:
+        self._folder, self._store = folder, store
+        self._common = self._newest = common
+
+    async def newest(self) -> Desired:
+        """Return the newest desired state, and copy it where it is missing. Redis may be away.
+
+        What this returned before is a third copy, and newest where the other two are from before, as after a full disk
+        and a restored Redis.
+
+        Raises:
+            JobError: the file in the run folder is invalid.
+        """
+        found = read_desired(self._folder)
+        local = self._newest if self._newest is not None and self._newest.revision > found.revision else found
+        try:
+            newest = await self._copy_to_redis(local)
+        except HostError:
+            self._newest = local
+            return local
+        if read_desired(self._folder) != found:  # changed meanwhile
+            return await self.newest()
+        self._newest = newest
         with contextlib.suppress(OSError):  # if the disk is full, the copy fails but the change must still apply
-            write_desired(folder, stored)
-    return stored
+            if newest != found:
+                write_desired(self._folder, newest)
+            self._common = newest
+        return newest
+
+    async def _copy_to_redis(self, local: Desired) -> Desired:
+        """Return what Redis has after it has taken up ``local``."""
+        run_id, common = self._folder.run_id, self._common
+        stored = await self._store.desired(run_id)
+        newest = combined(local, stored, common)
+        if newest.revision <= stored.revision:
+            return stored
+        audit = _copied(self._folder, newest, stored)
+        return await self._store.change_desired(run_id, lambda current: combined(local, current, common), audit)
 
 
-def combined(local: Desired, stored: Desired, known: Desired | None) -> Desired:
+async def newest_desired(folder: RunFolder, store: "Store") -> Desired:
+    """Return the newest desired state of a run; see `DesiredCopies.newest`."""
+    return await DesiredCopies(folder, store).newest()
+
+
+def combined(local: Desired, stored: Desired, common: Desired | None) -> Desired:
     """Return the newer of the desired states in the run folder and in Redis.
 
-    If both were changed since they were ``known``, it has the changes of both, and a revision above theirs; a field
-    that both changed has the folder's value. The same holds for equal revisions, which a restored Redis counts again;
-    without ``known``, all fields count as changed in the folder. The priority, which only the service changes, is
+    If both were changed since both were ``common``, it has the changes of both, and a revision above theirs; a field
+    that both changed has the folder's value. Equal revisions are combined too, as a restored Redis may use them again;
+    without ``common``, all fields count as changed in the folder. The priority, which only the service changes, is
     always that in Redis.
     """
     local = local.model_copy(update={"priority": stored.priority})
@@ -122,8 +146,8 @@ def combined(local: Desired, stored: Desired, known: Desired | None) -> Desired:
     if local.model_copy(update={"revision": stored.revision}) == stored:
         return newer
     equal = local.revision == stored.revision
-    if known is not None and (equal or min(local.revision, stored.revision) > known.revision):
-        changed = {name: getattr(local, name) for name in FIELDS if getattr(local, name) != getattr(known, name)}
+    if common is not None and (equal or min(local.revision, stored.revision) > common.revision):
+        changed = {name: getattr(local, name) for name in FIELDS if getattr(local, name) != getattr(common, name)}
         both = stored.model_copy(update={**changed, "priority": stored.priority})
     elif equal:
         both = local

@@ -123,7 +123,7 @@ class Supervisor:
     async def check_runs(self) -> None:
         """Make one pass over all runs. Raises `HostError` if Redis or Ray does not answer."""
         self._pass += 1
-        self._odd, self._left_alone = self._left_alone, set()
+        self._odd, self._left_alone = self._left_alone | self._odd & self._settled, set()
         run_ids = await self._store.run_ids()
         histories = await self._read_histories()
         looks = await self._look(run_ids, histories)

@@ -1,6 +1,7 @@
 """The two copies of a run's desired state: in its run folder and in Redis."""
 
 import asyncio
+import errno
 import json
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from services.control import steering as module
 from services.control.steering import Steering
-from services.store.desired import combined, newest_desired, read_desired, write_desired
+from services.store.desired import DesiredCopies, combined, read_desired, write_desired
 from services.store.folder import RunFolder
 from services.store.redis import Store, run_key
 from services.tasks import cancel_all
@@ -29,14 +30,15 @@ class Copies:
         self.redis, self.folder, self.store = redis, RunFolder(folder), Store("", retries=0)
         self.write(KNOWN)
         write_desired(self.folder, KNOWN)
+        self.driver = DesiredCopies(self.folder, self.store, KNOWN)
 
     def write(self, desired: Desired) -> None:
         """Change the copy in Redis."""
         self.redis.data[run_key(self.folder.run_id, "desired")] = desired.model_dump_json()
 
-    async def newest(self, known: Desired | None = KNOWN) -> Desired:
+    async def newest(self) -> Desired:
         """What the driver is told, which both copies then say too."""
-        newest = await newest_desired(self.folder, self.store, known)
+        newest = await self.driver.newest()
         assert read_desired(self.folder) == await self.store.desired(self.folder.run_id) == newest
         return newest
 
@@ -71,7 +73,7 @@ async def test_changes_of_both_copies_at_once_both_apply(copies: Copies, ahead: 
     newest = await copies.newest()
     assert (newest.actors, newest.stopped, newest.revision) == (8, True, max(ahead) + 1)
     assert copies.audit == [{"actors": 8}]
-    assert await copies.newest(newest) == newest
+    assert await copies.newest() == newest
 
 
 def is_past(steering: Steering, revision: int) -> bool:
@@ -90,7 +92,7 @@ async def test_a_live_run_applies_both(copies: Copies, monkeypatch: pytest.Monke
         actors=pool,
         rewards=pool,
         environments=pool,
-        desired=await copies.newest(None),
+        desired=await copies.newest(),
     )
     polling = asyncio.create_task(steering._poll())
     for actors in (5, 7):
@@ -105,12 +107,13 @@ async def test_a_live_run_applies_both(copies: Copies, monkeypatch: pytest.Monke
 
 async def test_equal_revisions_of_unknown_origin_are_resolved_once(copies: Copies) -> None:
     """As when a driver starts: the folder's copy applies, and the audit says so."""
+    copies.driver = DesiredCopies(copies.folder, copies.store)
     write_desired(copies.folder, changed(5, actors=8))
     copies.write(changed(5, max_lag=2))
-    newest = await copies.newest(None)
+    newest = await copies.newest()
     assert (newest.actors, newest.max_lag, newest.revision) == (8, 1, 6)
     assert copies.audit == [{"actors": 8, "max_lag": 1}]
-    assert await copies.newest(None) == newest
+    assert await copies.newest() == newest
 
 
 async def test_a_change_through_the_service_at_that_moment_is_not_lost(copies: Copies) -> None:
@@ -128,17 +131,48 @@ async def test_a_change_in_the_folder_at_that_moment_is_not_lost(copies: Copies)
         return False
 
     copies.redis.is_away = change_folder
-    known = await newest_desired(copies.folder, copies.store, KNOWN)
-    assert (known.actors, known.stopped) == (8, True)
+    newest = await copies.driver.newest()
+    assert (newest.actors, newest.stopped) == (8, True)
     copies.redis.is_away = lambda name: False
-    assert await copies.newest(known) == known
+    assert await copies.newest() == newest
 
 
 async def test_a_rejected_change_is_not_revived_by_the_next(copies: Copies) -> None:
     copies.write(changed(5, actors=9_999))
-    known = await copies.newest()
+    await copies.newest()
     copies.write(changed(6, actors=3))
-    assert (await copies.newest(known)).actors == 3
+    assert (await copies.newest()).actors == 3
+
+
+@pytest.mark.parametrize("in_folder", [1, 2, 3])
+@pytest.mark.parametrize("in_redis", [1, 2, 3])
+async def test_changes_during_an_outage_all_apply_after_it(copies: Copies, in_folder: int, in_redis: int) -> None:
+    """Only the driver cannot reach Redis. What it has applied meanwhile is not what both copies had."""
+    copies.redis.is_away = lambda name: True
+    for number in range(1, in_folder + 1):
+        write_desired(copies.folder, changed(4 + number, actors=10 + number))
+        assert (await copies.driver.newest()).actors == 10 + number
+    copies.redis.is_away = lambda name: False
+    copies.write(changed(4 + in_redis, stopped=True))
+    newest = await copies.newest()
+    assert (newest.actors, newest.stopped) == (10 + in_folder, True)
+
+
+async def test_a_change_in_the_folder_that_misses_those_in_redis_reverts_none(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the folder keeps what it had, and its next change is made to that."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("services.store.desired.write_desired", full)
+        copies.write(changed(5, stopped=True))
+        assert (await copies.driver.newest()).stopped
+    write_desired(copies.folder, changed(5, actors=8))
+    newest = await copies.newest()
+    assert (newest.actors, newest.stopped) == (8, True)
 
 
 def test_the_folder_does_not_change_the_priority() -> None:

@@ -170,6 +170,11 @@ async def test_a_resumed_evaluation_has_the_calls_that_the_first_driver_saw(
     sampler = Sampler(unused, unused, EvalSampling(n=2), max_in_flight=1, seed=0)
     (first,) = await sampler.sample([EncodedPrompt(prompt, np.zeros(1, np.int32))], on_scored=write)
     assert first.calls == log.recover([prompt], 2)["a"].calls == 6
+    (file,) = tmp_path.glob("*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    kept_only = [{name: value for name, value in row.items() if name != "calls_made"} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept_only))
+    assert log.recover([prompt], 2)["a"].calls == 3, "rows without the number have their calls"
 
 
 def test_maj_at_k_is_the_mean_over_all_draws_of_k_votes() -> None:

@@ -299,8 +299,12 @@ async def test_a_run_with_refill_is_repeated_and_resumed_exactly() -> None:
     assert ended == ledger
 
 
-async def test_groups_aside_that_a_new_objective_makes_live_do_not_stall_the_resumed_run() -> None:
-    """Group 1 is still generated when the run is stopped; groups 0 and 2 are aside, and 3 is in the buffer."""
+@pytest.mark.parametrize("says", [True, False], ids=["it says which", "it does not say"])
+async def test_groups_aside_of_a_checkpoint_do_not_stall_the_resumed_run(says: bool) -> None:
+    """Group 1 is still generated when the run is stopped; groups 0 and 2 are aside, and 3 is in the buffer.
+
+    Where the checkpoint says so, they stay aside under an objective that makes them live.
+    """
     tries = {"kind": "max_at_k", "k": 3}
     spec = job(prompts_per_step=2, steps=2, sampling={"n": 4, "refill": 1.0}, max_lag=0, objective=tries)
 
@@ -320,11 +324,15 @@ async def test_groups_aside_that_a_new_objective_makes_live_do_not_stall_the_res
         FakeActors(random.Random(0)),
         DeadForThree(),
         Watching(),
-        resume=ResumePoint.of(step, state, recorded.ready),
-        desired=Desired(objective={"k": 2}),
+        resume=ResumePoint.of(step, state if says else without_places(state), recorded.ready),
+        desired=Desired(objective={"k": 2} if says else {}),
     )
     assert await asyncio.wait_for(again.run(), 5)
     assert learner.trained == [1, 3, 4, 5]
+
+
+def without_places(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name not in ("aside", "dead")}
 
 
 async def test_a_refilled_run_counts_every_group_and_has_more_live_ones() -> None:

@@ -46,6 +46,19 @@ def test_an_invalid_value_is_rejected() -> None:
     assert not outbox.reported
 
 
+def test_a_pause_ends_in_the_state_before_it_or_in_one_that_was_reported_meanwhile() -> None:
+    made, _ = status()
+    made.set(state="pending")
+    made.pause("the disk is full")
+    made.pause("it still is")
+    made.pause("")
+    assert (made.observed.state, made.observed.problem) == ("pending", "")
+    made.pause("the disk is full")
+    made.set(state="running", problem="slow")
+    made.pause("")
+    assert (made.observed.state, made.observed.problem) == ("running", "slow")
+
+
 def test_the_final_state_reports_nothing_in_flight() -> None:
     made, outbox = status()
     made.source = lambda: {"groups": {"ready": 3}, "actors": 2, "actors_wanted": 4, "learner_ranks": 1}

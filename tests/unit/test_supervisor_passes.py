@@ -491,8 +491,9 @@ async def test_a_place_that_cannot_be_read_is_given_anew_or_removed(stage: Stage
     assert stage.ray.submitted == [("r", 1)]
 
 
+@pytest.mark.parametrize("done", [False, True])
 async def test_a_run_whose_rows_confuse_its_webhooks_is_supervised_nevertheless(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: Stage, caplog: pytest.LogCaptureFixture, done: bool
 ) -> None:
     class Confused:
         async def look(self, record: RunRecord, observed: Observed, *, final: bool) -> None:
@@ -500,8 +501,10 @@ async def test_a_run_whose_rows_confuse_its_webhooks_is_supervised_nevertheless(
 
     stage.take_over(Confused())
     await stage.create()
-    await stage.passes(3)
-    assert stage.ray.submitted == [("r", 1)]
+    if done:
+        stage.report(state="done")
+    await stage.passes(21)
+    assert stage.ray.submitted == ([] if done else [("r", 1)])
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == [
         "run r: its webhooks hear nothing, because its data cannot be used"
     ]

@@ -27,7 +27,7 @@ from volley.views import (
     Series,
 )
 
-read = APIRouter(prefix="/v1/runs/{run_id}", tags=["data"], dependencies=[READ], responses=problems(404))
+read = APIRouter(prefix="/v1/runs/{run_id}", tags=["data"], dependencies=[READ], responses=problems(404, 409))
 
 Step = Annotated[int, Query(ge=0, le=1 << 53)]
 SCANNED = 5000  # events read for one page if a kind is given

@@ -99,7 +99,7 @@ async def list_runs(
     return as_json(await context.index.page(Filter(state, kind, name, tags, id_prefix), limit=limit, cursor=cursor))
 
 
-@read.get("/runs/{run_id}", response_model=RunView, responses=problems(404))
+@read.get("/runs/{run_id}", response_model=RunView, responses=problems(404, 409))
 async def get_run(run_id: RunPath, context: Ctx) -> Response:
     """A run: its record, its desired state and its observed state."""
     return _answer(*await context.find_run(run_id))
@@ -142,7 +142,7 @@ async def change_run(
     audit = sender.audit("set", run_id, **changes)
     if not changes.keys() & ROLES:
         return await _desire(run_id, context, permitted, audit)
-    async with context.scaling[record.owner]:  # two changes that fit the quota each might exceed it together
+    async with context.scaling[record.owner]:  # two changes through this server might fit the quota only one by one
         await check_scale(record, job, permitted(await context.store.desired(run_id)), context)
         return await _desire(run_id, context, permitted, audit)
 
@@ -154,7 +154,7 @@ def check_changeable(observed: Observed) -> None:
         raise Problem(409, "run-has-ended", f"the run is {observed.state}: {advice}")
 
 
-@operate.post("/runs/{run_id}/stop", status_code=202, response_model=RunView, responses=problems(404))
+@operate.post("/runs/{run_id}/stop", status_code=202, response_model=RunView, responses=problems(404, 409))
 async def stop_run(run_id: RunPath, context: Ctx, sender: Sender) -> Response:
     """Make the run write a checkpoint and end. A run that has already ended is not changed."""
     record, desired, observed = await context.find_run(run_id)
@@ -201,6 +201,7 @@ async def delete_run(run_id: RunPath, context: Ctx, sender: Sender) -> Response:
     if observed.state not in ENDED:
         raise Problem(409, "run-is-live", f"the run is {seen_state(observed)}: stop it first")
     if not await context.store.delete_if(run_id, observed, sender.audit("delete", run_id)):
+        await context.find_run(run_id)  # it may be deleted already
         raise Problem(409, "run-is-live", "the run has changed meanwhile: read it again")
     context.forget(run_id)
     return Response(status_code=204)

@@ -245,6 +245,7 @@ async def test_a_run_that_this_release_cannot_read_hides_no_other(redis_url: str
     everything = (await api.http.get("/v1/runs")).json()["items"]
     assert [each["id"] for each in listed] == [plain]
     assert odd not in [each["id"] for each in everything]
+    problem(await api.http.get(f"/v1/runs/{odd}"), 409, "run-of-another-release")
     for path in ("/v1/queue", "/v1/cluster", "/metrics"):
         assert (await api.http.get(path)).status_code == 200, path
     async with Store(redis_url) as store:

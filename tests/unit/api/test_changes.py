@@ -116,8 +116,8 @@ async def test_a_priority_that_was_lowered_meanwhile_is_not_raised_again(monkeyp
     shelf.wanted["one"] = Desired(priority=9)
     read = shelf.read_runs
 
-    async def then_lowered(run_ids: Sequence[str]) -> list[tuple[RunRecord, Desired, Observed]]:
-        found = await read(run_ids)
+    async def then_lowered(run_ids: Sequence[str], unreadable: object) -> list[tuple[RunRecord, Desired, Observed]]:
+        found = await read(run_ids, unreadable)
         shelf.wanted["one"] = Desired(priority=0)
         return found
 
