@@ -22,7 +22,7 @@ from services.api.routes import data, live, queue, runs, service
 from services.api.samples import SampleIndex
 from services.api.series import SeriesCache
 from services.api.settings import ApiSettings
-from services.store.redis import Client, Store, connect
+from services.store.redis import Client, Store, close, connect
 from services.supervisor.ray_jobs import Launcher
 from services.tasks import cancel_all
 from volley.errors import HostError
@@ -107,7 +107,8 @@ def _lifespan(
 ) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with context.store, contextlib.aclosing(redis):
+        async with context.store, contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(close, redis)
             await _check_guard(context.settings, context.tokens)
             tasks = [_start(app, loop) for loop in background]
             try:

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from services.stack.processes import Server, kept_up
 from services.stack.redis_binary import server_binary
-from services.store.redis import answer
+from services.store.redis import answer, close
 from volley.errors import HostError
 from volley.scratch import scratch_folder
 
@@ -52,8 +52,11 @@ def redis_server(data: Path, log: Path, socket: Path, environment: Mapping[str, 
 async def check_redis(url: str) -> None:
     """Raise `HostError` unless a Redis answers at ``url``."""
     try:
-        async with redis.asyncio.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
+        client = redis.asyncio.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+        try:
             await answer(client.ping())
+        finally:
+            await close(client)
     except (RedisError, OSError, ValueError) as error:
         raise HostError(
             f"Redis at {_without_password(url)} does not answer: {error}. Start it, or omit --redis"

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from services.store.redis import STREAMS, answer, connect, run_key
+from services.store.redis import STREAMS, answer, close, connect, run_key
 from services.tasks import cancel_all
 from volley.errors import HostError
 from volley.state import Observed
@@ -59,9 +59,11 @@ class Outbox:
         """Raises `HostError` if Redis does not answer."""
         try:
             self._number = await self._flushed()
-        except (RedisError, OSError) as error:
-            await self._redis.aclose()
-            raise HostError(f"Redis does not answer: {error}") from error
+        except BaseException as error:
+            await close(self._redis)
+            if isinstance(error, RedisError | OSError):
+                raise HostError(f"Redis does not answer: {error}") from error
+            raise
         self._sending = asyncio.create_task(self._send_all(), name="outbox")
         return self
 
@@ -76,11 +78,13 @@ class Outbox:
                 "Redis does not answer: %d writes of run %s are only in the run folder", len(self._queue), self.run_id
             )
         finally:
-            if self._sending is not None:
-                await cancel_all((self._sending,))
-                if not self._sending.cancelled():
-                    self._sending.result()  # raises the error that ended it
-            await self._redis.aclose()
+            try:
+                if self._sending is not None:
+                    await cancel_all((self._sending,))
+                    if not self._sending.cancelled():
+                        self._sending.result()  # raises the error that ended it
+            finally:
+                await close(self._redis)
 
     def add(self, stream: str, *entries: Mapping[str, Any]) -> None:
         """Append ``entries`` to one of the run's streams."""

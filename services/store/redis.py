@@ -80,6 +80,16 @@ async def answer(call: Awaitable[Any]) -> Any:
     return result
 
 
+async def close(client: Client) -> None:
+    """Close a client. If this task is cancelled meanwhile, closing is finished first: nobody else would do it."""
+    closing = asyncio.ensure_future(client.aclose())
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        await closing
+        raise
+
+
 class Store:
     """The state of all runs. Every call is retried while Redis is away and then raises `HostError`."""
 
@@ -93,7 +103,7 @@ class Store:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._redis.aclose()
+        await close(self._redis)
 
     async def ping(self) -> None:
         await self._do(self._redis.ping())

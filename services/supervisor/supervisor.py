@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from services.store.redis import Client, Store, answer, connect, run_key
+from services.store.redis import Client, Store, answer, close, connect, run_key
 from services.supervisor.claims import Claims
 from services.supervisor.decisions import BARREN_LIVES, DriverHistory, End, Kill, Look, Submit, Wait, decide
 from services.supervisor.places import place_of, preemptions
@@ -99,9 +99,11 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(HostError):  # the lease expires anyway
-            await self._store.release("supervisor", self._name)
-        await self._redis.aclose()
+        try:
+            with contextlib.suppress(HostError):  # the lease expires anyway
+                await self._store.release("supervisor", self._name)
+        finally:
+            await close(self._redis)
 
     async def run(self) -> None:
         """Supervise all runs forever; outages of Redis and Ray are waited out."""

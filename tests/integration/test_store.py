@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,22 @@ async def test_an_unusable_data_folder_is_one_clear_error(tmp_path: Path) -> Non
 def _servers(socket: Path) -> list[int]:
     listing = subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [int(line.split()[0]) for line in listing.splitlines() if str(socket) in line]
+
+
+async def test_who_is_cancelled_at_any_point_closes_the_connection(tmp_path: Path) -> None:
+    async def use(url: str) -> None:
+        async with Store(url) as store:
+            await store.ping()
+
+    async with embedded_redis(tmp_path / "redis", tmp_path / "redis.log") as url:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for turns in range(150):
+                tasks = [asyncio.create_task(call(url)) for call in (check_redis, use)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            gc.collect()
+    assert not [each.message for each in told if issubclass(each.category, ResourceWarning)]
