@@ -1,7 +1,7 @@
 """What the learner waits for between its steps: publishing a version, and a checkpoint, at once or in the background.
 
-    python -m benchmarks.learner.waiting [--model 135M] [--ranks 1] [--rounds 3] [--dtype float32] [--publish-only]
-                                         [--folder FOLDER]
+    python -m benchmarks.learner.waiting [--model 135M] [--ranks 1] [--rounds 3] [--dtype float32] [--folder FOLDER]
+                                         [--publish-only] [--without-steps]
 
 A random Llama with AdamW's moments, on CPU. Each row begins one of the three between two supervised steps, as a run
 does, and says how long the learner waited, when it was stored, and how much longer the next step took.
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +35,7 @@ VOCABULARY = 49_152
 # width, feed-forward width, layers, heads, key-value heads; the second is that of SmolLM2-135M
 SHAPES = {"3M": (48, 128, 6, 6, 2), "135M": (576, 1536, 30, 9, 3), "1B": (2048, 5632, 20, 32, 8)}
 ROWS, HALF = 8, 64  # of a step, and half the tokens of a row
+Step = Callable[[LearnerPool], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -55,18 +57,22 @@ class Kind:
     beside: list[float] = field(default_factory=list)
     nbytes: int = 0
 
-    async def measure(self, step: Callable[[], Awaitable[object]]) -> None:
-        """Take a step, begin, and take another step while it is stored."""
-        self.alone.append(await seconds(step()))
+    async def measure(self, step: Callable[[], Awaitable[object]] | None) -> None:
+        """Take a step, begin, and take another step while it is stored; without ``step``, begin and wait."""
+        if step is not None:
+            self.alone.append(await seconds(step()))
         begun = time.perf_counter()
         await self.begin()
         self.waited.append(time.perf_counter() - begun)
-        beside = asyncio.create_task(seconds(step()))
+        beside = asyncio.ensure_future(seconds(step())) if step is not None else None
         await self.end()
         self.stored.append(time.perf_counter() - begun)
-        self.beside.append(await beside)
+        if beside is not None:
+            self.beside.append(await beside)
 
     def row(self) -> list[str]:
+        if not self.alone:
+            return ["", shown(self.waited), "", shown(self.stored), ""]
         share = statistics.median(self.waited) / statistics.median(self.alone)
         longer = statistics.median(after / before for after, before in zip(self.beside, self.alone, strict=True))
         return [shown(self.alone), shown(self.waited), f"{share:.1%}", shown(self.stored), f"{longer:.2f}"]
@@ -79,12 +85,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--publish-only", action="store_true", help="no checkpoints, which take as much memory again")
+    parser.add_argument("--without-steps", action="store_true", help="take none, where their memory does not suffice")
     parser.add_argument("--folder", type=Path, help="on the disk for checkpoints; without it, that of temporary files")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, local_ray(cpus=args.ranks, store_bytes=6 << 30):
         write_model(Path(folder) / "model", args.model)
         config = configuration(Path(folder), args.dtype, args.ranks)
-        kinds = asyncio.run(measure(config, args.rounds, checkpoints=not args.publish_only))
+        step = None if args.without_steps else supervised_step
+        kinds = asyncio.run(measure(config, args.rounds, step, checkpoints=not args.publish_only))
     print_kinds(f"{args.model}, {args.ranks} rank(s)", kinds)
 
 
@@ -106,7 +114,7 @@ def configuration(folder: Path, dtype: Literal["float32", "bfloat16"], ranks: in
     return LearnerConfig(ModelSpec(path=folder / "model", dtype=dtype), spec, Optimizer(lr=1e-6), 1, 0, folder)
 
 
-async def measure(config: LearnerConfig, rounds: int, *, checkpoints: bool) -> dict[str, Kind]:
+async def measure(config: LearnerConfig, rounds: int, step: Step | None, *, checkpoints: bool) -> dict[str, Kind]:
     """Measure each kind of waiting in turn, ``rounds`` times."""
     learner = await LearnerPool.start(config)
     checkpoint = config.log_dir / "checkpoint"
@@ -116,10 +124,12 @@ async def measure(config: LearnerConfig, rounds: int, *, checkpoints: bool) -> d
         kinds["checkpoint, at once"] = at_once
         kinds["checkpoint, in the background"] = Kind(lambda: learner.begin_save(checkpoint, {}), learner.saved)
     try:
-        await step(learner)
+        take = None if step is None else partial(step, learner)
+        if take is not None:
+            await take()
         for _ in range(rounds):
             for kind in kinds.values():
-                await kind.measure(lambda: step(learner))
+                await kind.measure(take)
                 if checkpoint.exists():
                     kind.nbytes = sum(file.stat().st_size for file in checkpoint.iterdir())
                     shutil.rmtree(checkpoint)
@@ -152,7 +162,7 @@ async def seconds(work: Awaitable[object]) -> float:
     return time.perf_counter() - begun
 
 
-async def step(learner: LearnerPool) -> None:
+async def supervised_step(learner: LearnerPool) -> None:
     rng = np.random.default_rng(0)
     rows = [SFTRow(*rng.integers(3, VOCABULARY, (2, HALF)).astype(np.int32)) for _ in range(ROWS)]
     await learner.sft_step(rows)
