@@ -108,6 +108,7 @@ def ray_head() -> Iterator[str]:
         "num_cpus": 16,
         "object_store_memory": 512 << 20,
         "include_dashboard": False,
+        "dashboard_port": None,  # of a port that is taken, Ray leaves the socket open that it tries it with
         "include_log_monitor": False,
     }
     with without_token(), forking_workers():

@@ -28,7 +28,12 @@ class Nodes:
 
         self.cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 256 << 20},
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "dashboard_port": None,
+                "object_store_memory": 256 << 20,
+            },
         )
         self.address = str(self.cluster.address)
         self.nodes = {resource: self.add(resource) for resource in ROLES.values()}

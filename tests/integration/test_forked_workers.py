@@ -36,7 +36,8 @@ def head() -> Iterator[None]:
         stack.enter_context(shared_server(ActorsSpec(), [*PRELOAD, "this"]))
         stack.enter_context(without_token())
         with forking_workers():
-            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": False})
+            options = {"num_cpus": 8, "include_dashboard": False, "dashboard_port": None}
+            cluster = Cluster(initialize_head=True, head_node_args=options)
         stack.callback(cluster.shutdown)
         ray.init(address=str(cluster.address), log_to_driver=False, logging_level="error")
         stack.callback(ray.shutdown)
