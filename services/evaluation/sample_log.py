@@ -81,7 +81,7 @@ class SampleLog:
         """Append the samples of a prompt: all of them, or none if it raises OSError.
 
         Args:
-            calls_n: how many calls each episode made, of which the group may hold a part; None without a program.
+            calls_n: number of calls that each episode made; the group may hold fewer. None without a program.
         """
         rows = group_rows(index, prompt, group, scores, token_ids=self._token_ids)
         if calls_n is not None:

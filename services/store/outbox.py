@@ -59,10 +59,11 @@ class Outbox:
         """Raises `HostError` if Redis does not answer."""
         try:
             self._number = await self._flushed()
-        except BaseException as error:
+        except (RedisError, OSError) as error:
             await close(self._redis)
-            if isinstance(error, RedisError | OSError):
-                raise HostError(f"Redis does not answer: {error}") from error
+            raise HostError(f"Redis does not answer: {error}") from error
+        except asyncio.CancelledError:
+            await close(self._redis)
             raise
         self._sending = asyncio.create_task(self._send_all(), name="outbox")
         return self

@@ -15,7 +15,7 @@ class FakeRedis:
     Attributes:
         data: what each key has: text, a hash, the scores of a sorted set, or the entries of a stream.
         is_away: whether a command of this name gets no answer.
-        writes_left: after so many writes, a transaction counting as one, none gets an answer any more.
+        writes_left: writes that are still answered; a transaction counts as one.
         before_execute: called before the next transaction, as another client that is quicker.
         loses_answers: how many transactions from now on are applied although their answer is lost.
     """

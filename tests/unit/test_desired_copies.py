@@ -37,7 +37,7 @@ class Copies:
         self.redis.data[run_key(self.folder.run_id, "desired")] = desired.model_dump_json()
 
     async def newest(self) -> Desired:
-        """What the driver is told, which both copies then say too."""
+        """The state that the driver gets; both copies must then have it."""
         newest = await self.driver.newest()
         assert read_desired(self.folder) == await self.store.desired(self.folder.run_id) == newest
         return newest

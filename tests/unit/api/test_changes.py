@@ -12,18 +12,11 @@ from services.api.auth import Principal, Tokens
 from services.api.settings import ApiSettings
 from services.jobs.needs import resources_of
 from services.supervisor.claims import largest
+from tests.unit.api.job_tree import job_tree
 from volley.job import JOB
 from volley.state import Desired, Limits, Observed, Place, RunRecord
 
-JOB_TREE = {
-    "kind": "rl",
-    "name": "a",
-    "model": {"path": "/m"},
-    "data": {"path": "/d.jsonl"},
-    "scorer": {"kind": "exact"},
-    "steps": 1,
-    "objective": {"kind": "mean"},
-}
+JOB_TREE = job_tree()
 HELD = resources_of(largest(JOB.validate_python(JOB_TREE), Desired()))
 ALICE = Principal("alice", "operate", Limits(priority=1))
 

@@ -9,24 +9,12 @@ from pydantic import Field
 from services.api.jobs import parse, refusals
 from services.api.problems import Problem
 from services.api.settings import ApiSettings
+from tests.unit.api.job_tree import job_tree
 from volley.base import Spec
 from volley.job_paths import absolute_paths
 
 SERVER = ApiSettings(redis_url="redis://x")
 OWN = {"path": "meta.text", "python": "code", "runtime_env": "a", "tracking_uri": "http://x", "deepspeed": "b"}
-
-
-def job(**changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "rl",
-        "name": "a",
-        "model": {"path": "/m"},
-        "data": {"path": "/d.jsonl"},
-        "scorer": {"kind": "exact"},
-        "steps": 1,
-        "objective": {"kind": "mean"},
-        **changes,
-    }
 
 
 @pytest.mark.parametrize(
@@ -41,7 +29,7 @@ def job(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_users_own_keys_are_no_options(changes: dict[str, Any]) -> None:
-    assert parse(job(**changes), SERVER).name == "a"
+    assert parse(job_tree(**changes), SERVER).name == "a"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +55,7 @@ def test_a_users_own_keys_are_no_options(changes: dict[str, Any]) -> None:
 )
 def test_options_that_the_server_does_not_allow_are_refused(changes: dict[str, Any], pointer: str) -> None:
     with pytest.raises(Problem) as refused:
-        parse(job(**changes), SERVER)
+        parse(job_tree(**changes), SERVER)
     assert [each.pointer for each in refused.value.errors] == [pointer]
 
 
