@@ -13,7 +13,8 @@ from services.coordinator.selection import PromptSelection
 from services.coordinator.solve_rates import SolveRates
 from services.data.tokens import EncodedPrompt
 from tests.unit.fake_roles import FakeActors, FakeRewards, Recorded, coordinator, job
-from tests.unit.ready_groups import Watching, ready, scores_of
+from tests.unit.ready_groups import ready, scores_of
+from tests.unit.test_refill import Watching
 from volley.job import RLJob
 from volley.objectives import SolveRate
 from volley.objectives.signal import PromptSignal
