@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.coordinator.records import ReadyGroup
+from volley.errors import JobError
 from volley.records import Group, ModelCall, Prompt, Scores, Verdict, VerdictStatus
 from volley.refs import Ref
 
@@ -75,7 +76,11 @@ def pack(groups: Sequence[CheckpointedGroup]) -> bytes:
 
 
 def unpack(file: Path, prompts: Mapping[str, Prompt]) -> list[CheckpointedGroup]:
-    """The groups in ``file``, or none if it does not exist; ``prompts`` by id."""
+    """The groups in ``file``, or none if it does not exist; ``prompts`` by id.
+
+    Raises:
+        JobError: the data no longer has the prompt of a group.
+    """
     if not file.exists():
         return []
     with np.load(file, allow_pickle=False) as columns:
@@ -83,6 +88,12 @@ def unpack(file: Path, prompts: Mapping[str, Prompt]) -> list[CheckpointedGroup]
         arrays = {
             name: np.split(columns[name], np.cumsum(columns[f"{name}_lengths"])[:-1]) if rows else [] for name in ARRAYS
         }
+    if removed := sorted({row["prompt_id"] for row in rows} - prompts.keys()):
+        others = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
+        raise JobError(
+            f"data: the checkpoint has samples of prompt {removed[0]}{others}, which the data no longer has: put back "
+            f"what was removed, or delete {file} to sample other prompts in their place"
+        )
     return [
         _group(row, {name: arrays[name][i] for name in ARRAYS}, prompts[row["prompt_id"]]) for i, row in enumerate(rows)
     ]

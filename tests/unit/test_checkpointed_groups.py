@@ -8,6 +8,7 @@ import pytest
 
 from services.runs.checkpointed_groups import CheckpointedGroup, pack, unpack
 from tests.refs import NOT_STORED
+from volley.errors import JobError
 from volley.records import Group, ModelCall, Prompt, Scores, Verdict, VerdictStatus
 
 PROMPT = Prompt("p1", "2+2=", {"answer": "4"})
@@ -69,3 +70,13 @@ def test_a_ready_group_refers_to_its_arrays() -> None:
 
 def test_a_checkpoint_without_the_file_has_no_groups(tmp_path: Path) -> None:
     assert unpack(tmp_path / "groups.npz", {}) == []
+
+
+@pytest.mark.parametrize(("groups", "named"), [([0], "prompt p1,"), ([0, 1, 2], "prompt p1 and 1 more,")])
+def test_a_prompt_that_was_removed_from_the_data_is_named(groups: list[int], named: str, tmp_path: Path) -> None:
+    other = checkpointed(0, [1])
+    others = [replace(other, group=replace(other.group, prompt_id=f"p{1 + i % 2}")) for i in groups]
+    file = tmp_path / "groups.npz"
+    file.write_bytes(pack(others))
+    with pytest.raises(JobError, match=named):
+        unpack(file, {"p0": PROMPT})
