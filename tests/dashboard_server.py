@@ -19,7 +19,7 @@ from services.api.app import create_app
 from services.api.serve import GracefulServer
 from services.api.settings import ApiSettings
 from services.stack.redis import embedded_redis
-from services.store.redis import TOKENS_KEY, Store, add_audit, connect, run_key
+from services.store.redis import TOKENS_KEY, Store, add_audit, answer, connect, run_key
 from tests import dashboard_data
 from tests.dashboard_data import FakeRun
 from volley.state import ENDED, Desired, Observed
@@ -78,7 +78,7 @@ class Stage:
             TOKENS_KEY, "alice", json.dumps({"sha256": "", "scope": "operate", "created": 1.0, "limits": {"runs": 2}})
         )
         add_audit(pipe, dashboard_data.audit_record())
-        await pipe.execute()
+        await answer(pipe.execute())
 
     async def write(self, run_id: str, stream: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append ``rows`` to one of the run's streams."""
@@ -86,7 +86,7 @@ class Stage:
             pipe = self._redis.pipeline(transaction=False)
             for row in rows[start : start + BULK]:
                 pipe.xadd(run_key(run_id, stream), {"json": json.dumps(row)})
-            await pipe.execute()
+            await answer(pipe.execute())
 
     async def drive(self) -> None:
         """Act as the driver of every run until cancelled."""
@@ -138,7 +138,7 @@ class Stage:
     async def _ledger(self, run_id: str, row: Mapping[str, Any]) -> None:
         counts = {key.removeprefix("groups_"): value for key, value in row.items() if key.startswith("groups_")}
         if counts:
-            await self._redis.hset(run_key(run_id, "ledger"), mapping=counts)
+            await answer(self._redis.hset(run_key(run_id, "ledger"), mapping=counts))
 
 
 def _is_resumed(desired: Desired, seen: Observed) -> bool:

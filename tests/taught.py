@@ -27,7 +27,7 @@ def taught(folder: Path, conversations: Sequence[Sequence[dict[str, Any]]], tool
     ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in rows])
     labels = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in rows])
     model = LlamaForCausalLM.from_pretrained(folder)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for _ in range(STEPS):

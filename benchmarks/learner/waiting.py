@@ -1,7 +1,7 @@
 """What the learner waits for between its steps: publishing a version, and a checkpoint, at once or in the background.
 
-    python -m benchmarks.learner.waiting [--model 135M] [--ranks 1] [--rounds 3] [--dtype float32] [--folder FOLDER]
-                                         [--publish-only] [--without-steps]
+    python -m benchmarks.learner.waiting [--model 135M] [--ranks 1] [--rounds 3] [--dtype float32] [--lora RANK]
+                                         [--kinds publish at-once background] [--without-steps] [--folder FOLDER]
 
 A random Llama with AdamW's moments, on CPU. Each row begins one of the three between two supervised steps, as a run
 does, and says how long the learner waited, when it was stored, and how much longer the next step took.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from benchmarks.objectives.report import print_table
 from learner.config import LearnerConfig
 from learner.pool import LearnerPool
 from learner.records import SFTRow
+from volley.lora import LoraSpec
 from volley.model import ModelSpec
 from volley.update import LearnerSpec, Optimizer
 
@@ -35,6 +36,7 @@ VOCABULARY = 49_152
 # width, feed-forward width, layers, heads, key-value heads; the second is that of SmolLM2-135M
 SHAPES = {"3M": (48, 128, 6, 6, 2), "135M": (576, 1536, 30, 9, 3), "1B": (2048, 5632, 20, 32, 8)}
 ROWS, HALF = 8, 64  # of a step, and half the tokens of a row
+KINDS = {"publish": "publish", "at-once": "checkpoint, at once", "background": "checkpoint, in the background"}
 Step = Callable[[LearnerPool], Awaitable[None]]
 
 
@@ -84,15 +86,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--publish-only", action="store_true", help="no checkpoints, which take as much memory again")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="those whose memory suffices")
     parser.add_argument("--without-steps", action="store_true", help="take none, where their memory does not suffice")
     parser.add_argument("--folder", type=Path, help="on the disk for checkpoints; without it, that of temporary files")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, local_ray(cpus=args.ranks, store_bytes=6 << 30):
         write_model(Path(folder) / "model", args.model)
-        config = configuration(Path(folder), args.dtype, args.ranks)
+        config = configuration(Path(folder), args.dtype, args.ranks, args.lora)
         step = None if args.without_steps else supervised_step
-        kinds = asyncio.run(measure(config, args.rounds, step, checkpoints=not args.publish_only))
+        kinds = asyncio.run(measure(config, args.rounds, step, args.kinds))
     print_kinds(f"{args.model}, {args.ranks} rank(s)", kinds)
 
 
@@ -108,21 +111,26 @@ def write_model(folder: Path, name: str) -> None:
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True)
 
 
-def configuration(folder: Path, dtype: Literal["float32", "bfloat16"], ranks: int) -> LearnerConfig:
+def configuration(
+    folder: Path, dtype: Literal["float32", "bfloat16"], ranks: int, lora: int | None = None
+) -> LearnerConfig:
     """The configuration of a learner that keeps everything in ``folder``, where its model is."""
     spec = LearnerSpec(ranks=ranks, tokens_per_micro_batch=512)
-    return LearnerConfig(ModelSpec(path=folder / "model", dtype=dtype), spec, Optimizer(lr=1e-6), 1, 0, folder)
+    adapters = None if lora is None else LoraSpec(rank=lora)
+    model = ModelSpec(path=folder / "model", dtype=dtype, lora=adapters)
+    return LearnerConfig(model, spec, Optimizer(lr=1e-6), 1, 0, folder)
 
 
-async def measure(config: LearnerConfig, rounds: int, step: Step | None, *, checkpoints: bool) -> dict[str, Kind]:
-    """Measure each kind of waiting in turn, ``rounds`` times."""
+async def measure(config: LearnerConfig, rounds: int, step: Step | None, names: Collection[str]) -> dict[str, Kind]:
+    """Measure each of the kinds ``names`` of waiting in turn, ``rounds`` times."""
     learner = await LearnerPool.start(config)
     checkpoint = config.log_dir / "checkpoint"
-    kinds = {"publish": Kind(lambda: learner.begin_publish(1), lambda: learner.published(1))}
-    if checkpoints:
-        at_once = Kind(lambda: learner.begin_save(checkpoint, {}, background=False), learner.saved)
-        kinds["checkpoint, at once"] = at_once
-        kinds["checkpoint, in the background"] = Kind(lambda: learner.begin_save(checkpoint, {}), learner.saved)
+    every = {
+        "publish": Kind(lambda: learner.begin_publish(1), lambda: learner.published(1)),
+        "at-once": Kind(lambda: learner.begin_save(checkpoint, {}, background=False), learner.saved),
+        "background": Kind(lambda: learner.begin_save(checkpoint, {}), learner.saved),
+    }
+    kinds = {KINDS[name]: kind for name, kind in every.items() if name in names}
     try:
         take = None if step is None else partial(step, learner)
         if take is not None:
@@ -149,7 +157,7 @@ def print_kinds(what: str, kinds: Mapping[str, Kind]) -> None:
     )
     print_table([what, *header], [[name, *kind.row()] for name, kind in kinds.items()])
     if size := max(kind.nbytes for kind in kinds.values()):
-        print(f"The checkpoint has {size / 2**30:.2f} GiB.")
+        print(f"The checkpoint has {size / 2**20:,.1f} MiB.")
 
 
 def shown(values: list[float]) -> str:

@@ -1,7 +1,8 @@
 """Measures what a CPU can do, without the stages that are predicted from it.
 
-Matmuls, reading and copying are measured with plain tensors. Overheads are measured with models so small that hardly
-anything else takes time: two that differ in their number of layers only, in a learner rank and in an engine.
+Matmuls, reading and copying are measured with plain tensors; the matmuls of an engine with more weights than the
+processor's cache holds, as few rows do not hide that they are read. Overheads are measured with models so small that
+hardly anything else takes time: two that differ in their number of layers only, in a learner rank and in an engine.
 """
 
 import time
@@ -20,6 +21,7 @@ FEW, MANY = 2, 10  # layers of the small models
 SMALL = (32, 32, 1, 1)  # their hidden size, feed-forward size, heads, key-value heads
 LONE, CROWD = 2, 32  # samples at once
 ROWS, FEW_ROWS = 1024, 32  # of the matmuls of training, and of an engine
+UNCACHED = 48  # matrices of 2.75 MiB
 COPIED = 64 << 20
 CACHE_BLOCK = 32  # as `actors.options` sets on CPUs
 
@@ -40,9 +42,11 @@ def measure_device(folder: Path, work: Work) -> Device:
 
 def _device(plain: dict[str, float], engines: dict[int, Generated], learners: dict[int, Learned]) -> Device:
     few, many = engines[FEW], engines[MANY]
-    per_layer = max(0.0, (many.steps[LONE] - few.steps[LONE]) / (MANY - FEW))
-    per_sample = max(0.0, (few.steps[CROWD] - few.steps[LONE]) / (CROWD - LONE))
-    per_step = max(0.0, few.steps[LONE] - FEW * per_layer - LONE * per_sample)
+    by_sample = {layers: (each.steps[CROWD] - each.steps[LONE]) / (CROWD - LONE) for layers, each in engines.items()}
+    per_sample_layer = max(0.0, (by_sample[MANY] - by_sample[FEW]) / (MANY - FEW))
+    per_sample = max(0.0, by_sample[FEW] - FEW * per_sample_layer)
+    per_layer = max(0.0, (many.steps[LONE] - few.steps[LONE]) / (MANY - FEW) - LONE * per_sample_layer)
+    per_step = max(0.0, few.steps[LONE] - FEW * (per_layer + LONE * per_sample_layer) - LONE * per_sample)
     publishing = {layers: engines[layers].load + learners[layers].store for layers in (FEW, MANY)}
     loading = max(0.0, (publishing[MANY] - publishing[FEW]) / (MANY - FEW))
     training = max(0.0, (learners[MANY].step - learners[FEW].step) / (MANY - FEW))
@@ -62,6 +66,7 @@ def _device(plain: dict[str, float], engines: dict[int, Generated], learners: di
         decode_layer_us=1e6 * per_layer,
         step_us=1e6 * per_step,
         sample_us=1e6 * per_sample,
+        sample_layer_us=1e6 * per_sample_layer,
         publish_us=1e6 * max(0.0, publishing[FEW] - FEW * loading),
         publish_layer_us=1e6 * loading,
         load_copies=3,  # to the engine's process, into its layers, into the layout of its matmuls
@@ -78,14 +83,19 @@ def plain_rates(turns: int) -> dict[str, float]:
     from learner.linear import product
 
     torch.set_num_threads(1)
-    weight_OI = torch.randn(1408, 512)
+    weight_OI, *others = (torch.randn(1408, 512) for _ in range(UNCACHED))
     many_TI, few_TI = torch.randn(ROWS, 512), torch.randn(FEW_ROWS, 512)
     matrix, vector = torch.randn(4096, 8192), torch.randn(8192)
     source = np.ones(COPIED, np.uint8)
     flops = 2 * weight_OI.numel()
+
+    def uncached() -> None:
+        for each_OI in (weight_OI, *others):
+            product(few_TI, each_OI)
+
     return {
         "flops": ROWS * flops / _seconds(lambda: product(many_TI, weight_OI), 4 * turns),
-        "flops_few_rows": FEW_ROWS * flops / _seconds(lambda: product(few_TI, weight_OI), 40 * turns),
+        "flops_few_rows": UNCACHED * FEW_ROWS * flops / _seconds(uncached, turns),
         "reading": 4 * matrix.numel() / _seconds(lambda: matrix @ vector, 4 * turns),
         "copying": COPIED / _seconds(lambda: source.copy(), 4 * turns),
     }

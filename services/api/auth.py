@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, WatchError
 
 from services.api.problems import Problem
 from services.api.shared import SharedRead
-from services.store.redis import TOKENS_KEY, Client, add_audit
+from services.store.redis import TOKENS_KEY, Client, add_audit, answer
 from volley.errors import HostError
 from volley.state import MAX_PRIORITY, AuditRecord, Limits
 from volley.views import MadeToken, Scope, TokenView, useless_limits
@@ -143,15 +143,15 @@ class Tokens:
         async with self._redis.pipeline() as pipe:
             while True:
                 try:
-                    await pipe.watch(TOKENS_KEY)
-                    entry = change(await pipe.hget(TOKENS_KEY, name))
+                    await answer(pipe.watch(TOKENS_KEY))
+                    entry = change(await answer(pipe.hget(TOKENS_KEY, name)))
                     pipe.multi()
                     if entry is None:
                         pipe.hdel(TOKENS_KEY, name)
                     else:
                         pipe.hset(TOKENS_KEY, name, entry)
                     add_audit(pipe, audit)
-                    await pipe.execute()
+                    await answer(pipe.execute())
                 except WatchError:
                     continue
                 except (RedisError, OSError) as error:

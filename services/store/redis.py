@@ -198,15 +198,15 @@ class Store:
         async with self._redis.pipeline() as pipe:
             while True:
                 try:
-                    await pipe.watch(key)
-                    current = desired_of(await pipe.get(key))
+                    await answer(pipe.watch(key))
+                    current = desired_of(await answer(pipe.get(key)))
                     changed = change(current)
                     changed = changed.model_copy(update={"revision": max(changed.revision, current.revision + 1)})
                     pipe.multi()
                     pipe.set(key, changed.model_dump_json())
                     if audit is not None:
                         add_audit(pipe, audit)
-                    await pipe.execute()
+                    await answer(pipe.execute())
                 except WatchError:
                     continue
                 except (RedisError, OSError) as error:

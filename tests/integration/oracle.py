@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from volley.records import Group
 
 State = dict[str, torch.Tensor]
+Tokens = NDArray[np.int32]
 
 
 class Oracle:
@@ -41,33 +42,60 @@ class Oracle:
         Args:
             slept: the engine slept whenever its weights changed, and lost its cache.
         """
-        ends = np.cumsum(group.lengths_n)
-        return np.concatenate(
-            [
-                self._sample(group, slice(end - length, end), temperature, top_p, slept)
-                for end, length in zip(ends, group.lengths_n, strict=True)
-            ]
-        )
+        cuts = np.cumsum(group.lengths_n)[:-1]
+        tokens_n, versions_n = np.split(group.tokens_T, cuts), np.split(group.versions_T, cuts)
+        found_n = [np.zeros(0, np.float32)] * group.n
+        alike: dict[int, list[int]] = {}  # samples under one version's weights, by version
+        for i, versions in enumerate(versions_n):
+            if (versions == versions[0]).all():
+                alike.setdefault(int(versions[0]), []).append(i)
+            else:
+                found_n[i] = self._changed(group.prompt_p, tokens_n[i], versions, temperature, top_p, slept)
+        for version, samples in alike.items():
+            scored = self._unchanged(group.prompt_p, [tokens_n[i] for i in samples], version, temperature, top_p)
+            for i, each in zip(samples, scored, strict=True):
+                found_n[i] = each
+        return np.concatenate(found_n)
 
     @torch.inference_mode()
-    def _sample(self, group: Group, at: slice, temperature: float, top_p: float, slept: bool) -> NDArray[np.float32]:
+    def _unchanged(
+        self, prompt: Tokens, tokens_n: list[Tokens], version: int, temperature: float, top_p: float
+    ) -> list[NDArray[np.float32]]:
+        """Rows are padded on the right, where causal attention does not look."""
+        rows = [torch.from_numpy(np.concatenate([prompt, tokens])).long() for tokens in tokens_n]
+        fed = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        self.model.load_state_dict(self.weights[version], strict=False)
+        logits = self.model(fed).logits[:, len(prompt) - 1 : -1]
+        return [
+            _chosen(row[: len(tokens)], tokens, temperature, top_p)
+            for row, tokens in zip(logits, tokens_n, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _changed(
+        self, prompt: Tokens, tokens: Tokens, versions: Tokens, temperature: float, top_p: float, slept: bool
+    ) -> NDArray[np.float32]:
         """Unless the engine slept, it uses cached keys and values of earlier weights after a change in a sample."""
-        tokens, versions = group.tokens_T[at], group.versions_T[at]
-        fed = torch.tensor([*group.prompt_p, *tokens[:-1]])
+        fed = torch.tensor([*prompt, *tokens[:-1]])
         cache, logits, start = DynamicCache(config=self.model.config), [], 0
         cuts = [*np.flatnonzero(np.diff(versions)) + 1, len(tokens)]
         for first, cut in zip([0, *cuts], cuts, strict=False):
-            end = len(group.prompt_p) + cut - 1
+            end = len(prompt) + cut - 1
             if slept:
                 cache, start = DynamicCache(config=self.model.config), 0
             self.model.load_state_dict(self.weights[int(versions[first])], strict=False)
             out = self.model(fed[None, start:end], past_key_values=cache, use_cache=True)
             logits.append(out.logits[0, -(cut - first) :])
             start = end
-        scaled = nucleus(torch.cat(logits) / temperature, top_p)
-        chosen = scaled.log_softmax(-1).gather(-1, torch.tensor(tokens[:, None], dtype=torch.int64))[:, 0]
-        result: NDArray[np.float32] = chosen.numpy()
-        return result
+        return _chosen(torch.cat(logits), tokens, temperature, top_p)
+
+
+def _chosen(logits: torch.Tensor, tokens: Tokens, temperature: float, top_p: float) -> NDArray[np.float32]:
+    """The log-prob of each token; [T, V] and [T] -> [T]."""
+    scaled = nucleus(logits / temperature, top_p)
+    chosen = scaled.log_softmax(-1).gather(-1, torch.tensor(tokens[:, None], dtype=torch.int64))[:, 0]
+    result: NDArray[np.float32] = chosen.numpy()
+    return result
 
 
 def version_changes(group: Group) -> set[tuple[int, int]]:

@@ -37,7 +37,7 @@ def evaluated(plan: Plan) -> dict[str, float]:
         **{name: float(eval(value, {"GIB": GIB})) for name, value in CONSTANTS.items()},  # noqa: S307 - a page of ours
         **device.model_dump(include={"train_share", "prefill_share", "decode_share", "cache_block"}),
         **device.model_dump(include={"update_us", "publish_us", "publish_layer_us", "load_copies"}),
-        **device.model_dump(include={"train_layer_us", "decode_layer_us", "step_us", "sample_us"}),
+        **device.model_dump(include={"train_layer_us", "decode_layer_us", "step_us", "sample_us", "sample_layer_us"}),
         **{
             "P": shape.parameters,
             "layers": shape.layer_parameters,

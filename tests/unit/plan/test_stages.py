@@ -57,18 +57,21 @@ def test_training_counts_every_token_of_every_matrix(shape: Shape, n: int, promp
     assert made.compute == pytest.approx(seconds, rel=0.02)  # norms and biases count as matrices in the formula
 
 
-@given(shapes(), st.integers(1, 400), st.integers(2, 300), st.integers(1, 600))
-@settings(deadline=None, max_examples=60)
-def test_generation_reads_weights_and_cache_at_every_token_step(
-    shape: Shape, prompt: int, sample: int, running: int
+@given(shapes(), st.integers(1, 400), st.integers(2, 300), st.integers(1, 600), st.booleans())
+@settings(deadline=None, max_examples=120)
+def test_generation_reads_or_computes_weights_and_cache_at_every_token_step(
+    shape: Shape, prompt: int, sample: int, running: int, slow_memory: bool
 ) -> None:
-    """The oracle runs ``running`` samples in lockstep; each step reads all weights, and each sample's cache so far."""
+    """The oracle runs ``running`` samples in lockstep; each step needs all weights, and each sample's cache so far."""
     job = changed(
         shipped("gpu-8"),
         **{"actors__count": 1, "actors__max_num_seqs": running, "sampling__max_tokens": sample, "sampling__n": 16},
     )
     slow = PRESETS["h100"].model_copy(
-        update={**FAST.model_dump(include={"decode_layer_us", "step_us", "sample_us"}), "tflops": 1e12}
+        update={
+            **FAST.model_dump(include={"decode_layer_us", "step_us", "sample_us"}),
+            **({"tflops": 1e12} if slow_memory else {"memory_gb_s": 1e12}),
+        }
     )
     hardware = large(slow)
     assume(running <= job.slots * job.sampling.n)
@@ -78,8 +81,16 @@ def test_generation_reads_weights_and_cache_at_every_token_step(
     seconds = 0.0
     for done in range(sample):
         context = prompt + done + 0.5
-        seconds += ((layers + head) / 2 * 2 + running * context * per_token) / (3350e9 * 0.6)
+        if slow_memory:
+            seconds += ((layers + head) / 2 * 2 + running * context * per_token) / (3350e9 * 0.6)
+        else:
+            attention = 2 * 2 * context * shape.q_size * shape.num_hidden_layers
+            seconds += running * (layers + head + attention) / (989e12 * 0.5)
     waves = job.prompts_per_step * job.sampling.n / running
+    if not slow_memory:
+        prompts = 16 * (prompt - (prompt - 1) // 16 * 16) + (prompt - 1) // 16 * 16  # computed once, but for a block
+        attention = 2 * 2 * prompt / 2 * shape.q_size * shape.num_hidden_layers
+        seconds += job.prompts_per_step * prompts * (layers + attention) / (989e12 * 0.5) / waves
     assert made.seconds == pytest.approx(waves * seconds, rel=0.02)
 
 
