@@ -233,6 +233,7 @@ def _environment(settings: UpSettings, folder: StackFolder) -> dict[str, str]:
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_worker_niceness"] = "0"  # with Ray's default, a run would starve next to a busy editor
     environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    environment["RAY_prestart_worker_first_driver"] = "0"  # workers that seldom fit what a run asks for
     if settings.ray is None:
         if not folder.token.exists():
             replace_text(folder.token, secrets.token_urlsafe(32), mode=0o600)

@@ -52,6 +52,8 @@ def ray_cluster(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # By default, Ray lowers the priority of its workers; a run would starve next to a busy editor.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Workers that Ray starts before anybody asks for them seldom fit what a run asks for, and each costs 0.7 CPU s.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Workers use the driver's environment, whichever tool started the driver.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     import ray

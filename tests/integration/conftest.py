@@ -101,7 +101,7 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def ray_head() -> Iterator[str]:
     """A Ray head for all tests of this process, with more logical CPUs than they reserve: its address."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
     from ray.cluster_utils import Cluster
 
     options = {
