@@ -11,7 +11,7 @@ from learner.batch import Packer, as_many, group_advantages, idle, rank_batch, s
 from learner.records import SFTRow
 from tests.learner_batches import random_group, scored
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import MAX2, reinforcer
+from tests.unit.learner.reinforcers import MAX2, reinforcer
 from volley.errors import JobError
 from volley.objectives import MaxRL, Mean
 from volley.update import PolicyUpdate

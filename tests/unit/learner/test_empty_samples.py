@@ -13,7 +13,7 @@ from learner.pool import stale
 from learner.value import prompt_rows
 from tests.learner_batches import scored
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import MAX2, REWARDS, SPECS, batch_of, groups_of, reinforcer, step, textbook_loss
+from tests.unit.learner.reinforcers import MAX2, REWARDS, SPECS, batch_of, groups_of, reinforcer, step, textbook_loss
 from volley.records import Group
 from volley.update import PolicyUpdate
 

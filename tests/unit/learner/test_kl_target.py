@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from learner.loss import KL_RANGE, adapted_coefficient
 from tests.unit.learner.conftest import tiny_lm
+from tests.unit.learner.reinforcers import batch_of, groups_of, reinforcer, step
 from tests.unit.learner.test_rank_worker import no_engine_files, worker  # noqa: F401 - a fixture
-from tests.unit.learner.test_reinforce import batch_of, groups_of, reinforcer, step
 from volley.objectives import Mean
 from volley.update import KLPenalty, PolicyUpdate
 

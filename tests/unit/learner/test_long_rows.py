@@ -16,8 +16,8 @@ from learner.policy import Policy
 from learner.sequence import RowSplit
 from tests.learner_batches import random_group
 from tests.unit.learner.conftest import tiny_lm
+from tests.unit.learner.reinforcers import MAX2, REWARDS, batch_of, groups_of, reinforcer
 from tests.unit.learner.test_layout import WIDE, pieces_of
-from tests.unit.learner.test_reinforce import MAX2, REWARDS, batch_of, groups_of, reinforcer
 from volley.update import LearnerSpec, PolicyUpdate
 
 LENGTH = 200

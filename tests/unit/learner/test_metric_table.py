@@ -24,7 +24,7 @@ from services.recording.recorder import step_row
 from tests.plain_engine import PlainEngine
 from tests.refs import NOT_STORED
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import REWARDS, batch_of, groups_of, reinforcer, step
+from tests.unit.learner.reinforcers import REWARDS, batch_of, groups_of, reinforcer, step
 from tests.unit.learner.test_value import critic_of
 from volley.metrics import METRICS, family, page
 from volley.objectives import MaxAtK, Mean

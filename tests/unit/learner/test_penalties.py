@@ -11,7 +11,7 @@ from torch import Tensor
 from learner.batch import rank_batch
 from tests.learner_batches import naive_logprobs, scored
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import groups_of, reinforcer, step
+from tests.unit.learner.reinforcers import groups_of, reinforcer, step
 from volley.objectives.spec import BUILT_IN
 from volley.update import PolicyUpdate
 

@@ -8,71 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.batch import Packer, RankBatch, rank_batch, usable
-from learner.policy import Policy
-from learner.reinforce import Reinforcer
-from tests.learner_batches import naive_logprobs, on_policy, random_group, samples_of, scored
-from tests.plain_engine import PlainEngine
+from learner.batch import rank_batch, usable
+from tests.learner_batches import naive_logprobs, on_policy, samples_of, scored
 from tests.unit.learner.conftest import tiny_lm
+from tests.unit.learner.reinforcers import (
+    MAX2,
+    REWARDS,
+    SPECS,
+    batch_of,
+    by_sample,
+    groups_of,
+    reinforcer,
+    step,
+    textbook_loss,
+)
 from volley.errors import Diverged
 from volley.objectives import BestOfK, MajAtK, MaxAtK, Mean, Objective, advantages, parse_objective
-from volley.records import Group
 from volley.update import Optimizer, PolicyUpdate, SequenceCorrection, check_update
-
-REWARDS = ([1.0, 0.0, 0.3, 0.0], [0.0, 1.0, 1.0, 0.2], [0.5, 0.5, 0.5, 0.5])
-STILL = Optimizer(lr=1e-30, clip_norm=None)
-
-
-def groups_of(seed: int = 0) -> list[Group]:
-    rng = np.random.default_rng(seed)
-    return [random_group(rng, i) for i in range(3)]
-
-
-def batch_of(groups: list[Group], spec: PolicyUpdate, valid: Any = None, version: int = 0) -> RankBatch:
-    columns = [
-        scored(group, rewards, valid_n=None if valid is None else valid[row])
-        for row, (group, rewards) in enumerate(zip(groups, REWARDS, strict=True))
-    ]
-    return rank_batch(groups, columns, version=version, mask_truncated=spec.mask_truncated)
-
-
-def reinforcer(
-    lm: Any, spec: PolicyUpdate, *, reference: Any = None, budget: int = 1 << 20, shared: bool = True, **more: Any
-) -> tuple[Reinforcer, "Recording"]:
-    engine = Recording(Policy(lm, 1.0, entropy_gradient=spec.entropy_bonus > 0), more.pop("optimizer", STILL))
-    pack = Packer(budget, 1 << 20 if shared else 1, shared, engine.device)
-    other = None if reference is None else Policy(reference, 1.0)
-    return Reinforcer(spec, engine, pack, reference=other, **more), engine  # type: ignore[arg-type]
-
-
-class Recording(PlainEngine):
-    """An engine that records the gradients of every update."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.seen: list[dict[str, Tensor]] = []
-
-    def update(self, step: int) -> tuple[float, float]:
-        self.seen.append(self.gradients())
-        return super().update(step)
-
-
-def step(worker: Reinforcer, batch: RankBatch, objective: Any) -> tuple[dict[str, float], np.ndarray[Any, Any]]:
-    metrics, by_id = worker.step(batch, parse_objective(objective), 0)
-    return metrics, np.stack([by_id[group.group_id] for group in batch.groups])
-
-
-MAX2: Objective = MaxAtK(k=2)
-SPECS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "sequences": {"ratio": "sequence", "behaviour_correction": {"kind": "sequence", "cap": 1.5}},
-    "everything": {
-        "aggregation": "token_mean",
-        "kl": {"coefficient": 0.1, "estimator": "k3"},
-        "entropy_bonus": 0.05,
-        "behaviour_correction": {"kind": "token", "cap": 1.2, "mask": True},
-    },
-}
 
 
 @pytest.mark.parametrize("spec", [PolicyUpdate.model_validate(each) for each in SPECS.values()], ids=list(SPECS))
@@ -110,82 +62,11 @@ def test_the_weight_of_a_group_scales_its_part_of_the_gradient() -> None:
     torch.testing.assert_close(gradient(0.25, 0.5, 1.0), 0.25 * first + 0.5 * second, rtol=1e-4, atol=1e-6)
 
 
-def textbook_loss(lm: Any, reference: Any, groups: list[Group], spec: PolicyUpdate) -> Tensor:
-    loss = torch.zeros((), dtype=torch.float64)
-    samples = sum(g.n for g in groups)
-    tokens = sum(len(g.tokens_T) for g in groups)
-    for group, rewards in zip(groups, REWARDS, strict=True):
-        advantage_n = advantages(np.array(rewards), MAX2)
-        theta_T, entropy_T = naive_logprobs(lm, group)
-        ref_T = naive_logprobs(reference, group)[0].detach()
-        start = 0
-        for advantage, length in zip(advantage_n, group.lengths_n, strict=True):
-            part = slice(start, start + int(length))
-            start += int(length)
-            theta, mu = theta_T[part], torch.from_numpy(group.logprobs_T[part]).double()
-            weight = torch.exp(theta.detach() - mu)
-            if spec.behaviour_correction.kind == "sequence":
-                weight = weight.prod().expand(int(length))
-            over = weight > spec.behaviour_correction.cap  # type: ignore[union-attr]
-            masked = spec.behaviour_correction.mask  # type: ignore[union-attr]
-            weight = torch.where(over, 0.0 if masked else spec.behaviour_correction.cap, weight)  # type: ignore[union-attr]
-            ratio = torch.exp(theta - theta.detach())
-            term = weight * (ratio.prod() / length if spec.ratio == "sequence" else ratio) * advantage
-            difference = theta - ref_T[part]
-            term = term - spec.kl.coefficient * (torch.exp(-difference) - 1 + difference) / group.n
-            term = term + spec.entropy_bonus * entropy_T[part] / group.n
-            scale = samples / tokens if spec.aggregation == "token_mean" else 1.0
-            loss = loss - scale * term.sum() / len(groups)
-    return loss
-
-
-def test_on_policy_all_ratios_are_one() -> None:
-    lm, spec = tiny_lm(), PolicyUpdate()
-    worker, _ = reinforcer(lm, spec, reference=lm)
-    groups = [on_policy(group, lm) for group in groups_of()]
-    metrics, _ = step(worker, batch_of(groups, spec), MAX2)
-    assert metrics["ratio_mean"] == metrics["ratio_max"] == 1.0
-    assert metrics["correction_mean"] == pytest.approx(1.0, abs=1e-6)
-    assert metrics["logprob_mismatch_max"] < 1e-6
-    assert metrics["clip_fraction"] == metrics["truncated_share"] == 0.0
-    assert abs(metrics["kl_k3"]) < 1e-9
-    assert not {"companion_truncated_share", "off_policy_masked_share", "focal_weight_mean"} & metrics.keys()
-    assert metrics["tokens"] == sum(len(group.tokens_T) for group in groups)
-    assert metrics["live_group_fraction"] == pytest.approx(2 / 3)  # the third group's rewards are all equal
-    assert metrics["live_sample_fraction"] == pytest.approx(5 / 12)  # best of two: the worst sample is never the best
-
-
 def test_samples_with_negative_advantages_are_live_too() -> None:
     worker, _ = reinforcer(tiny_lm(), PolicyUpdate())
     metrics, advantage_Gn = step(worker, batch_of(groups_of(), PolicyUpdate()), Mean())
     assert ((advantage_Gn < 0).sum(), (advantage_Gn > 0).sum()) == (5, 3)
     assert metrics["live_sample_fraction"] == pytest.approx(8 / 12)
-
-
-def test_only_samples_wholly_under_the_trained_version_count_as_mismatch() -> None:
-    """The last token of a sample may be fresh, but it attended to keys and values of older weights."""
-    lm, spec = tiny_lm(), PolicyUpdate()
-    worker, _ = reinforcer(lm, spec)
-    groups = groups_of()
-    starts_n = np.cumsum(groups[0].lengths_n) - groups[0].lengths_n
-    versions_T = np.zeros_like(groups[0].versions_T)
-    whole_T = np.zeros(len(versions_T), np.bool_)
-    first, second = (slice(starts_n[i], starts_n[i] + groups[0].lengths_n[i]) for i in range(2))
-    versions_T[first], whole_T[first] = 1, True
-    versions_T[second.stop - 1] = 1
-    groups = [replace(groups[0], versions_T=versions_T), *groups[1:]]
-    metrics, _ = step(worker, batch_of(groups, spec, version=1), MAX2)
-    own_T = naive_logprobs(lm, groups[0])[0].detach().numpy()
-    gaps_T = np.abs(own_T - groups[0].logprobs_T)[whole_T]
-    assert metrics["logprob_mismatch_mean"] == pytest.approx(gaps_T.mean(), rel=1e-5)
-    assert metrics["logprob_mismatch_max"] == pytest.approx(gaps_T.max(), rel=1e-5)
-
-
-def test_a_batch_without_fresh_tokens_has_no_mismatch() -> None:
-    lm, spec = tiny_lm(), PolicyUpdate()
-    worker, _ = reinforcer(lm, spec)
-    metrics, _ = step(worker, batch_of(groups_of(), spec, version=1), MAX2)
-    assert not [name for name in metrics if name.startswith(("logprob_mismatch", "kl_"))]
 
 
 def test_dropped_samples_do_not_affect_their_group() -> None:
@@ -303,33 +184,6 @@ def test_several_updates_per_batch_clip_around_the_first_log_probs() -> None:
     assert metrics["clip_fraction"] > 0
 
 
-def test_the_share_of_clipped_updates_is_of_all_updates_of_the_batch() -> None:
-    """The first update's norm is over the limit; the others' are not, with the ratio outside its range."""
-    lm = tiny_lm()
-    spec = PolicyUpdate(updates_per_batch=4, clip_low=0.01, clip_high=0.01)
-    worker, engine = reinforcer(lm, spec, optimizer=Optimizer(lr=3e-2, clip_norm=None))
-    step(worker, batch_of(groups_of(), spec), MAX2)
-    norms = [float(torch.stack([each.norm() for each in seen.values()]).norm()) for seen in engine.seen]
-    limit = sorted(norms)[1] * 1.001
-    worker, _ = reinforcer(tiny_lm(), spec, optimizer=Optimizer(lr=3e-2, clip_norm=max(norms) * 1.001))
-    assert step(worker, batch_of(groups_of(), spec), MAX2)[0]["clipped_share"] == 0.0
-    worker, engine = reinforcer(tiny_lm(), spec, optimizer=Optimizer(lr=3e-2, clip_norm=limit))
-    metrics, _ = step(worker, batch_of(groups_of(), spec), MAX2)
-    norms = [float(torch.stack([each.norm() for each in seen.values()]).norm()) for seen in engine.seen]
-    assert metrics["clipped_share"] == sum(norm > limit for norm in norms) / 4
-    assert 0 < metrics["clipped_share"] < 1
-
-
-def test_a_share_of_the_groups_is_enough_to_log_the_divergence() -> None:
-    lm, reference = tiny_lm(), tiny_lm(initializer_range=0.25)
-    spec = PolicyUpdate(kl_sample_fraction=0.34)
-    groups = groups_of()
-    worker, _ = reinforcer(lm, spec, reference=reference)
-    metrics, _ = step(worker, batch_of(groups, spec), MAX2)
-    gaps = [(naive_logprobs(lm, g)[0] - naive_logprobs(reference, g)[0]).detach().numpy() for g in groups[:2]]
-    assert metrics["kl_k1"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-4)
-
-
 @pytest.mark.parametrize("objective", [MAX2, Mean()], ids=lambda each: each.kind)
 @pytest.mark.parametrize("terms", [{}, {"entropy_bonus": 0.1}, {"kl": {"coefficient": 0.1}}], ids=str)
 def test_leaving_out_samples_without_a_gradient_changes_nothing(terms: dict[str, Any], objective: Objective) -> None:
@@ -357,12 +211,6 @@ def test_leaving_out_samples_without_a_gradient_changes_nothing(terms: dict[str,
     assert seen[0.01][0]["computed_tokens"] == tokens - (0 if terms else spared), "terms of every token need them all"
 
 
-def by_sample(group: Group, values_T: Any) -> list[Any]:
-    """Values of a group's tokens, cut into its samples."""
-    ends = np.cumsum(group.lengths_n)[:-1]
-    return list(torch.tensor_split(values_T, torch.from_numpy(ends)))
-
-
 @pytest.mark.parametrize("aggregation", ["sequence_sum", "sequence_mean", "token_mean"])
 def test_aggregation_counts_the_samples_that_stay(aggregation: str) -> None:
     """Two samples left their groups: neither they nor their tokens are in any mean."""
@@ -387,55 +235,6 @@ def test_aggregation_counts_the_samples_that_stay(aggregation: str) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_figures_are_means_over_the_tokens_of_measured_groups() -> None:
-    """Of three groups two are measured; every figure is theirs alone, though all tokens are computed."""
-    lm = tiny_lm()
-    spec = PolicyUpdate.model_validate(
-        {"kl_sample_fraction": 0.5, "entropy_bonus": 0.01, "behaviour_correction": {"kind": "token", "cap": 1.2}}
-    )
-    groups = groups_of()
-    worker, _ = reinforcer(lm, spec)
-    metrics, _ = step(worker, batch_of(groups, spec), MAX2)
-    scores = [naive_logprobs(lm, group) for group in groups[:2]]
-    entropy_T = torch.cat([entropy for _, entropy in scores]).detach().numpy()
-    weight_T = np.exp(
-        torch.cat([theta for theta, _ in scores]).detach().numpy()
-        - np.concatenate([group.logprobs_T for group in groups[:2]])
-    )
-    assert metrics["computed_tokens"] == sum(len(group.tokens_T) for group in groups)
-    assert metrics["entropy"] == pytest.approx(entropy_T.mean(), rel=1e-5)
-    assert metrics["correction_mean"] == pytest.approx(np.minimum(weight_T, 1.2).mean(), rel=1e-4)
-    assert abs(metrics["correction_mean"] - 1) > 0.05
-    assert metrics["truncated_share"] == pytest.approx((weight_T > 1.2).mean())
-    assert metrics["ratio_mean"] == pytest.approx(1.0)
-    gap_T = np.abs(np.log(weight_T))
-    assert metrics["logprob_mismatch_mean"] == pytest.approx(gap_T.mean(), rel=1e-4)
-    assert metrics["logprob_mismatch_max"] == pytest.approx(gap_T.max(), rel=1e-4)
-
-
-def test_ratios_and_clipping_are_measured_against_the_anchor() -> None:
-    lm = tiny_lm()
-    spec = PolicyUpdate(updates_per_batch=2, clip_low=0.01, clip_high=0.01, kl_sample_fraction=0.5)
-    groups = groups_of()
-    before = [naive_logprobs(lm, group)[0].detach() for group in groups]
-    worker, _ = reinforcer(lm, spec, optimizer=Optimizer(lr=3e-3, clip_norm=None))
-    captured: list[list[Tensor]] = []
-    update = worker.engine.update
-
-    def capture(step: int) -> tuple[float, float]:
-        captured.append([naive_logprobs(lm, group)[0].detach() for group in groups])
-        return update(step)
-
-    worker.engine.update = capture  # type: ignore[method-assign]
-    metrics, advantage_Gn = step(worker, batch_of(groups, spec), Mean())
-    ratio_T = torch.cat([now - then for now, then in zip(captured[1][:2], before[:2], strict=True)]).exp().numpy()
-    advantage_T = np.concatenate([np.repeat(a, g.lengths_n) for a, g in zip(advantage_Gn, groups[:2], strict=False)])
-    clipped_T = np.where(advantage_T > 0, ratio_T > 1.01, ratio_T < 0.99) & (advantage_T != 0)
-    assert metrics["ratio_mean"] == pytest.approx(ratio_T.mean(), rel=1e-4)
-    assert metrics["clip_fraction"] == pytest.approx(clipped_T.mean(), abs=1e-9)
-    assert 0 < metrics["clip_fraction"] < 1
-
-
 def test_votes_and_the_k_of_each_prompt_reach_the_advantages() -> None:
     lm, spec = tiny_lm(), PolicyUpdate()
     groups = groups_of()
@@ -453,15 +252,6 @@ def test_votes_and_the_k_of_each_prompt_reach_the_advantages() -> None:
     _, own_k_Gn = step(reinforcer(lm, spec)[0], rank_batch(groups, adapted, version=0, mask_truncated=False), MAX2)
     expected_Gn = [advantages(np.array(row), MaxAtK(k=k)) for row, k in zip(rewards, (2, 3, 4), strict=True)]
     np.testing.assert_allclose(own_k_Gn, expected_Gn)
-
-
-def test_focal_weights_are_measured_over_groups_with_a_gradient() -> None:
-    groups, spec, objective = groups_of(), PolicyUpdate(), Mean(focal=2.0)
-    metrics, advantage_Gn = step(reinforcer(tiny_lm(), spec)[0], batch_of(groups, spec), objective)
-    plain_Gn = advantages(np.array(REWARDS), Mean())
-    weights = [(1 - sum(rewards) / 4) ** 2 for rewards in REWARDS]
-    np.testing.assert_allclose(advantage_Gn, np.array(weights)[:, None] * plain_Gn, rtol=1e-12)
-    assert metrics["focal_weight_mean"] == pytest.approx((weights[0] + weights[1]) / 2)  # the third is all equal
 
 
 def test_groups_with_nothing_to_compare_are_dropped_with_a_reason() -> None:

@@ -12,7 +12,7 @@ from learner.batch import RankBatch, rank_batch
 from learner.reinforce import LARGEST_ADVANTAGE
 from tests.learner_batches import naive_logprobs, on_policy, random_group, scored
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import MAX2, Recording, batch_of, groups_of, reinforcer, step
+from tests.unit.learner.reinforcers import MAX2, Recording, batch_of, groups_of, reinforcer, step
 from volley.objectives import MaxAtK
 from volley.update import PolicyUpdate, SequenceCorrection
 

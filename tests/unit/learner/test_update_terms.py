@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.learner_batches import naive_logprobs
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import batch_of, by_sample, groups_of, reinforcer, step
+from tests.unit.learner.reinforcers import batch_of, by_sample, groups_of, reinforcer, step
 from volley.objectives import MaxAtK, Mean
 from volley.records import Group
 from volley.update import Optimizer, PolicyUpdate, check_update

@@ -12,7 +12,7 @@ from learner.batch import rank_batch
 from learner.value import Critic, PromptValue, prompt_rows
 from tests.learner_batches import naive_logprobs, scored
 from tests.unit.learner.conftest import tiny_lm
-from tests.unit.learner.test_reinforce import REWARDS, Recording, batch_of, by_sample, groups_of, reinforcer, step
+from tests.unit.learner.reinforcers import REWARDS, Recording, batch_of, by_sample, groups_of, reinforcer, step
 from volley.objectives import BestOfK, MajAtK, MaxAtK, MaxRL, Mean, Objective, PassAtKAnalytic, Softmax, advantages
 from volley.records import Group
 from volley.update import Optimizer, PolicyUpdate, ValueModel
