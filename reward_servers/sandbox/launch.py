@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -51,19 +52,20 @@ class Interpreter:
 def interpreter(packages: tuple[str, ...] = ()) -> Interpreter:
     """Return this process's interpreter with ``packages``. Raises HostError if one of them is not installed."""
     executable = str(Path(sys.executable).resolve())
-    found = [path for name in packages for path in _locate(name)]
+    owners = importlib.metadata.packages_distributions() if packages else {}  # reads what all of them installed
+    found = [path for name in packages for path in _locate(name, owners.get(name, []))]
     return Interpreter(executable, str(Path(sys.base_prefix).resolve()), tuple((str(p), p.name) for p in found))
 
 
-def _locate(package: str) -> list[Path]:
-    """Return the paths of the package's folder or module, its bundled libraries and its metadata."""
+def _locate(package: str, distributions: Sequence[str]) -> list[Path]:
+    """Return the paths of the package's folder or module, its bundled libraries, and its distributions' metadata."""
     spec = importlib.util.find_spec(package)
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), *filter(None, (spec.origin,))]
     if not places:
         raise HostError(f"the sandbox needs the package {package!r}, which is not installed: pip install {package}")
     home = Path(places[0])  # a package's folder, or a module's file
     extra = [home.parent / f"{package}.libs"]
-    for name in importlib.metadata.packages_distributions().get(package, []):
+    for name in distributions:
         extra.append(home.parent / f"{name}.libs")
         extra.append(Path(str(importlib.metadata.distribution(name)._path)))  # type: ignore[attr-defined]
     return [home, *dict.fromkeys(path for path in extra if path.exists())]
