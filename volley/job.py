@@ -6,6 +6,7 @@ RFTJob    rejection sampling: n samples per prompt, then supervised fine-tuning 
 EvalJob   n samples per prompt, unbiased pass@k for a list of k
 """
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
@@ -74,10 +75,11 @@ class ActorsSpec(Spec):
         if not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise ValueError("engine: tensor_parallel_size and pipeline_parallel_size must be integers of at least 1")
         needed = sizes[0] * sizes[1]
-        if needed > 1 and self.gpus != needed:
+        if max(needed, self.gpus) > 1 and self.gpus != needed:
+            more = f", or engine: {{tensor_parallel_size: {math.ceil(self.gpus)}}}" if needed == 1 else ""
             raise ValueError(
                 f"engine: the engine uses {sizes[0]} x {sizes[1]} GPUs but its actor reserves {self.gpus:g}: write "
-                f"gpus: {needed}"
+                f"gpus: {needed}{more}"
             )
         return self
 

@@ -16,6 +16,7 @@ MOST_TOKENS, LEAST_TOKENS = 16384, 512  # of a micro-batch, unless the job says 
 CPU_TOKENS = 2048  # the same on a CPU, where larger ones only add padding and leave the caches; measured
 CPU_ACTIVATIONS = 2 << 30  # bytes of activations that a micro-batch may keep on a CPU
 ATTENTION_COST = 1 / 3  # of attending to as many tokens as the hidden size, relative to a token's matmuls; measured
+LARGEST_SIZE = 1 << 24
 _FLAGS = ("tie_word_embeddings", "attention_bias")
 
 
@@ -35,16 +36,26 @@ class Shape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> "Shape":
-        """Take the shape from a decoded ``config.json``. Raises KeyError if it is not one of this family."""
-        fields = {name: config[name] for name in cls.__dataclass_fields__ if name not in (*_FLAGS, "head_dim")}
+        """Take the shape from a decoded ``config.json``.
+
+        Raises:
+            KeyError: it is not one of this family.
+            ValueError: a value is no possible size; the message names it.
+        """
+        sizes = {name: config[name] for name in cls.__dataclass_fields__ if name not in (*_FLAGS, "head_dim")}
+        head = config.get("head_dim")
+        for name, size in (sizes if head is None else {**sizes, "head_dim": head}).items():
+            if not (isinstance(size, int) and not isinstance(size, bool) and 0 < size <= LARGEST_SIZE):
+                raise ValueError(f"{name} is {size!r}, and must be an integer from 1 to {LARGEST_SIZE}")
         flags = {name: bool(config.get(name, False)) for name in _FLAGS}
-        return cls(**fields, **flags, head_dim=config.get("head_dim"))
+        return cls(**sizes, **flags, head_dim=head)
 
     @classmethod
     def of(cls, model: Path) -> "Shape | None":
         """Read the shape of the model in a folder; None if it has no ``config.json`` or is of another family."""
         try:
-            return cls.of_config(json.loads((model / "config.json").read_text(encoding="utf-8")))
+            config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+            return cls.of_config(config) if isinstance(config, dict) else None
         except (OSError, ValueError, KeyError):
             return None
 

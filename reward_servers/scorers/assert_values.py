@@ -19,6 +19,7 @@ _QUERIES = frozenset({
     "count", "difference", "endswith", "find", "get", "index", "intersection", "isdisjoint", "issubset", "issuperset",
     "removeprefix", "removesuffix", "rfind", "rindex", "startswith", "strip", "symmetric_difference", "union",
 })  # fmt: skip
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,21 @@ def _constructs(node: ast.expr) -> bool:
 
 def _is_constant(node: ast.expr, names: Names) -> bool:
     """Whether the program has no part in the value."""
-    return all(names.kinds.get(name) == "constants" for name in _mentioned(node))
+    return all(names.kinds.get(name, "constants" if name == "range" else "") == "constants" for name in _free(node))
+
+
+def _free(node: ast.AST) -> set[str]:
+    """The names that an expression takes from outside, which the variables of its comprehensions are not."""
+    if not any(isinstance(each, _COMPREHENSIONS) for each in ast.walk(node)):
+        return _mentioned(node)
+    if not isinstance(node, _COMPREHENSIONS):
+        return set().union(*map(_free, ast.iter_child_nodes(node)))
+    loops, values = node.generators, node.generators[0].iter
+    elements = [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.comprehension)]
+    inside = [*elements, *(part for loop in loops for part in ast.iter_child_nodes(loop) if part is not values)]
+    bound = set().union(*(_stored(loop.target) for loop in loops))
+    # What it runs over is evaluated outside, where the same name may stand for something else.
+    return _free(values) | set().union(*map(_free, inside)) - bound
 
 
 def _mentioned(node: ast.AST) -> set[str]:

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from volley.plan.report import Plan
 
 NAMES = "a100, h100, h200 or l40s"
+LEAST, MOST = 1e-6, 1e9  # of any option that is a number
 BY_STAGE = {"generate": "generation", "score": "scoring", "train": "training", "publish": "publishing"}
 
 
 def _positive(value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise typer.BadParameter(f"{value:g} is no positive number")
+    if value is not None and not LEAST <= value <= MOST:
+        raise typer.BadParameter(f"{value:g}: write a number from {LEAST:g} to {MOST:g}")
     return value
 
 
@@ -30,11 +31,13 @@ Gpus = Annotated[int | None, typer.Option(min=1, max=2048, help="GPUs in all [de
 Gpu = Annotated[str, typer.Option(help=f"type of GPU: {NAMES}", metavar="NAME")]
 GpuGib = Annotated[float | None, typer.Option(callback=_positive, help="memory of a GPU, in place of the type's")]
 Tflops = Annotated[
-    float | None, typer.Option(callback=_positive, help="its peak in bfloat16, 1e12 FLOP/s, in place of the type's")
+    float | None,
+    typer.Option(callback=_positive, help="its peak in the model's dtype, 1e12 FLOP/s, in place of the type's"),
 ]
 MemoryGbS = Annotated[
     float | None, typer.Option(callback=_positive, help="its memory bandwidth, GB/s, in place of the type's")
 ]
+NicGbit = Annotated[float, typer.Option(callback=_positive, help="of all network cards of a node together, Gbit/s")]
 Machine = Annotated[
     Path | None, typer.Option(help="file of measured rates in place of --gpu, for CPUs too", metavar="FILE")
 ]
@@ -59,10 +62,12 @@ def plan(
     tflops: Tflops = None,
     memory_gb_s: MemoryGbS = None,
     machine: Machine = None,
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
-    nic_gbit: Annotated[float, typer.Option(callback=_positive, help="between two nodes, Gbit/s")] = 100,
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=2048)] = 8,
+    nic_gbit: Annotated[
+        float, typer.Option(callback=_positive, help="of all network cards of a node together, Gbit/s")
+    ] = 100,
     host_gib: HostGib = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 512,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**7, help="tokens of a prompt")] = 512,
     sample_tokens: SampleTokens = None,
     score_seconds: ScoreSeconds = None,
     config: Annotated[
@@ -81,6 +86,8 @@ def plan(
     job = _load(job_file, set_)
     if sample_tokens is not None and sample_tokens > job.sampling.max_tokens:
         raise typer.BadParameter(f"--sample-tokens {sample_tokens:g} exceeds sampling.max_tokens of the job")
+    if job.model.dtype == "float32" and job.actors.gpus and not (tflops or machine):
+        raise typer.BadParameter("model.dtype is float32 and the type's rate of bfloat16: pass --tflops as well")
     given = {"memory_gib": gpu_gib, "tflops": tflops, "memory_gb_s": memory_gb_s}
     device = read_device(machine) if machine else _preset(gpu)
     hardware = Hardware(

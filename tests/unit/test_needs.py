@@ -105,6 +105,8 @@ def test_all_gpus_of_an_engine_are_reserved_together() -> None:
     [
         ({"engine": {"tensor_parallel_size": 2}}, "reserves 0: write gpus: 2"),
         ({"gpus": 1, "engine": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}, "write gpus: 4"),
+        ({"gpus": 2}, "write gpus: 1, or engine: {tensor_parallel_size: 2}"),
+        ({"gpus": 1.5}, "write gpus: 1, or engine: {tensor_parallel_size: 2}"),
         ({"gpus": 1, "engine": {"tensor_parallel_size": "all"}}, "must be integers of at least 1"),
     ],
 )

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from volley.base import replaced
 from volley.job import RLJob
 from volley.plan.machine import GIB
-from volley.plan.memory import gib, gpus_of, offloads_optimizer, shares_gpu, takes_turns
+from volley.plan.memory import DEFAULT_UTILIZATION, gib, gpus_of, offloads_optimizer, shares_gpu, takes_turns
 from volley.plan.report import Plan, plan_of_change
 from volley.plan.split import apart, apart_text, with_counts
 from volley.plan.stages import samples_per_step
@@ -89,7 +89,8 @@ def _offloading(plan: Plan, job: RLJob) -> Change | None:
     if offloads_optimizer(job) or not job.learner.gpus_per_rank:
         return None
     zero = {**job.learner.deepspeed.get("zero_optimization", {}), "offload_optimizer": {"device": "cpu"}}
-    return _to_learner(job, "offload_optimizer", deepspeed={**job.learner.deepspeed, "zero_optimization": zero})
+    text = "learner.deepspeed.zero_optimization.offload_optimizer.device: cpu"
+    return _to_learner(job, text, deepspeed={**job.learner.deepspeed, "zero_optimization": zero})
 
 
 _SMALLER: tuple[Callable[[Plan, RLJob], Change | None], ...] = (
@@ -130,14 +131,28 @@ def _to_fit_actor(plan: Plan) -> str:
             row = memory.row_tokens * plan.shape.kv_bytes * WIDTHS[job.model.dtype] / BF16
             return f"A whole sample needs actors.kv_cache_gb: {math.ceil(100 * row / GIB) / 100:g}."
         return "Lower actors.kv_cache_gb, or give the actor a GPU of its own: actors.gpus: 1."
-    size = 2 * math.ceil(job.actors.gpus)
-    while size <= MOST_TENSOR_PARALLEL:
-        engine = {**job.actors.engine, "tensor_parallel_size": size, "pipeline_parallel_size": 1}
-        changed = replaced(job, actors=replaced(job.actors, gpus=size, engine=engine))
-        if plan_of_change(plan, changed).memory.cache_tokens >= memory.row_tokens:
-            return f"actors.gpus: {size} with actors.engine: {{tensor_parallel_size: {size}}} suffices."
-        size *= 2
+    for change in _larger_caches(plan):
+        after = plan_of_change(plan, change.job).memory
+        if after.cache_tokens >= after.row_tokens and after.actor <= after.actor_room:
+            return f"{change.text} suffices."
     return "Use GPUs with more memory, or a shorter sampling.max_tokens."
+
+
+def _larger_caches(plan: Plan) -> Iterator[Change]:
+    """More of each GPU for the engine, then more GPUs, as far as there are any and the model can be split over them."""
+    job = plan.job
+    actors, engine = job.actors, job.actors.engine
+    if engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION) < DEFAULT_UTILIZATION:
+        more = {**engine, "gpu_memory_utilization": DEFAULT_UTILIZATION}
+        text = f"actors.engine.gpu_memory_utilization: {DEFAULT_UTILIZATION}"
+        yield Change(text, replaced(job, actors=replaced(actors, engine=more)))
+    size = 2 * math.ceil(actors.gpus)
+    while size <= MOST_TENSOR_PARALLEL and plan.shape.num_attention_heads % size == 0:
+        wider = {**engine, "tensor_parallel_size": size, "pipeline_parallel_size": 1}
+        changed = replaced(job, actors=replaced(actors, gpus=size, engine=wider))
+        if gpus_of(changed) <= plan.hardware.gpus:
+            yield Change(f"actors.gpus: {size} with actors.engine: {{tensor_parallel_size: {size}}}", changed)
+        size *= 2
 
 
 # ---- speed -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ ENGINE_OVERHEAD = 5 * GIB  # per GPU of an engine: activations, CUDA graphs
 RANK_BYTES, ACTOR_BYTES = int(0.9 * GIB), int(1.6 * GIB)  # of idle processes on a CPU, measured, without the model
 DEFAULT_UTILIZATION = 0.92  # vLLM's gpu_memory_utilization
 STORED_VERSIONS = 2  # in a node's object store: the one in use and the one being sent
+FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})  # model_type
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -37,8 +38,12 @@ def shape_of(model: ModelSpec, near: Path, config: Path | None = None) -> Shape:
         raise JobError(f"{file} must be a mapping, as a model's config.json is")
     if any(tree.get(name) for name in EXPERTS):
         raise JobError(f"{file} describes a mixture of experts, for which there are no formulas")
+    if (kind := tree.get("model_type")) is not None and kind not in FAMILY:
+        raise JobError(f"{file} has the model_type {kind!r}: the formulas are for {', '.join(sorted(FAMILY))}")
     try:
         return Shape.of_config(tree)
+    except ValueError as error:
+        raise JobError(f"{file}: {error}") from error
     except KeyError as error:
         raise JobError(
             f"{file} has no {error.args[0]}: the formulas are for decoders of the Llama family (Llama, Qwen, Mistral)"
@@ -160,12 +165,17 @@ def memory_of(job: RLJob, shape: Shape, hardware: Hardware, prompt_tokens: int) 
         actor=actor,
         actor_room=room if on_gpu else math.inf,
         cache=cache,
-        cache_tokens=int(cache / (shape.kv_bytes * width / BF16)),
+        cache_tokens=int(cache / cached_bytes(shape, width, gpus)),
         row_tokens=row,
         published=published,
         host=host,
         host_room=_host_room(hardware),
     )
+
+
+def cached_bytes(shape: Shape, width: int, gpus: int) -> float:
+    """Bytes of key-value cache per token on all GPUs of an engine, each of which has one key-value head at least."""
+    return shape.kv_bytes * width / BF16 * max(1.0, gpus / shape.num_key_value_heads)
 
 
 def state_bytes(width: int) -> int:
@@ -206,12 +216,10 @@ def _cache(job: RLJob, room: float, taken: float) -> float:
 
 
 def _rank_room(job: RLJob, room: float, actor: float) -> float:
-    """Bytes that a rank may take on its GPU, which it may share with an actor and other ranks."""
+    """Bytes that a rank may take on its GPU, which it may share with an actor."""
     if job.placement == "colocated":  # the engine gives all back but its overhead
         return room - ENGINE_OVERHEAD
-    share = job.learner.gpus_per_rank
-    left, free = (room - actor, 1 - job.actors.gpus % 1) if shares_gpu(job) else (room, 1.0)
-    return left / max(1, int(free / share + 1e-9)) if 0 < share < 1 else left
+    return room - actor if shares_gpu(job) else room
 
 
 def _host_room(hardware: Hardware) -> float:

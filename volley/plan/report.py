@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from volley.errors import JobError
 from volley.job import RLJob
+from volley.plan.checks import check_devices, check_engine, check_formulas
 from volley.plan.machine import Hardware
 from volley.plan.memory import Memory, gpus_of, memory_of
 from volley.plan.split import Split, apart_text, best_split
@@ -41,10 +42,11 @@ def make_plan(job: RLJob, shape: Shape, hardware: Hardware, load: Load) -> Plan:
     """Predict what ``job`` needs and how fast it runs.
 
     Raises:
-        JobError: the job splits rows, does not suit this kind of machine, or needs more GPUs than there are.
+        JobError: the formulas do not cover the job, or it does not suit this machine.
     """
-    _check_formulas(job)
-    _check_devices(job, hardware)
+    check_formulas(job)
+    check_engine(job, shape)
+    check_devices(job, hardware)
     split = best_split(job, shape, hardware, load)
     _check_number(job, hardware, split)
     memory = memory_of(job, shape, hardware, load.prompt)
@@ -56,37 +58,6 @@ def plan_of_change(plan: Plan, job: RLJob) -> Plan:
     memory = memory_of(job, plan.shape, plan.hardware, plan.load.prompt)
     stages = stages_of(job, plan.shape, plan.hardware, memory, plan.load)
     return Plan(job, plan.shape, plan.hardware, plan.load, memory, stages, plan.split)
-
-
-def _check_formulas(job: RLJob) -> None:
-    if job.update.value_model is not None:
-        raise JobError(
-            "there are no formulas for update.value_model, a second model with gradients and moments of its own: plan "
-            "with --set update.value_model=null, and leave room for it"
-        )
-    if (size := job.learner.sequence_parallel) > 1:
-        raise JobError(
-            f"there are no formulas for learner.sequence_parallel: {size}, with which a rank keeps 1/{size} of a row's "
-            "activations: plan with --set learner.sequence_parallel=1"
-        )
-
-
-def _check_devices(job: RLJob, hardware: Hardware) -> None:
-    actor, rank = job.actors.gpus > 0, job.learner.gpus_per_rank > 0
-    if actor != rank:
-        raise JobError(
-            "actors and learner ranks must both have GPUs or both have none: set actors.gpus and learner.gpus_per_rank"
-        )
-    if not actor and hardware.device.gpu:
-        raise JobError(
-            "the job uses no GPUs: describe the CPU with --machine FILE, which `python -m benchmarks.plan --machine "
-            "FILE` writes, or set actors.gpus and learner.gpus_per_rank"
-        )
-    if actor and not hardware.device.gpu:
-        raise JobError(
-            f"the job uses GPUs and machine {hardware.device.name} is a CPU: pass --gpu NAME, or set actors.gpus and "
-            "learner.gpus_per_rank to 0"
-        )
 
 
 def _check_number(job: RLJob, hardware: Hardware, split: Split | None) -> None:

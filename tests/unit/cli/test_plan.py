@@ -119,7 +119,7 @@ def test_a_cpu_is_described_by_a_file(volley: Volley, cpu_job: str) -> None:
     "option",
     ["--gpu-gib", "--tflops", "--memory-gb-s", "--nic-gbit", "--host-gib", "--sample-tokens", "--score-seconds"],
 )
-@pytest.mark.parametrize("value", ["nan", "0", "-1", "inf", "x"])
+@pytest.mark.parametrize("value", ["nan", "0", "-1", "inf", "x", "1e-320", "1e300"])
 def test_bad_numbers_are_wrong_usage(volley: Volley, option: str, value: str) -> None:
     code, out, errors = volley("plan", EIGHT, option, value)
     assert (code, out) == (2, "")
@@ -127,7 +127,7 @@ def test_bad_numbers_are_wrong_usage(volley: Volley, option: str, value: str) ->
 
 
 @pytest.mark.parametrize("option", ["--gpus", "--gpus-per-node", "--prompt-tokens"])
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "nan"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "nan", "1" + "0" * 300])
 def test_bad_counts_are_wrong_usage(volley: Volley, option: str, value: str) -> None:
     code, out, errors = volley("plan", EIGHT, option, value)
     assert (code, out) == (2, "")
@@ -222,6 +222,41 @@ def test_a_job_that_splits_rows_is_refused_with_what_to_write(volley: Volley) ->
 # ---- advice --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            "actors.engine={tensor_parallel_size: 2, pipeline_parallel_size: 2}",
+            "no formulas for pipeline_parallel_size",
+        ),
+        ("actors.engine={tensor_parallel_size: 4, gpu_memory_utilization: 5}", "write a number above 0, at most 1"),
+        ("actors.engine={tensor_parallel_size: 4, gpu_memory_utilization: null}", "write a number above 0, at most 1"),
+        ("actors.engine={tensor_parallel_size: 4, gpu_memory_utilization: abc}", "write a number above 0, at most 1"),
+        ("learner.deepspeed={zero_optimization: {offload_optimizer: cpu}}", "offload_optimizer is 'cpu'"),
+        (
+            "learner.deepspeed={zero_optimization: {offload_param: {device: nvme}}}",
+            "the formulas know {device: cpu} only",
+        ),
+        ("learner.gpus_per_rank=2", "write gpus_per_rank: 1"),
+        ("learner.gpus_per_rank=0.5", "write gpus_per_rank: 1"),
+        ("model.dtype=float32", "--tflops as well"),
+    ],
+)
+def test_what_the_formulas_do_not_cover_is_refused(volley: Volley, change: str, told: str) -> None:
+    sets = ["--set", "actors.gpus=4", "--set", "actors.engine={tensor_parallel_size: 4}", "--set", change]
+    code, out, errors = volley("plan", EIGHT, "--gpus", "64", *sets)
+    assert code in (1, 2)
+    assert out == ""
+    assert told in " ".join(errors.split())
+
+
+def test_heads_that_cannot_be_split_are_named(volley: Volley) -> None:
+    sets = ("--set", "actors.gpus=8", "--set", "actors.engine={tensor_parallel_size: 8}")
+    code, _, errors = volley("plan", EIGHT, "--gpus", "64", *sets)
+    assert code == 1
+    assert "tensor_parallel_size: 8 must divide the model's 28 heads" in " ".join(errors.split())
+
+
 def advice(volley: Volley, *arguments: str) -> str:
     return str(json.loads(volley("plan", *arguments, "--json")[1])["advice"])
 
@@ -231,7 +266,7 @@ def test_advice_to_fit_is_enough_when_followed(volley: Volley) -> None:
     assert "learner.gradient_checkpointing: true saves 22.4 GiB per rank, which suffices" in told
     assert volley("plan", EIGHT, "--gpu-gib", "60", "--set", "learner.gradient_checkpointing=true")[0] == 0
     both = advice(volley, EIGHT, "--gpu-gib", "34", "--gpus", "8")
-    assert "learner.tokens_per_micro_batch: 3584, learner.gradient_checkpointing: true, offload_optimizer" in both
+    assert "learner.tokens_per_micro_batch: 3584, learner.gradient_checkpointing: true, learner.deepspeed.zero_" in both
     assert "Use GPUs with more memory" in advice(volley, ALL, "--gpu-gib", "10")
 
 
@@ -241,6 +276,8 @@ def test_advice_for_actors_is_enough_when_followed(volley: Volley) -> None:
     assert found is not None
     sets = ("--set", f"actors.gpus={found[1]}", "--set", f"actors.engine={{tensor_parallel_size: {found[2]}}}")
     assert volley("plan", ALL, "--gpu-gib", "36", "--gpus", "96", *sets)[0] == 0
+    told = advice(volley, EIGHT, "--set", "actors.engine={gpu_memory_utilization: 0.1}")
+    assert "actors.engine.gpu_memory_utilization: 0.92 suffices" in told
     told = advice(volley, ONE, "--set", "actors.kv_cache_gb=0.01")
     found = re.search(r"needs actors.kv_cache_gb: (\d+\.\d+)", told)
     assert found is not None

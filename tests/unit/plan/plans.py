@@ -55,7 +55,7 @@ def planned(job: RLJob, *, load: Load | None = None, shape: Shape | None = None,
 def shapes(draw: st.DrawFn) -> Shape:
     """Decoders from a few thousand to some billions of parameters, with and without a head size of their own."""
     kv_heads = draw(st.sampled_from([1, 2, 4, 8]))
-    heads = kv_heads * draw(st.sampled_from([1, 2, 8]))
+    heads = max(4, kv_heads * draw(st.sampled_from([1, 2, 8])))  # a multiple of every number of GPUs of `jobs`
     head = draw(st.sampled_from([16, 32, 128]))
     return Shape(
         hidden_size=heads * head if (usual := draw(st.booleans())) else draw(st.sampled_from([64, 768, 4096])),

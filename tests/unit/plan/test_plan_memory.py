@@ -11,6 +11,7 @@ from volley.lora import LoraSpec
 from volley.model import ModelSpec
 from volley.plan.machine import GIB
 from volley.plan.memory import gpus_of, shape_of
+from volley.shape import Shape
 
 OFFLOADED = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
 
@@ -95,11 +96,17 @@ def test_offloaded_states_are_on_the_host() -> None:
     assert planned(job, gpus_per_node=2).memory.host == parameters * 8 + 2 * 2 * parameters
 
 
-def test_two_ranks_and_an_actor_share_what_one_gpu_has() -> None:
-    job = changed(shipped("gpu-1"), learner__ranks=2, learner__gpus_per_rank=0.3)
-    one, two = planned(shipped("gpu-1")).memory, planned(job).memory
-    assert one.rank_room == pytest.approx(80 * GIB - one.actor)
-    assert two.rank_room == pytest.approx(one.rank_room / 2)
+def test_a_rank_has_what_an_actor_leaves_of_their_gpu() -> None:
+    memory = planned(shipped("gpu-1")).memory
+    assert memory.rank_room == pytest.approx(80 * GIB - memory.actor)
+
+
+@pytest.mark.parametrize(("gpus", "copies"), [(1, 1), (2, 1), (4, 1), (28, 7)])
+def test_each_gpu_of_an_engine_keeps_a_key_value_head(gpus: int, copies: int) -> None:
+    """The model has 28 query heads and 4 key-value heads."""
+    job = changed(shipped("gpu-8"), actors__count=1, actors__gpus=gpus, actors__engine={"tensor_parallel_size": gpus})
+    memory = planned(job).memory
+    assert memory.cache_tokens == pytest.approx(memory.cache / copies / (2 * 28 * 4 * 128 * 2), abs=1)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +146,7 @@ def test_a_model_is_read_from_its_folder_first(tmp_path: Path) -> None:
         ("[1]", "must be a mapping"),
         ('{"hidden_size": 8}', "has no num_hidden_layers: the formulas are for decoders"),
         ('{"num_experts": 8}', "mixture of experts"),
+        ('{"model_type": "gemma3"}', "model_type 'gemma3': the formulas are for llama"),
         (None, "No such file"),
     ],
 )
@@ -149,6 +157,16 @@ def test_a_config_that_cannot_be_used_is_named(tmp_path: Path, text: str | None,
     with pytest.raises(JobError, match=message) as raised:
         shape_of(ModelSpec(path=Path("m")), tmp_path, file)
     assert str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [0, -5, 3584.5, 1e30, 1 << 40, True, "big", None, [4], float("inf")])
+@pytest.mark.parametrize("name", ["hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"])
+def test_a_size_that_is_none_is_named(tmp_path: Path, name: str, value: object) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads((JOBS / "models" / "qwen2.5-7b.json").read_text()), name: value}))
+    with pytest.raises(JobError, match=rf"config.json: {name} is .*must be an integer from 1 to"):
+        shape_of(ModelSpec(path=Path("m")), tmp_path, file)
+    assert Shape.of(tmp_path) is None
 
 
 def test_an_unknown_model_is_asked_for(tmp_path: Path) -> None:

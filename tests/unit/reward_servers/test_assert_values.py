@@ -1,12 +1,13 @@
 """No expectation meets a value of the program in what is evaluated in the sandbox."""
 
+import ast
 import builtins
 import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reward_servers.scorers.asserts import split_asserts
@@ -56,6 +57,15 @@ for operation in ("contains", "neg", "pos", "abs", "round", "and", "rand", "or",
     setattr(Spy, f"__{operation}__", _operation)
 
 
+class OwnCalls(ast.NodeTransformer):
+    """Calls the program's own functions, which may see whatever a test gives them, with 3."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if ast.unparse(node.func) in ("f", "s.m"):
+            return ast.Call(node.func, [ast.Constant(3)], [])
+        return self.generic_visit(node)
+
+
 def spied(expression: str, setup: str) -> list[Any]:
     """What a program sees that has replaced every builtin, library and function of the test."""
     seen: list[Any] = []
@@ -67,7 +77,7 @@ def spied(expression: str, setup: str) -> list[Any]:
         warnings.simplefilter("ignore")  # some of these programs ask if NotImplemented is true
         exec(setup, space)  # noqa: S102 - made of the strategies below
         seen.clear()
-        eval(expression, space)  # noqa: S307
+        eval(ast.unparse(OwnCalls().visit(ast.parse(expression, mode="eval"))), space)  # noqa: S307
     return seen
 
 
@@ -105,6 +115,10 @@ HEAD = "import math\nv = [3]\ndef same(a, b=0):\n    return a == b\ns = f(1)\nr 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @settings(deadline=None, max_examples=400)
+@example(["r = (7919,)"], "abs([x for x in r])", "True")
+@example([], f"s.m(abs({EXPECTED}))", "True")
+@example([], f"abs([{EXPECTED} for _ in range(2)])", "True")
+@example(["r = [f for f in f(2)]"], f"r + [{EXPECTED}]", "True")
 @given(SETUPS, EXPRESSIONS, st.sampled_from(["True", "0", "[True]", "'x'"]))
 def test_what_is_evaluated_alone_never_shows_an_expectation(setup: list[str], left: str, right: str) -> None:
     """Except as an argument of the program's own functions, which no test can keep from them."""
