@@ -332,18 +332,9 @@ class LearnerSpec(Spec):
     deepspeed: dict[str, Any] = Field(default_factory=dict, description="passed on to deepspeed.initialize")
 
     @model_validator(mode="after")
-    def _each_rank_has_its_gpu(self) -> Self:
-        """A rank computes on one GPU, and NCCL refuses two ranks on the same one."""
-        share = self.gpus_per_rank
-        if share > 1 or (self.ranks > 1 and 0 < share <= 0.5):
-            raise ValueError(
-                f"gpus_per_rank: {share:g}: each of several ranks needs a GPU that it shares with no other, and uses "
-                "no more than one: write gpus_per_rank: 1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _attention_has_its_device(self) -> Self:
+    def _has_its_devices(self) -> Self:
+        if self.gpus_per_rank > 1 or (self.ranks > 1 and 0 < self.gpus_per_rank <= 0.5):  # NCCL refuses two on one
+            raise ValueError("gpus_per_rank: every rank uses one GPU, and no two the same: write gpus_per_rank: 1")
         if self.attention == "flash_attention_2" and not self.gpus_per_rank:
             raise ValueError("attention: flash_attention_2 needs a GPU: write gpus_per_rank: 1, or attention: sdpa")
         return self

@@ -131,11 +131,13 @@ def arguments(benchmark: Benchmark, about_it: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about_it, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{names}; default: all")
     parser.add_argument("--size", choices=SHAPES, default="1.5B")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("gpu-benchmark"), help="folder for logs, JSON and the page")
     parser.add_argument("--limit", type=float, default=benchmark.seconds, help="seconds after which a section is ended")
     parser.add_argument("--within", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if unknown := set(options.sections) - set(benchmark.sections):
         parser.error(f"{', '.join(sorted(unknown))}: choose from {names}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU: install its build for CUDA, or measure the CPU: --device cpu --size tiny")
     return options

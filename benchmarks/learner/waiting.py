@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--without-steps", action="store_true", help="take none, where their memory does not suffice")
     parser.add_argument("--folder", type=Path, help="on the disk for checkpoints; without it, that of temporary files")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("--rounds: write 1 at least")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, local_ray(cpus=args.ranks, store_bytes=6 << 30):
         write_model(Path(folder) / "model", args.model)
         config = configuration(Path(folder), args.dtype, args.ranks, args.lora)

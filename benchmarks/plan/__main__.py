@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--machine", type=Path, help="write the machine's rates to this file")
     args = parser.parse_args()
+    if args.turns < 1:
+        parser.error("--turns: write 1 at least")
     with tempfile.TemporaryDirectory() as name:
         device = measure_device(Path(name), Work(2, 16, TOKENS, args.turns))
         print(device.model_dump_json(indent=2), file=sys.stderr, flush=True)

@@ -45,10 +45,20 @@ class Generated:
 
 
 def in_own_process(call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
-    """Call a function in a fresh process with one thread: DeepSpeed and vLLM change the process that they run in."""
+    """Call a function in a fresh process with one thread: DeepSpeed and vLLM change the process that they run in.
+
+    Raises:
+        TimeoutError: it took longer than `SECONDS`, and was ended.
+    """
     os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu")
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(call, *arguments, **options).result(SECONDS)
+        future = pool.submit(call, *arguments, **options)
+        try:
+            return future.result(SECONDS)
+        except TimeoutError:
+            for process in pool._processes.values():
+                process.kill()  # the pool would wait for it
+            raise
 
 
 class CopyingStore:

@@ -19,6 +19,7 @@ _QUERIES = frozenset({
     "count", "difference", "endswith", "find", "get", "index", "intersection", "isdisjoint", "issubset", "issuperset",
     "removeprefix", "removesuffix", "rfind", "rindex", "startswith", "strip", "symmetric_difference", "union",
 })  # fmt: skip
+_STORING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefault", "update"})
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -43,7 +44,7 @@ class Names:
                 self._bind("imported", {(each.asname or each.name).partition(".")[0] for each in aliases})
             case ast.Assign(targets=[(ast.Name() | ast.Tuple()) as target], value=value) if kind := _kind(value, self):
                 self._bind("instances" if _constructs(value) else kind, _stored(target))
-            case ast.Expr(value=value) if is_answer(value, self) and not _stores(value, self):
+            case ast.Expr(value=value) if is_answer(value, self) and not (_stores(value, self) or _mixes(value, self)):
                 if not _is_constant(value, self):
                     self._bind("answers", {name for name in _mentioned(value) if self.kinds.get(name) == "constants"})
             case ast.For(target=target, iter=values, body=body, orelse=[]) if kind := _kind(values, self):
@@ -133,6 +134,14 @@ def _stores(node: ast.expr, names: Names) -> bool:
         return False
     given = [*node.args, *(each.value for each in node.keywords)]
     return not all(_kind(each, names) for each in given) and not _is_instance(node.func.value, names)
+
+
+def _mixes(node: ast.expr, names: Names) -> bool:
+    """Whether a method of built-in collections puts constants beside answers."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STORING):
+        return False
+    base, given = node.func.value, [*node.args, *(each.value for each in node.keywords)]
+    return not _is_instance(base, names) and len({_is_constant(each, names) for each in (base, *given)}) > 1
 
 
 def _kind(value: ast.expr, names: Names) -> str:

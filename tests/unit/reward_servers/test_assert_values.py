@@ -117,6 +117,7 @@ HEAD = "import math\nv = [3]\ndef same(a, b=0):\n    return a == b\ns = f(1)\nr 
 @settings(deadline=None, max_examples=400)
 @example(["r = (7919,)"], "abs([x for x in r])", "True")
 @example([], f"s.m(abs({EXPECTED}))", "True")
+@example(["v.append(r)", f"v.append({EXPECTED})"], "abs(v)", "True")
 @example([], f"abs([{EXPECTED} for _ in range(2)])", "True")
 @example(["r = [f for f in f(2)]"], f"r + [{EXPECTED}]", "True")
 @given(SETUPS, EXPRESSIONS, st.sampled_from(["True", "0", "[True]", "'x'"]))
