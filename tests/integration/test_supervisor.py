@@ -311,7 +311,7 @@ async def test_a_run_that_the_nodes_cannot_hold_says_so_and_delays_no_other(stor
         return [{"CPU": 2.0, "GPU": 2.0}] * 2
 
     ray, wide = FakeRay(), waiting_record("wide", 1.0)
-    job = {**wide.job, "actors": {**wide.job["actors"], "gpus": 4}}
+    job = {**wide.job, "actors": {**wide.job["actors"], "gpus": 4, "engine": {"tensor_parallel_size": 4}}}
     await store.create(wide.model_copy(update={"job": job}))
     await store.create(waiting_record("r", 2.0))
     async with supervised(store, ray, redis_url, cluster=four_gpus):

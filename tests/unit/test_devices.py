@@ -177,7 +177,7 @@ def test_what_can_take_turns(changes: dict[str, Any]) -> None:
         ({"actors": {"gpus": 0.5}, "learner": {"gpus_per_rank": 0.6}}, "add up to 1"),
         ({**ON_GPUS, "actors": {"gpus": 0.5, "count": 2}}, "actors.count: 1"),
         ({**ON_GPUS, "actors": {"gpus": 0.5, "max_count": 2}}, "actors.count: 1"),
-        ({**ON_GPUS, "learner": {"gpus_per_rank": 0.25, "ranks": 2}}, "learner.ranks: 1"),
+        ({**ON_GPUS, "learner": {"gpus_per_rank": 0.6, "ranks": 2}}, "learner.ranks: 1"),
         (
             {
                 **ON_GPUS,

@@ -94,12 +94,15 @@ def test_the_search_on_a_large_cluster_has_a_bound() -> None:
     assert misfit([run], cluster) == ""
 
 
+def actors(count: int, cpus: int, gpus: int) -> dict[str, Any]:
+    engine = {"tensor_parallel_size": max(1, gpus)}
+    return {"count": count, "cpus": cpus, "gpus": gpus, "engine": engine}
+
+
 jobs = st.fixed_dictionaries(
     {
-        "actors": st.fixed_dictionaries(
-            {"count": st.integers(1, 3), "cpus": st.integers(0, 2), "gpus": st.integers(0, 4)}
-        ),
-        "learner": st.fixed_dictionaries({"ranks": st.integers(1, 2), "gpus_per_rank": st.integers(0, 2)}),
+        "actors": st.builds(actors, st.integers(1, 3), st.integers(0, 2), st.integers(0, 4)),
+        "learner": st.fixed_dictionaries({"ranks": st.integers(1, 2), "gpus_per_rank": st.integers(0, 1)}),
         "reward_workers": st.fixed_dictionaries({"count": st.integers(1, 2)}),
     }
 )
