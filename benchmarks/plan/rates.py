@@ -83,18 +83,18 @@ def plain_rates(turns: int) -> dict[str, float]:
     from learner.linear import product
 
     torch.set_num_threads(1)
-    weight_OI, *others = (torch.randn(1408, 512) for _ in range(UNCACHED))
+    weights = [torch.randn(1408, 512) for _ in range(UNCACHED)]
     many_TI, few_TI = torch.randn(ROWS, 512), torch.randn(FEW_ROWS, 512)
     matrix, vector = torch.randn(4096, 8192), torch.randn(8192)
     source = np.ones(COPIED, np.uint8)
-    flops = 2 * weight_OI.numel()
+    flops = 2 * weights[0].numel()
 
     def uncached() -> None:
-        for each_OI in (weight_OI, *others):
-            product(few_TI, each_OI)
+        for weight_OI in weights:
+            product(few_TI, weight_OI)
 
     return {
-        "flops": ROWS * flops / _seconds(lambda: product(many_TI, weight_OI), 4 * turns),
+        "flops": ROWS * flops / _seconds(lambda: product(many_TI, weights[0]), 4 * turns),
         "flops_few_rows": UNCACHED * FEW_ROWS * flops / _seconds(uncached, turns),
         "reading": 4 * matrix.numel() / _seconds(lambda: matrix @ vector, 4 * turns),
         "copying": COPIED / _seconds(lambda: source.copy(), 4 * turns),

@@ -19,6 +19,7 @@ _QUERIES = frozenset({
     "count", "difference", "endswith", "find", "get", "index", "intersection", "isdisjoint", "issubset", "issuperset",
     "removeprefix", "removesuffix", "rfind", "rindex", "startswith", "strip", "symmetric_difference", "union",
 })  # fmt: skip
+# These methods of built-in types put their arguments into their object.
 _STORING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefault", "update"})
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 

@@ -21,7 +21,7 @@ LEAST, MOST = 1e-6, 1e9  # of any option that is a number
 BY_STAGE = {"generate": "generation", "score": "scoring", "train": "training", "publish": "publishing"}
 
 
-def _positive(value: float | None) -> float | None:
+def _bounded(value: float | None) -> float | None:
     if value is not None and not LEAST <= value <= MOST:
         raise typer.BadParameter(f"{value:g}: write a number from {LEAST:g} to {MOST:g}")
     return value
@@ -29,28 +29,28 @@ def _positive(value: float | None) -> float | None:
 
 Gpus = Annotated[int | None, typer.Option(min=1, max=2048, help="GPUs in all [default: those the job uses]")]
 Gpu = Annotated[str, typer.Option(help=f"type of GPU: {NAMES}", metavar="NAME")]
-GpuGib = Annotated[float | None, typer.Option(callback=_positive, help="memory of a GPU, in place of the type's")]
+GpuGib = Annotated[float | None, typer.Option(callback=_bounded, help="memory of a GPU, in place of the type's")]
 Tflops = Annotated[
     float | None,
-    typer.Option(callback=_positive, help="its peak in the model's dtype, 1e12 FLOP/s, in place of the type's"),
+    typer.Option(callback=_bounded, help="its peak in the model's dtype, 1e12 FLOP/s, in place of the type's"),
 ]
 MemoryGbS = Annotated[
-    float | None, typer.Option(callback=_positive, help="its memory bandwidth, GB/s, in place of the type's")
+    float | None, typer.Option(callback=_bounded, help="its memory bandwidth, GB/s, in place of the type's")
 ]
-NicGbit = Annotated[float, typer.Option(callback=_positive, help="of all network cards of a node together, Gbit/s")]
+NicGbit = Annotated[float, typer.Option(callback=_bounded, help="of all network cards of a node together, Gbit/s")]
 Machine = Annotated[
     Path | None, typer.Option(help="file of measured rates in place of --gpu, for CPUs too", metavar="FILE")
 ]
 HostGib = Annotated[
-    float | None, typer.Option(callback=_positive, help="memory of a node's host [default: not checked]")
+    float | None, typer.Option(callback=_bounded, help="memory of a node's host [default: not checked]")
 ]
 SampleTokens = Annotated[
     float | None,
-    typer.Option(callback=_positive, help="tokens of a sample on average [default: half of sampling.max_tokens]"),
+    typer.Option(callback=_bounded, help="tokens of a sample on average [default: half of sampling.max_tokens]"),
 ]
 ScoreSeconds = Annotated[
     float | None,
-    typer.Option(callback=_positive, help="seconds to score a sample [default: 0.5 for code, 0.01 for others]"),
+    typer.Option(callback=_bounded, help="seconds to score a sample [default: 0.5 for code, 0.01 for others]"),
 ]
 
 
@@ -63,9 +63,7 @@ def plan(
     memory_gb_s: MemoryGbS = None,
     machine: Machine = None,
     gpus_per_node: Annotated[int, typer.Option(min=1, max=2048)] = 8,
-    nic_gbit: Annotated[
-        float, typer.Option(callback=_positive, help="of all network cards of a node together, Gbit/s")
-    ] = 100,
+    nic_gbit: NicGbit = 100,
     host_gib: HostGib = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, max=10**7, help="tokens of a prompt")] = 512,
     sample_tokens: SampleTokens = None,

@@ -139,7 +139,7 @@ def _to_fit_actor(plan: Plan) -> str:
 
 
 def _larger_caches(plan: Plan) -> Iterator[Change]:
-    """More of each GPU for the engine, then more GPUs, as far as there are any and the model can be split over them."""
+    """Changes that give an engine a larger part of its GPUs, or more GPUs, as far as there are any and heads divide."""
     job = plan.job
     actors, engine = job.actors, job.actors.engine
     if engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION) < DEFAULT_UTILIZATION:

@@ -35,7 +35,7 @@ def check_formulas(job: RLJob) -> None:
 
 
 def check_engine(job: RLJob, shape: Shape) -> None:
-    """Raise `JobError` if vLLM would refuse to split the model so, or to take so much of a GPU."""
+    """Raise `JobError` if vLLM would refuse this number of GPUs for the model, or this share of a GPU's memory."""
     gpus, share = max(1, math.ceil(job.actors.gpus)), job.actors.engine.get("gpu_memory_utilization", 1)
     if shape.num_attention_heads % gpus:
         raise JobError(

@@ -31,7 +31,7 @@ class Device(Spec):
     decode_layer_us: float = Field(20.0, ge=0, description="overhead per layer and token step of an engine")
     step_us: float = Field(1000.0, ge=0, description="overhead per token step of an engine")
     sample_us: float = Field(5.0, ge=0, description="overhead per token of a sample in an engine")
-    sample_layer_us: float = Field(0.0, ge=0, description="the same per layer")
+    sample_layer_us: float = Field(0.0, ge=0, description="overhead per layer and token of a sample in an engine")
     publish_us: float = Field(50_000.0, ge=0, description="overhead of publishing a version")
     publish_layer_us: float = Field(500.0, ge=0, description="overhead of publishing, per layer")
     load_copies: int = Field(1, ge=1, description="copies between a host's object store and the engine's weights")

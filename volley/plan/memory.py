@@ -174,7 +174,7 @@ def memory_of(job: RLJob, shape: Shape, hardware: Hardware, prompt_tokens: int) 
 
 
 def cached_bytes(shape: Shape, width: int, gpus: int) -> float:
-    """Bytes of key-value cache per token on all GPUs of an engine, each of which has one key-value head at least."""
+    """Bytes of key-value cache per token, on all GPUs of an engine; each keeps at least one key-value head."""
     return shape.kv_bytes * width / BF16 * max(1.0, gpus / shape.num_key_value_heads)
 
 

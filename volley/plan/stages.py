@@ -135,7 +135,10 @@ def samples_per_step(job: RLJob) -> int:
 
 
 def generate(job: RLJob, shape: Shape, hardware: Hardware, memory: Memory, load: Load) -> Generation:
-    """Matmuls are bound by reading weights or by FLOPs, and so is attention by the cache; prompts add their matmuls."""
+    """Seconds of a token step, and of the prompts before.
+
+    In each step, reading the weights or FLOPs bound the matmuls, and reading the cache or FLOPs bound attention.
+    """
     device, width = hardware.device, WIDTHS[job.model.dtype]
     gpus = max(1, math.ceil(job.actors.gpus))
     flops, bandwidth = device.tflops * 1e12 * device.prefill_share, device.memory_gb_s * 1e9 * device.decode_share

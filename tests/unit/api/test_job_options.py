@@ -9,6 +9,7 @@ from services.api.jobs import refusals
 from services.api.problems import Problem
 from services.api.routes.runs import check_changeable
 from services.api.settings import ApiSettings
+from tests.unit.api.job_tree import job_tree
 from volley.job import RLJob
 from volley.sampling import Sampling
 from volley.state import Observed
@@ -137,17 +138,9 @@ def test_options_that_the_learner_sets_itself_are_rejected(options: dict[str, An
     ("name", "most"), [("seed", 2**63 - 1), ("steps", 10**9), ("prompts_per_step", 10**6), ("max_lag", 10_000)]
 )
 def test_numbers_of_a_job_are_bounded(name: str, most: int) -> None:
-    tree = {
-        "name": "a",
-        "model": {"path": "/m"},
-        "data": {"path": "/d.jsonl"},
-        "scorer": {"kind": "exact"},
-        "steps": 1,
-        "objective": {"kind": "mean"},
-    }
-    assert getattr(RLJob.model_validate({**tree, name: most}), name) == most
+    assert getattr(RLJob.model_validate(job_tree(**{name: most})), name) == most
     with pytest.raises(ValidationError, match=f"(?s){name}.*less than or equal to {most}"):
-        RLJob.model_validate({**tree, name: most + 1})
+        RLJob.model_validate(job_tree(**{name: most + 1}))
     with pytest.raises(ValidationError):
         Sampling(n=10**5 + 1)
 

@@ -161,7 +161,7 @@ def test_a_config_that_cannot_be_used_is_named(tmp_path: Path, text: str | None,
 
 @pytest.mark.parametrize("value", [0, -5, 3584.5, 1e30, 1 << 40, True, "big", None, [4], float("inf")])
 @pytest.mark.parametrize("name", ["hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"])
-def test_a_size_that_is_none_is_named(tmp_path: Path, name: str, value: object) -> None:
+def test_an_impossible_size_is_named(tmp_path: Path, name: str, value: object) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads((JOBS / "models" / "qwen2.5-7b.json").read_text()), name: value}))
     with pytest.raises(JobError, match=rf"config.json: {name} is .*must be an integer from 1 to"):
