@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import settings
 
+LAST_LINES = 40
+
 settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("untimed")
 
@@ -17,3 +19,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid in seen:
             raise pytest.UsageError(f"two tests have the id {item.nodeid}: lanes would run only one of them")
         seen.add(item.nodeid)
+
+
+class Failures:
+    """Prints a failure when it happens: a session that is ended from outside never prints its summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"{report.nodeid} failed ({report.when}), and ended with:", red=True)
+            self._terminal.write_line("\n".join(report.longreprtext.splitlines()[-LAST_LINES:]))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:  # only the process that prints has one
+        session.config.pluginmanager.register(Failures(terminal))

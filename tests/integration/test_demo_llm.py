@@ -21,7 +21,7 @@ def demo(folder: Path, model: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_the_demo_runs_and_continues_where_it_was(tmp_path: Path) -> None:
     tokenizer = character_tokenizer()  # digits among few characters: a random model is right now and then
     tokenizer.chat_template = TEMPLATE
