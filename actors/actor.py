@@ -166,6 +166,8 @@ class Actor:
 
     async def _fetch(self, update: WeightUpdate, files: list[WeightFile]) -> None:
         for bucket in update.buckets:
+            if bucket.ref is None:
+                raise WeightsGone(f"weights {update.version} are not in the object store")
             parts = await _fetch(bucket.ref, update.version)
             files.append(await asyncio.to_thread(WeightFile, *parts))
         if self._config.verify and update.checksum is not None:

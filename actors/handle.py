@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.actor import Actor, log_path
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, EpisodesRequest, GenerateRequest, OpenedSessions
 from actors.gateway.groups import EpisodeReport
+from actors.late_weights import LateWeights
 from volley.errors import DeadlineExceeded, WorkerDied
 from volley.forking import ray_options
 from volley.processes import death_cause, last_lines
@@ -43,7 +44,7 @@ class ActorHandle:
         idle: set while it neither generates nor changes weights.
     """
 
-    def __init__(self, config: ActorConfig, index: int) -> None:
+    def __init__(self, config: ActorConfig, index: int, late_weights: LateWeights) -> None:
         self.index, self.name = index, f"actor-{index}"
         self.samples = 0
         self._calls = 0  # that must end before it is stopped
@@ -51,7 +52,7 @@ class ActorHandle:
         self.info: ActorInfo | None = None
         self.idle = asyncio.Event()
         self.idle.set()
-        self._spec = config.actors
+        self._spec, self._late_weights = config.actors, late_weights
         self._log = log_path(config.log_dir, self.name)
         name = f"volley-{os.getpid()}-{uuid.uuid4().hex[:8]}"  # short: sockets go there, whose paths are limited
         self._scratch = Path(tempfile.gettempdir()) / name
@@ -129,9 +130,11 @@ class ActorHandle:
                 self.idle.set()
 
     async def update(self, update: WeightUpdate) -> ActorUpdate:
-        """Load ``update`` and serve it."""
+        """Load ``update`` and serve it. Raises `WeightsGone` if it cannot be had."""
         deadline, awaited = self._spec.group_deadline_s, f"weights {update.version}"
         with self.in_flight():
+            if self.name not in update.received:
+                update = await self._late_weights.complete(update)
             done: ActorUpdate = await self._answer(self._handle.update.remote(update), awaited, deadline)
         self.version = done.version
         return done

@@ -10,6 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from actors.config import (
 from actors.dealing import LeastLoaded
 from actors.gateway.groups import EpisodeReport
 from actors.handle import ActorHandle
+from actors.late_weights import LateWeights
 from volley.errors import DeadlineExceeded, VolleyError, WeightsGone, WorkerDied
 from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
 from volley.refs import Ref
@@ -43,6 +45,7 @@ class ActorPool:
 
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
+        self.late_weights = LateWeights()  # for the actors that the weight group did not reach
         self._indices = itertools.count()
         self._serving: list[ActorHandle] = []
         self._dealing: LeastLoaded[ActorHandle] = LeastLoaded()
@@ -189,11 +192,11 @@ class ActorPool:
         self._awake.clear()
         async with self._changed:
             await self._changed.wait_for(lambda: not self._starting)
-        await _all(self._changing(actor, actor.sleep) for actor in self._with_engines())
+        await _all(self._result(actor, actor.sleep) for actor in self._with_engines())
 
     async def wake(self) -> None:
         """Let all actors generate again, with the weights they had. Raises as `sleep`."""
-        await _all(self._changing(actor, actor.wake) for actor in self._with_engines())
+        await _all(self._result(actor, actor.wake) for actor in self._with_engines())
         self._awake.set()
 
     @property
@@ -216,8 +219,8 @@ class ActorPool:
             WorkerDied, DeadlineExceeded: an actor died or took too long, and may not be replaced.
         """
         actors = list(self._serving)
-        groups = await _all(self._probe(actor, request) for actor in actors)
-        return {actor.name: group for actor, group in zip(actors, groups, strict=True) if group is not None}
+        generated = await _all(self._result(actor, partial(actor.generate, request)) for actor in actors)
+        return {actor.name: group[0] for actor, group in zip(actors, generated, strict=True) if group is not None}
 
     async def served_weights(self) -> dict[str, NDArray[np.uint8]]:
         """By actor, the weights its engine computes with, as a safetensors file with checkpoint names."""
@@ -259,10 +262,7 @@ class ActorPool:
 
     async def _update(self, actor: ActorHandle, update: WeightUpdate) -> ActorUpdate | None:
         try:
-            return await actor.update(update)
-        except (WorkerDied, DeadlineExceeded) as end:
-            self._lost(actor, end)
-            return None
+            return await self._result(actor, partial(actor.update, update))
         finally:
             self._oldest = None
 
@@ -270,23 +270,17 @@ class ActorPool:
         """The actors that may generate, while none is starting: those serving and those that finish their groups."""
         return [*self._serving, *(actor for actor in self._not_serving if actor.info is not None)]
 
-    async def _changing(self, actor: ActorHandle, change: Callable[[], Awaitable[None]]) -> None:
+    async def _result(self, actor: ActorHandle, call: Callable[[], Awaitable[_T]]) -> _T | None:
+        """What ``call`` of ``actor`` returns; None if the actor died, and is replaced."""
         try:
-            await change()
-        except (WorkerDied, DeadlineExceeded) as end:
-            self._lost(actor, end)
-
-    async def _probe(self, actor: ActorHandle, request: GenerateRequest) -> Ref[Group] | None:
-        try:
-            group: Ref[Group] = (await actor.generate(request))[0]
+            return await call()
         except (WorkerDied, DeadlineExceeded) as end:
             self._lost(actor, end)
             return None
-        return group
 
     async def _start_one(self) -> None:
         await self._awake.wait()
-        actor = ActorHandle(self._config, next(self._indices))
+        actor = ActorHandle(self._config, next(self._indices), self.late_weights)
         self._not_serving.add(actor)
         self._starting += 1
         try:

@@ -27,7 +27,6 @@ from vllm.platforms import current_platform
 from actors.kv_memory import give_back, provide_on_first_use
 from actors.receiver import Receiver
 from actors.served_weights import served_weights
-from actors.weight_files import closing_all
 from volley.processes import die_with_parent, die_with_starter
 from volley.weight_group import WeightGroupTerms
 
@@ -118,11 +117,17 @@ class WeightFileEngine(WeightTransferEngine[WeightSetup, WeightFiles]):  # type:
         _rebuild_cpu_experts(self.model)
 
     def receive_weights(self, update_info: WeightFiles) -> None:
-        with closing_all() as received:
-            if not update_info.paths:
-                received += self._receiver.take(update_info.version)
-            for path in update_info.paths or [file.path for file in received]:
-                self._missing -= self.model.load_weights(_tensors(path))
+        if update_info.paths:
+            files = (torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c")) for path in update_info.paths)
+            for file in files:
+                self._missing -= self.model.load_weights(_tensors(file))
+            return
+        received = self._receiver.take(update_info.version)
+        while received:  # the memory of each is free before the next is loaded
+            self._missing -= self.model.load_weights(_tensors(received[0]))
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()  # it has been copied
+            del received[0]
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -174,12 +179,11 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
             head.quant_method.process_weights_after_loading(head)
 
 
-def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a safetensors file by name, as views into its memory."""
-    file = np.memmap(path, dtype=np.uint8, mode="c")
-    start = 8 + int.from_bytes(file[:8].tobytes(), "little")
-    body = torch.from_numpy(file)[start:]
-    for name, about in json.loads(file[8:start].tobytes()).items():
+def _tensors(file: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a safetensors file, uint8 [bytes] on any device, by name, as views into its memory."""
+    start = 8 + int.from_bytes(file[:8].cpu().numpy().tobytes(), "little")
+    header, body = file[8:start].cpu().numpy().tobytes(), file[start:]
+    for name, about in json.loads(header).items():
         if name != "__metadata__":
             begin, end = about["data_offsets"]
             yield name, body[begin:end].view(DTYPES[about["dtype"]]).view(about["shape"])

@@ -35,16 +35,6 @@ class WeightFile:
         """A path under which any process of this user on this machine can open the file until it is closed."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
-    def sized(self, nbytes: int) -> NDArray[np.uint8]:
-        """Resize the file; returns its content as a writable array, uint8 [nbytes], which stays valid after `close`.
-
-        Raises:
-            HostError: too little free memory.
-        """
-        _check_memory(nbytes)
-        os.ftruncate(self._fd, nbytes)
-        return np.frombuffer(mmap.mmap(self._fd, nbytes), dtype=np.uint8)
-
     def read(self) -> NDArray[np.uint8]:
         """A copy of the content, uint8 [bytes]."""
         with os.fdopen(os.dup(self._fd), "rb") as file:
@@ -57,6 +47,16 @@ class WeightFile:
     def _write(self, data: memoryview) -> None:
         while data:
             data = data[os.write(self._fd, data) :]
+
+
+def host_memory(nbytes: int) -> NDArray[np.uint8]:
+    """A writable array, uint8 [nbytes], whose memory goes back to the host as soon as nobody holds it.
+
+    Raises:
+        HostError: too little free memory.
+    """
+    _check_memory(nbytes)
+    return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
 
 
 @contextmanager

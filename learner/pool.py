@@ -154,6 +154,16 @@ class LearnerPool:
             self.weight_group = None
         return update
 
+    async def store(self, version: int) -> WeightUpdate:
+        """Put what only the weight group has carried into the object store too.
+
+        Raises:
+            WeightsGone: two newer versions were begun since.
+        """
+        awaited = f"weights {version} to be stored"
+        update: WeightUpdate = await self._ranks.call_first(awaited, "store", version, seconds=self._deadline)
+        return update
+
     @property
     def rendezvous(self) -> tuple[str, int]:
         """Host and port on which rank 0 accepts members of weight groups."""

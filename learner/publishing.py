@@ -1,12 +1,19 @@
 """Publishes weights while the ranks keep learning.
 
-A second thread of rank 0 stores each bucket in the object store and sends it to the weight group, if there is one,
-while the next batch runs forward and backward. Ranks on CPUs also gather their shards in such a thread each, through a
-process group of their own; ranks on GPUs gather before the next batch begins, which NCCL does quickly. These threads
-read the weights in place, so the optimiser's next step waits for them: `settle`.
+Two threads of rank 0 work on a version while the next batch runs forward and backward. The *fetching* thread brings one
+bucket after the other to host memory, and sends it to the weight group, if there is one. The *storing* thread computes
+digests and puts the buckets into the object store. At most two buckets are between them.
 
-The object store gets every version, even one sent to the weight group: actors that join later, or that the group lost,
-fetch it from there.
+    training   gather ─ mark        step ...                        settle ─ update of the weights
+    fetching            bucket ─ send ─ copy    bucket ─ send ─ copy
+    storing                                digest ─ put      digest ─ put
+
+Ranks on CPUs also gather their shards in such a thread each (`learner.contributor`), through a process group of their
+own; ranks on GPUs gather before the next batch begins, which NCCL does quickly. Until the weights are in host memory
+they are read in place, so the optimiser's next step waits for that: `settle`.
+
+What the weight group carries is put into the object store only when an actor needs it there: one that joins later, or
+that the group lost. Until then the buckets stay in this process.
 """
 
 import logging
@@ -14,22 +21,26 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from learner.staging import HostBuffer, Staging
 from learner.weights import file_parts
 from volley.checksum import WeightsDigest
-from volley.errors import DeadlineExceeded, VolleyError
+from volley.errors import DeadlineExceeded, VolleyError, WeightsGone
 from volley.records import WeightBucket, WeightUpdate
 from volley.refs import Ref
-from volley.weight_group import SENDER, WeightGroup, WeightGroupTerms
+from volley.weight_group import WeightGroup, WeightGroupTerms
+from volley.weight_links import SENDER
 
 logger = logging.getLogger(__name__)
-REMEMBERED = 2  # versions for which `Publisher.update` still answers
+REMEMBERED = 2  # versions for which `Publisher.update` and `Publisher.store` still answer
+BETWEEN = 2  # buckets in host memory that were fetched and are not stored
 Arrays = tuple[NDArray[np.uint8], ...]
 Tensors = dict[str, torch.Tensor]
 
@@ -40,29 +51,56 @@ class ObjectStore(Protocol):
     def put(self, value: Arrays, /) -> Ref[Arrays]: ...
 
 
+class Source(Enum):
+    """What the tensors of a bucket are."""
+
+    WEIGHTS = "the weights themselves, which the optimiser changes in place"
+    GATHERED = "whole tensors in memory that ZeRO would have freed"
+    CALL = "whole tensors that do not exist before the fetching thread asks for them"
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """A bucket in host memory; ``buffer`` holds ``arrays``, unless they are the bucket's own tensors."""
+
+    arrays: Arrays
+    buffer: HostBuffer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
 @dataclass(slots=True)
 class _Publication:
     version: int
     begun: float = field(default_factory=time.perf_counter)
-    stored: list["Future[WeightBucket]"] = field(default_factory=list)
+    fetching: list["Future[None]"] = field(default_factory=list)
+    storing: list["Future[None]"] = field(default_factory=list)
+    buckets: list[WeightBucket] = field(default_factory=list)  # without a reference if ``kept`` has them
+    kept: dict[int, _Fetched] = field(default_factory=dict)  # by index in ``buckets``
     digest: WeightsDigest = field(default_factory=WeightsDigest)
     update: "Future[WeightUpdate] | None" = None
 
 
 class Publisher:
-    """Belongs to the first rank. The private methods below `join` run in the storing thread.
+    """Belongs to the first rank.
 
     Args:
         object_store: the module `ray`.
         verify: compute a checksum of each version.
-        deadline_s: limit on every wait for the storing thread.
+        deadline_s: limit on every wait for the threads.
+        staging: buffers for what is copied.
     """
 
-    def __init__(self, object_store: ObjectStore, *, verify: bool, deadline_s: float) -> None:
-        self._object_store = object_store
+    def __init__(self, object_store: ObjectStore, *, verify: bool, deadline_s: float, staging: Staging) -> None:
+        self._object_store, self._staging = object_store, staging
         self._verify, self._deadline = verify, deadline_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="publish-fetch")
+        self._storing = ThreadPoolExecutor(1, thread_name_prefix="publish-store")
         self._extra_bucket = threading.Semaphore()  # held while a bucket takes memory that ZeRO would have freed
+        self._between = threading.Semaphore(BETWEEN)
+        self._keeping = threading.Lock()  # held while kept buckets are stored or dropped
         self._publications: dict[int, _Publication] = {}
         self._newest = _Publication(-1)
         self._group: WeightGroup | None = None
@@ -74,46 +112,48 @@ class Publisher:
         self.settle()
         self._newest = self._publications[version] = _Publication(version)
         for old in list(self._publications)[:-REMEMBERED]:
-            del self._publications[old]
-        self._thread.submit(self._announce, version)
+            self._drop(self._publications.pop(old))
+        self._fetching.submit(self._announce, version)
 
-    def add(self, bucket: Callable[[], Tensors], *, gathered: bool) -> None:
-        """Store a bucket in the background.
+    def add(self, bucket: Callable[[], Tensors], source: Source) -> None:
+        """Publish a bucket in the background.
 
         Args:
-            bucket: called in the storing thread.
-            gathered: its tensors already take memory that ZeRO would have freed: `add` waits for the bucket before.
-                Of others any number may wait to be stored.
+            bucket: called in the fetching thread.
+            source: of `Source.GATHERED` only one bucket at a time takes extra memory, so `add` waits until the one
+                before is in host memory. Of others any number may wait.
 
         Raises:
-            DeadlineExceeded: the storing thread hangs.
+            DeadlineExceeded: the fetching thread hangs.
         """
+        gathered = source is Source.GATHERED
         if gathered and not self._extra_bucket.acquire(timeout=self._deadline):
             raise self._late(self._newest.version)
-        stored = self._thread.submit(self._store, self._newest, bucket)
+        in_place = source is Source.WEIGHTS
+        fetching = self._fetching.submit(self._fetch, self._newest, bucket, self._staging.mark(), in_place=in_place)
         if gathered:
-            stored.add_done_callback(lambda _: self._extra_bucket.release())
-        self._newest.stored.append(stored)
+            fetching.add_done_callback(lambda _: self._extra_bucket.release())
+        self._newest.fetching.append(fetching)
 
     def end(self) -> None:
         """Finish the version: all its buckets were added."""
-        self._newest.update = self._thread.submit(self._finish, self._newest)
+        self._newest.update = self._fetching.submit(self._finish, self._newest)
 
     def settle(self) -> None:
-        """Wait until the weights may change. Errors of storing are raised by `update` instead.
+        """Wait until the weights may change. Errors of publishing are raised by `update` instead.
 
         Raises:
-            DeadlineExceeded: the storing thread hangs.
+            DeadlineExceeded: a thread hangs.
         """
-        if wait(self._newest.stored, self._deadline).not_done:
+        if wait(self._newest.fetching, self._deadline).not_done:
             raise self._late(self._newest.version)
 
     def update(self, version: int) -> WeightUpdate:
-        """Wait until ``version`` is stored, and the weight group has received it or was given up.
+        """Wait until ``version`` is in the object store, or the weight group has delivered it to all its members.
 
         Raises:
             ValueError: the version was not published, or is not among the last ``REMEMBERED``.
-            DeadlineExceeded: the storing thread hangs.
+            DeadlineExceeded: a thread hangs.
         """
         publication = self._publications.get(version)
         if publication is None or publication.update is None:
@@ -122,6 +162,19 @@ class Publisher:
             return publication.update.result(self._deadline)
         except TimeoutError:
             raise self._late(version) from None
+
+    def store(self, version: int) -> WeightUpdate:
+        """Put what the weight group alone has carried into the object store too; returns the update with all of it.
+
+        Raises:
+            WeightsGone: the version is not among the last ``REMEMBERED``.
+            DeadlineExceeded: a thread hangs.
+        """
+        try:
+            update, publication = self.update(version), self._publications[version]
+        except (KeyError, ValueError):
+            raise WeightsGone(f"weights {version} were replaced by newer ones") from None
+        return replace(update, buckets=self._all_stored(publication))
 
     def join(self, terms: WeightGroupTerms) -> bool:
         """Send through a new group from the next version on; returns False if it did not form within its deadline."""
@@ -134,10 +187,10 @@ class Publisher:
             formed.cancel()
             logger.warning("weight group %s did not form: %s", terms.name, error or "connecting hangs")
             return False
-        self._thread.submit(self._prepare, group)
+        self._fetching.submit(self._prepare, group)
         return True
 
-    # ---- in the storing thread -------------------------------------------------------------------------------------
+    # ---- in the fetching thread ------------------------------------------------------------------------------------
 
     def _prepare(self, group: WeightGroup) -> None:
         if self._next_group is not None:
@@ -151,19 +204,48 @@ class Publisher:
             self._group = next_group
         self._use_group(lambda group: group.announce(version))
 
-    def _store(self, publication: _Publication, bucket: Callable[[], Tensors]) -> WeightBucket:
+    def _fetch(
+        self,
+        publication: _Publication,
+        bucket: Callable[[], Tensors],
+        gathered: "torch.cuda.Event | None",
+        *,
+        in_place: bool,
+    ) -> None:
+        """Bring a bucket to host memory, and let the storing thread have it; returns when the weights may change."""
+        self._between.acquire()
+        try:
+            with self._staging.beside(gathered):
+                fetched = self._brought(bucket)
+        except BaseException:
+            self._between.release()
+            raise
+        storing = self._storing.submit(self._store, publication, fetched, keep=self._group is not None)
+        storing.add_done_callback(lambda _: self._between.release())
+        publication.storing.append(storing)
+        if in_place and fetched.buffer is None:
+            wait([storing])
+
+    def _brought(self, bucket: Callable[[], Tensors]) -> _Fetched:
+        """Send the bucket, if there is a group; returns it in host memory, copied only if sent, or if on a device."""
         parts = file_parts(bucket())
+        device = parts[-1].device
+        if device.type == "cpu" and self._group is None:
+            return _Fetched(tuple(part.numpy() for part in parts))
+        if device.type == "cpu":
+            buffer = self._staging.copied(parts)
+            self._use_group(lambda group: group.send(buffer.content))
+            return _Fetched((buffer.array,), buffer)
         if self._group is not None:
-            whole = torch.cat([part.to(parts[-1].device) for part in parts])
+            whole = torch.cat([part.to(device) for part in parts])
             self._use_group(lambda group: group.send(whole))
             parts = [whole]
-        arrays = tuple(part.cpu().numpy() for part in parts)
-        if self._verify:
-            publication.digest.add(np.concatenate(arrays))
-        return WeightBucket(self._object_store.put(arrays), sum(array.nbytes for array in arrays))
+        buffer = self._staging.copied(parts)
+        return _Fetched((buffer.array,), buffer)
 
     def _finish(self, publication: _Publication) -> WeightUpdate:
-        buckets = tuple(stored.result() for stored in publication.stored)
+        for each in [*publication.fetching, *publication.storing]:
+            each.result()
         checksum = publication.digest.hexdigest() if self._verify else None
         received: frozenset[str] = frozenset()
         self._use_group(lambda group: group.send_end())
@@ -171,12 +253,14 @@ class Publisher:
             received, problem = self._group.received(publication.version, checksum)
             if problem:
                 self._leave(problem)
+        if self._group is None:  # it was lost in the course of this version
+            self._all_stored(publication)
         lost, self._lost = self._lost, None
         seconds = time.perf_counter() - publication.begun
-        return WeightUpdate(publication.version, buckets, checksum, seconds, received, lost)
+        return WeightUpdate(publication.version, tuple(publication.buckets), checksum, seconds, received, lost)
 
     def _use_group(self, call: Callable[[WeightGroup], None]) -> None:
-        """Call the group, if there is one, and leave it on an error: the object store has every bucket too."""
+        """Call the group, if there is one, and leave it on an error: the object store will have every bucket."""
         if self._group is None:
             return
         try:
@@ -192,44 +276,40 @@ class Publisher:
         logger.warning("weight group %s ended: %s", group.terms.name, why)
         _close(group)
 
+    # ---- storing ---------------------------------------------------------------------------------------------------
+
+    def _store(self, publication: _Publication, fetched: _Fetched, *, keep: bool) -> None:
+        """In the storing thread: put a bucket into the object store, or keep it here."""
+        if self._verify:
+            arrays = fetched.arrays
+            publication.digest.add(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+        if keep:
+            publication.kept[len(publication.buckets)] = fetched
+        publication.buckets.append(WeightBucket(None, fetched.nbytes) if keep else self._put(fetched))
+
+    def _all_stored(self, publication: _Publication) -> tuple[WeightBucket, ...]:
+        """Put the buckets of a version that are kept here into the object store; returns all its buckets."""
+        with self._keeping:
+            for index in list(publication.kept):
+                publication.buckets[index] = self._put(publication.kept[index])
+                del publication.kept[index]
+            return tuple(publication.buckets)
+
+    def _put(self, fetched: _Fetched) -> WeightBucket:
+        bucket = WeightBucket(self._object_store.put(fetched.arrays), fetched.nbytes)
+        if fetched.buffer is not None:
+            self._staging.give_back(fetched.buffer)
+        return bucket
+
+    def _drop(self, publication: _Publication) -> None:
+        with self._keeping:
+            while publication.kept:
+                fetched = publication.kept.popitem()[1]
+                if fetched.buffer is not None:
+                    self._staging.give_back(fetched.buffer)
+
     def _late(self, version: int) -> DeadlineExceeded:
         return DeadlineExceeded("learner-0", f"weights {version} to be stored", self._deadline)
-
-
-class Contributor:
-    """Belongs to every other rank: a thread that sends its shards to the first.
-
-    Args:
-        name: of the rank, in errors.
-        deadline_s: limit on every wait for the thread.
-    """
-
-    def __init__(self, name: str, deadline_s: float) -> None:
-        self._name, self._deadline = name, deadline_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        self._newest: tuple[int, list[Future[Tensors]]] = (-1, [])
-
-    def begin(self, version: int) -> None:
-        """Start publishing ``version``; `add` its buckets next. Raises whatever `settle` raises."""
-        self.settle()
-        self._newest = (version, [])
-
-    def add(self, bucket: Callable[[], Tensors]) -> None:
-        """Send the shards of a bucket in the background."""
-        self._newest[1].append(self._thread.submit(bucket))
-
-    def settle(self) -> None:
-        """Wait until the weights may change.
-
-        Raises:
-            DeadlineExceeded: the thread hangs.
-            RuntimeError: a rank that it sent to, or waited for, has ended.
-        """
-        version, sent = self._newest  # read once: another thread may begin the next version meanwhile
-        if wait(sent, self._deadline).not_done:
-            raise DeadlineExceeded(self._name, f"shards of weights {version} to be sent", self._deadline)
-        for each in sent:
-            each.result()
 
 
 def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:

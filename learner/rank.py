@@ -102,6 +102,11 @@ class Rank:
         """See `RankWorker.published`. Runs in a separate thread."""
         return self._started.published(version)
 
+    @ray.method(concurrency_group="store")  # type: ignore[untyped-decorator]
+    def store(self, version: int) -> WeightUpdate:
+        """See `Publisher.store`. Only for rank 0; runs in a separate thread."""
+        return self._started.publisher.store(version)
+
     @ray.method(concurrency_group="join")  # type: ignore[untyped-decorator]
     def join_weight_group(self, terms: WeightGroupTerms) -> bool:
         """See `Publisher.join`. Only for rank 0; runs in a separate thread."""

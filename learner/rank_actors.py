@@ -27,7 +27,7 @@ PULSE_SECONDS = 3.0
 STOP_SECONDS = 2.0
 POLL_SECONDS = 0.05
 LOG_LINES = 12
-CONCURRENCY = {"control": 1, "publish": 1, "join": 1, "checkpoint": 1}  # threads beside the one that trains
+CONCURRENCY = {"control": 1, "publish": 1, "store": 1, "join": 1, "checkpoint": 1}  # threads beside the one that trains
 
 
 class RankActors:

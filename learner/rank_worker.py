@@ -15,14 +15,16 @@ from learner.batch import Packer, rank_batch, sft_pieces, usable
 from learner.checkpoint import Snapshot, engine_files, load_engine, state_bytes, text_parts, write_file
 from learner.compiled import compile_layers
 from learner.config import LearnerConfig
+from learner.contributor import Contributor
 from learner.engine import Engine, another_group, frozen, join_ranks
 from learner.layout import Piece
 from learner.lora import published
 from learner.policy import Policy, StartingPolicy, load_trained, probe_layouts
-from learner.publishing import Contributor, ObjectStore, Publisher
+from learner.publishing import ObjectStore, Publisher, Source
 from learner.records import ScoredGroup, SFTRow, StepReport
 from learner.reinforce import Reinforcer
 from learner.sequence import ATTENTION, RowSplit, split_rows
+from learner.staging import Staging
 from learner.supervised import supervised_step
 from learner.value import Critic
 from learner.weights import Bucket, buckets, export, gathered_views, in_checkpoint_form, resident, sent_to_first
@@ -97,7 +99,8 @@ class RankWorker:
         )
         publisher = None
         if rank == 0:
-            publisher = Publisher(object_store, verify=spec.verify_weights, deadline_s=patience)
+            staging = Staging(engine.device, _bucket_bytes(config))
+            publisher = Publisher(object_store, verify=spec.verify_weights, deadline_s=patience, staging=staging)
         background = spec.ranks > 1 and not spec.gpus_per_rank
         gathering = another_group(patience) if background else None
         reinforcer = None if config.update is None else _reinforcer(config, config.update, engine, pack, split)
@@ -181,14 +184,14 @@ class RankWorker:
             elif self._publisher is None:
                 self._contributor.add(partial(sent_to_first, bucket, self._gathering))
             else:
-                self._publisher.add(partial(self._received, bucket, self._gathering), gathered=False)
+                self._publisher.add(partial(self._received, bucket, self._gathering), Source.CALL)
         if self._publisher is not None:
             self._publisher.end()
 
     def _publish_gathered(self, bucket: Bucket) -> None:
         views = gathered_views(bucket)
         if self._publisher is not None:
-            self._publisher.add(partial(self._served, views), gathered=not resident(bucket))
+            self._publisher.add(partial(self._served, views), Source.WEIGHTS if resident(bucket) else Source.GATHERED)
 
     def _received(self, bucket: Bucket, group: "ProcessGroup") -> dict[str, torch.Tensor]:
         return self._served(sent_to_first(bucket, group))
@@ -314,7 +317,11 @@ class RankWorker:
 
     @property
     def _bucket_bytes(self) -> int:
-        return int(self._config.learner.bucket_mb * 2**20)
+        return _bucket_bytes(self._config)
+
+
+def _bucket_bytes(config: LearnerConfig) -> int:
+    return int(config.learner.bucket_mb * 2**20)
 
 
 def _policy(config: LearnerConfig, split: RowSplit | None, *, entropy_gradient: bool, checkpointed: bool) -> Policy:

@@ -277,11 +277,12 @@ class WeightBucket:
     """One piece of a set of weights.
 
     Attributes:
-        ref: uint8 arrays in the object store that form one safetensors file when laid end to end.
+        ref: uint8 arrays in the object store that form one safetensors file when laid end to end; None while only the
+            weight group has carried them.
         nbytes: size of that file.
     """
 
-    ref: Ref[tuple[NDArray[np.uint8], ...]]
+    ref: Ref[tuple[NDArray[np.uint8], ...]] | None
     nbytes: int
 
 
@@ -293,7 +294,7 @@ class WeightUpdate:
         version: the version.
         buckets: the weights, in the order they must be loaded.
         checksum: `volley.checksum.weights_checksum`; None if verification is off.
-        gather_seconds: time the learner took to gather and store the weights.
+        gather_seconds: time the learner took to gather and deliver the weights.
         received: actors that already have all of it through the weight group.
         lost_group: the weight group that ended with this version because it lost a member.
     """
@@ -308,3 +309,8 @@ class WeightUpdate:
     @property
     def nbytes(self) -> int:
         return sum(bucket.nbytes for bucket in self.buckets)
+
+    @property
+    def stored(self) -> bool:
+        """Whether all of it is in the object store."""
+        return all(bucket.ref is not None for bucket in self.buckets)

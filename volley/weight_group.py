@@ -1,28 +1,25 @@
 """A process group that carries weights: learner rank 0 sends, the engine processes that hold a model receive.
 
-Its backend is NCCL if both sides have GPUs, otherwise gloo; nothing else differs. Its members are fixed: when the
+NCCL carries the bytes if both sides have GPUs, otherwise gloo: `volley.weight_links`. Members are fixed: when the
 actors change, a new group forms and the old one ends. Every failure becomes an error within a deadline, and the object
-store has the same weights.
+store then carries the same weights.
 
     learner rank 0   announce(v) ── size, file ── size, file ── 0 ── received(v)?
     receivers        awaited()    ──────── next_file() until None ── confirm(v)
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from volley.errors import DeadlineExceeded
+from volley.weight_links import SENDER, GlooLink, Link, NcclLink
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import ProcessGroup, Store, Work  # type: ignore[attr-defined]
 
-SENDER = 0
-POLL_SECONDS = 0.0005
 END = "end"  # announced instead of a version
 
 
@@ -66,7 +63,7 @@ class WeightGroup:
 
     Raises:
         DeadlineExceeded: not all members joined in time.
-        RuntimeError: raised by torch when another member is gone.
+        RuntimeError: another member is gone.
     """
 
     def __init__(self, terms: WeightGroupTerms, rank: int) -> None:
@@ -74,16 +71,20 @@ class WeightGroup:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         self.terms, self.rank, self._sequence = terms, rank, 0
-        self._bound = timedelta(seconds=terms.deadline_s)
         self._device = torch.device("cuda", torch.cuda.current_device()) if terms.cuda else torch.device("cpu")
-        client = TCPStore(terms.host, terms.port, is_master=False, wait_for_workers=False, timeout=self._bound)
+        bound = timedelta(seconds=terms.deadline_s)
+        client = TCPStore(terms.host, terms.port, is_master=False, wait_for_workers=False, timeout=bound)
         self._store = PrefixStore(f"weights/{terms.name}", client)
         self._store.set(f"here/{rank}", "")
         if not self._has([f"here/{each}" for each in range(terms.size)], terms.deadline_s):
             awaited = f"all {terms.size} members of weight group {terms.name}"
             raise DeadlineExceeded(f"rank {rank}", awaited, terms.deadline_s)
-        self._group = _backend(self._store, rank, terms)
-        self._broadcast(torch.zeros(1, dtype=torch.uint8, device=self._device))  # connects
+        self._link: Link
+        if terms.cuda:
+            self._link = NcclLink(self._store, rank, terms.size, self._device, terms.deadline_s)
+        else:
+            self._link = GlooLink(self._store, rank, terms.size, terms.deadline_s)
+        self._link.broadcast(torch.zeros(1, dtype=torch.uint8, device=self._device))  # connects
 
     # ---- the sender ------------------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ class WeightGroup:
     def send(self, file: "Tensor") -> None:
         """Send a file, uint8 [bytes] on any device, to every receiver; returns when ``file`` may be changed."""
         self._size(file.numel())
-        self._broadcast(file.to(self._device))
+        self._link.broadcast(file.to(self._device))
 
     def send_end(self) -> None:
         """Tell the receivers that this version has no more files."""
@@ -109,7 +110,7 @@ class WeightGroup:
         """
         problem = ""
         try:
-            self._meet()  # fails at once if a member is gone, at the deadline if one hangs
+            self._link.meet()  # fails at once if a member is gone, at the deadline if one hangs
         except (DeadlineExceeded, RuntimeError) as error:
             problem = str(error)
         names = frozenset(name for name, _ in self.terms.members if self._got(name, version, checksum))
@@ -141,20 +142,20 @@ class WeightGroup:
         return self._size(0)
 
     def receive(self, into: "Tensor") -> None:
-        """Receive the next file into ``into``, uint8 [bytes] on the CPU."""
+        """Receive the next file into ``into``, uint8 [bytes] on the CPU or on the group's device."""
         import torch
 
-        if self._device.type == "cpu":
-            self._broadcast(into)
+        if into.device == self._device:
+            self._link.broadcast(into)
         else:
             staged = torch.empty_like(into, device=self._device)
-            self._broadcast(staged)
+            self._link.broadcast(staged)
             into.copy_(staged)
 
     def confirm(self, version: int, checksum: str) -> None:
         """Confirm to the sender that all of ``version`` has arrived; ``checksum`` is "" if digests are off."""
         self._store.set(f"got/{version}/{self.rank}", checksum)
-        self._meet()
+        self._link.meet()
 
     # ---- both ------------------------------------------------------------------------------------------------------
 
@@ -162,38 +163,15 @@ class WeightGroup:
         """Leave the group; when the sender leaves, it ends for all. Nothing else may be called afterwards."""
         if self.rank == SENDER:
             self._store.set(f"next/{self._sequence}", END)
-        self._group.abort()
-        del self._group  # gloo only disconnects when the group is destroyed
+        self._link.close()
+        del self._link
 
     def _size(self, nbytes: int) -> int:
         import torch
 
         size = torch.tensor([nbytes], dtype=torch.int64, device=self._device)
-        self._broadcast(size)
+        self._link.broadcast(size)
         return int(size.item())
-
-    def _broadcast(self, tensor: "Tensor") -> None:
-        from torch.distributed import BroadcastOptions
-
-        options = BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = SENDER, 0, self._bound
-        self._wait(self._group.broadcast([tensor], options))
-
-    def _meet(self) -> None:
-        import torch
-        from torch.distributed import AllreduceOptions
-
-        options = AllreduceOptions()
-        options.timeout = self._bound
-        self._wait(self._group.allreduce([torch.zeros(1, dtype=torch.uint8, device=self._device)], options))
-
-    def _wait(self, work: "Work") -> None:
-        ends = time.monotonic() + self.terms.deadline_s
-        while not work.is_completed():  # NCCL cannot wait with a timeout
-            if time.monotonic() > ends:
-                raise DeadlineExceeded(f"rank {self.rank}", f"weight group {self.terms.name}", self.terms.deadline_s)
-            time.sleep(POLL_SECONDS)
-        work.wait()  # raises the error, if any
 
     def _has(self, keys: Sequence[str], seconds: float) -> bool:
         from torch.distributed import DistStoreError
@@ -203,16 +181,3 @@ class WeightGroup:
         except DistStoreError:  # timed out; a lost store raises another error
             return False
         return True
-
-
-def _backend(store: "Store", rank: int, terms: WeightGroupTerms) -> "ProcessGroup":
-    """Create a backend; it has the collectives of a `ProcessGroup`, though torch's stubs do not list them."""
-    from torch import distributed
-
-    if not terms.cuda:
-        gloo = distributed.ProcessGroupGloo(store, rank, terms.size, timedelta(seconds=terms.deadline_s))
-        return cast("ProcessGroup", gloo)
-    options = distributed.ProcessGroupNCCL.Options()
-    # NCCL's watchdog would end the whole process, so it must act later than our own deadline.
-    options._timeout = timedelta(seconds=2 * terms.deadline_s + 60)
-    return cast("ProcessGroup", distributed.ProcessGroupNCCL(store, rank, terms.size, options))

@@ -75,13 +75,15 @@ class Publisher(Rank):
         from learner.engine import join_ranks
         from learner.publishing import Publisher
         from learner.rank_worker import RankWorker
+        from learner.staging import Staging
 
         join_ranks(0, 1, self._store, cuda=False, deadline_s=600)
         with deepspeed.zero.Init(dtype=torch.bfloat16):  # shards each parameter as it is created
             model = LlamaForCausalLM(LlamaConfig(**shape_of(size), tie_word_embeddings=False))
         engine: Any = SimpleNamespace(module=SimpleNamespace(lm=model))
         pack: Any = None  # takes no steps
-        publisher = Publisher(ray, verify=False, deadline_s=600)
+        staging = Staging(torch.device("cpu"), int(self._config.learner.bucket_mb * 2**20))
+        publisher = Publisher(ray, verify=False, deadline_s=600, staging=staging)
         self._worker = RankWorker(self._config, 0, engine, pack, publisher=publisher)
         return sum(parameter.ds_numel * parameter.element_size() for parameter in model.parameters())
 

@@ -1,5 +1,6 @@
 """The weight group's calls on this device, with one member, because NCCL takes one per device."""
 
+import importlib.util
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,11 +9,15 @@ import torch
 
 from benchmarks.gpu.setting import Row, Setting
 from learner.engine import open_store
-from volley.weight_group import SENDER, WeightGroup, WeightGroupTerms
+from volley.weight_group import WeightGroup, WeightGroupTerms
+from volley.weight_links import SENDER
 
 
 def run(setting: Setting) -> Iterator[Row]:
     """Yield the rows of this section."""
+    if setting.cuda and importlib.util.find_spec("vllm") is None:
+        yield Row("weight group", "not run", "vLLM is not installed, through which NCCL is called")
+        return
     setting.join()
     store = open_store("127.0.0.1", 0, 1)
     terms = WeightGroupTerms("127.0.0.1", store.port, "benchmark", (), cuda=setting.cuda, digests=False, deadline_s=60)

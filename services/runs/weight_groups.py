@@ -2,6 +2,7 @@
 
 A group's members are fixed. When the actors change, or the group has lost a member, another group is formed while the
 run continues. Until it exists, and for each version it fails on, the actors take the weights from the object store.
+Those that a group delivered get there only if an actor needs them.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ class WeightGroups:
 
     def __init__(self, job: RLJob, actors: ActorPool, learner: LearnerPool) -> None:
         self._spec, self._actors, self._learner = job.broadcast, actors, learner
+        actors.late_weights.store = learner.store
         self._cuda = job.actors.gpus > 0 and job.learner.gpus_per_rank > 0
         self._digests = job.learner.verify_weights
         self._count = 0

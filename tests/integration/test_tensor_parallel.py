@@ -18,11 +18,14 @@ from tests.integration.processes import descendants, wait_until_gone
 from tests.models import character_tokenizer, tiny_llama
 from volley.checksum import weights_checksum
 from volley.job import ActorsSpec
+from volley.memory import total_memory
 from volley.model import ModelSpec
 from volley.records import Group, WeightBucket, WeightUpdate
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
-TWO_WAY = {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.05, "enforce_eager": True}
+# vLLM takes the share of one NUMA node, whose memory may be half of the machine's, and a worker's own memory counts.
+SHARE = min(0.5, (3 << 30) / total_memory())
+TWO_WAY = {"tensor_parallel_size": 2, "gpu_memory_utilization": SHARE, "enforce_eager": True}
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ class Run:
 
     async def serves_bitwise(self, update: WeightUpdate) -> bool:
         published: dict[str, NDArray[np.float32]] = {}
-        for bucket in update.buckets:
+        for bucket in (await self.learner.store(update.version)).buckets:
             published |= load(b"".join(part.tobytes() for part in ray.get(bucket.ref)))
         served = [load(file.tobytes()) for file in (await self.pool.served_weights()).values()]
         return all(np.array_equal(weights[name], published[name]) for weights in served for name in published)
@@ -101,6 +101,7 @@ async def test_a_group_delivers_weights_in_the_middle_of_samples(run: Run) -> No
         assert update.received == {"actor-0", "actor-1"}
         assert [done.grouped for done in report.actors] == [True, True]
         assert len(update.buckets) > 2
+        assert not update.stored, "nobody needed it there"
     for group in await asyncio.gather(*long):
         assert set(group.versions_T) <= {before, before + 1, before + 2}
     assert await run.serves_bitwise(update)
@@ -127,8 +128,12 @@ async def test_an_engine_killed_while_it_receives_does_not_affect_the_others(run
     assert await run.serves_bitwise(update)  # the replacement got the weights from the object store
 
 
-async def test_a_new_actor_is_in_the_next_group(run: Run) -> None:
+async def test_a_new_actor_takes_what_the_group_delivered_from_the_learner_and_is_in_the_next_group(run: Run) -> None:
+    assert await run.groups.form()
+    update, _ = await run.publish()
+    assert (sorted(update.received), update.stored) == (["actor-0", "actor-2"], False)
     await run.pool.scale(3)
+    assert await run.serves_bitwise(update)
     async with run.groups.maintained():
         await until(lambda: run.groups.complete)
     update, report = await run.publish()

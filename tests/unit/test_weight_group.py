@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from volley.errors import DeadlineExceeded
-from volley.weight_group import SENDER, WeightGroup, WeightGroupTerms
+from volley.weight_group import WeightGroup, WeightGroupTerms
+from volley.weight_links import SENDER
 
 FILES = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (3, 1, 1 << 20)]
 

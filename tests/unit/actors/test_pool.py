@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from actors import pool as pool_module
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, GenerateRequest
+from actors.late_weights import LateWeights
 from actors.pool import ActorPool
 from volley.errors import DeadlineExceeded, HostError, JobError, WeightsGone, WorkerDied
 from volley.job import ActorsSpec
@@ -112,7 +113,7 @@ class Fakes(list[FakeMember]):
         self.gated: set[int] = set()
         self.gone: tuple[WeightUpdate, ...] = ()
 
-    def make(self, config: ActorConfig, index: int) -> FakeMember:
+    def make(self, config: ActorConfig, index: int, late_weights: LateWeights) -> FakeMember:
         member = FakeMember(config, index, on_start=self.on_start.get(index), gone=self.gone)
         if index in self.gated:
             member.update_gate.clear()

@@ -1,9 +1,9 @@
 """The receiving end of a weight group, with a sender in the same process."""
 
-import contextlib
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,14 +12,39 @@ from safetensors.torch import save
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actors.receiver import KEPT, Receiver
-from actors.weight_files import close_all
 from volley.checksum import weights_checksum
-from volley.weight_group import SENDER, WeightGroup, WeightGroupTerms
+from volley.weight_group import WeightGroup, WeightGroupTerms
+from volley.weight_links import SENDER
 
 
 @pytest.fixture
 def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+
+
+class Watched(Receiver):
+    """Knows how many received files are in memory."""
+
+    def __init__(self, *, on_device: bool = False) -> None:
+        super().__init__(torch.device("cpu"), lambda _: on_device)
+        self._files: list[weakref.ref[torch.Tensor]] = []
+
+    def _memory(self, nbytes: int) -> torch.Tensor:
+        memory = super()._memory(nbytes)
+        self._files.append(weakref.ref(memory))
+        return memory
+
+    @property
+    def files(self) -> int:
+        return sum(file() is not None for file in self._files)
+
+
+@pytest.fixture(params=[False, True], ids=["in host memory", "on the device"])
+def receiver(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    watched = Watched(on_device=request.param)
+    yield watched
+    watched.close()
+    until(lambda: watched.files == 0)
 
 
 def joined(store: TCPStore, receiver: Receiver, *, digests: bool = False, name: str = "1") -> WeightGroup:
@@ -36,18 +61,7 @@ def send(group: WeightGroup, version: int, files: Sequence[bytes]) -> None:
 
 
 def take_all(receiver: Receiver, version: int) -> list[bytes]:
-    files = receiver.take(version)
-    read = [Path(file.path).read_bytes() for file in files]
-    close_all(files)
-    return read
-
-
-def memory_files() -> int:
-    count = 0
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another thread has closed it since it was listed
-            count += "volley-weights" in str(link.readlink())
-    return count
+    return [file.numpy().tobytes() for file in receiver.take(version)]
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -57,23 +71,21 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_newest_versions_are_kept_as_files_another_process_can_open(store: TCPStore) -> None:
-    receiver = Receiver(torch.device("cpu"))
+def test_the_newest_versions_are_kept_until_one_is_taken(store: TCPStore, receiver: Watched) -> None:
     group = joined(store, receiver)
     for version in (1, 2, 3):
         send(group, version, [bytes([version]) * 5, bytes([version]) * 70_000])
         assert group.received(version, None) == (frozenset({"actor-0"}), "")
-    assert memory_files() == 2 * KEPT
+    until(lambda: receiver.files == 2 * KEPT)
     assert take_all(receiver, 3) == [bytes([3]) * 5, bytes([3]) * 70_000]
-    assert memory_files() == 0  # version 2 was dropped too
+    until(lambda: receiver.files == 0)  # version 2 was dropped too
     with pytest.raises(ValueError, match=r"weights 2 were not received, only \[\]"):
         receiver.take(2)
     group.close()
 
 
-def test_the_receiver_confirms_with_a_checksum(store: TCPStore) -> None:
+def test_the_receiver_confirms_with_a_checksum(store: TCPStore, receiver: Watched) -> None:
     file = save({"w": torch.arange(9.0)})
-    receiver = Receiver(torch.device("cpu"))
     group = joined(store, receiver, digests=True)
     send(group, 1, [file])
     checksum = weights_checksum([np.frombuffer(file, dtype=np.uint8)])
@@ -81,18 +93,17 @@ def test_the_receiver_confirms_with_a_checksum(store: TCPStore) -> None:
     send(group, 2, [file])
     assert group.received(2, "0" * 64)[0] == frozenset()
     group.close()
-    assert memory_files() == 2
+    until(lambda: receiver.files == 2)
     receiver.close()
-    assert memory_files() == 0
+    assert receiver.files == 0
 
 
-def test_an_incomplete_version_is_dropped(store: TCPStore) -> None:
-    receiver = Receiver(torch.device("cpu"))
+def test_an_incomplete_version_is_dropped(store: TCPStore, receiver: Watched) -> None:
     group = joined(store, receiver)
     group.announce(1)
     group.send(torch.zeros(100_000, dtype=torch.uint8))
     group.close()
-    until(lambda: memory_files() == 0)
+    until(lambda: receiver.files == 0)
     with pytest.raises(ValueError, match="weights 1 were not received"):
         receiver.take(1)
     again = joined(store, receiver, name="2")
@@ -100,3 +111,19 @@ def test_an_incomplete_version_is_dropped(store: TCPStore) -> None:
     assert again.received(2, None)[0] == {"actor-0"}
     assert take_all(receiver, 2) == [b"whole"]
     again.close()
+
+
+def test_too_little_memory_for_a_version_is_noted_and_the_sender_learns_of_it(
+    store: TCPStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.weight_files.available_memory", lambda: 10 << 20)
+    receiver = Watched()
+    group = joined(store, receiver)
+    group.announce(1)
+    group.send(torch.zeros(1000, dtype=torch.uint8))
+    with suppress(RuntimeError):  # when the receiver has left, which may be during this call or after it
+        group.send(torch.zeros(11 << 20, dtype=torch.uint8))
+    assert group.received(1, None)[0] == frozenset()
+    group.close()
+    until(lambda: "do not fit into 10 MiB of free memory" in caplog.text)
+    assert receiver.files == 0

@@ -12,21 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from actors.receiver import Receiver
-from actors.weight_files import close_all
-from learner import publishing
-from learner.publishing import Contributor, Publisher
+from learner import contributor as contributing
+from learner.contributor import Contributor
+from learner.publishing import BETWEEN, ObjectStore, Publisher, Source
+from learner.staging import Staging
 from volley.errors import DeadlineExceeded, HostError
 from volley.records import WeightBucket, WeightUpdate
-from volley.weight_group import WeightGroupTerms
 
 
 class Store:
     """Copies what is put, as Ray does, but only after ``open`` is set."""
 
     def __init__(self) -> None:
+        self.puts = 0
         self.open = threading.Event()
         self.open.set()
         self.full = False
@@ -35,6 +34,7 @@ class Store:
         assert self.open.wait(10)
         if self.full:
             raise HostError("the object store is full")
+        self.puts += 1
         return [array.copy() for array in arrays]
 
     def get(self, ref: Any, timeout: float) -> Any:
@@ -44,6 +44,10 @@ class Store:
 @pytest.fixture
 def store() -> Store:
     return Store()
+
+
+def publisher_of(store: ObjectStore, *, verify: bool = False, deadline_s: float = 10) -> Publisher:
+    return Publisher(store, verify=verify, deadline_s=deadline_s, staging=Staging(torch.device("cpu"), 64))
 
 
 def tensors_of(update: WeightUpdate) -> dict[str, Tensor]:
@@ -74,13 +78,13 @@ def waits_for(call: Callable[[], object], opened: threading.Event) -> bool:
     return order == ["opened", "returned"]
 
 
-def test_settle_waits_until_all_buckets_are_stored(store: Store) -> None:
-    publisher = Publisher(store, verify=True, deadline_s=10)
+def test_settle_waits_until_weights_in_place_are_stored(store: Store) -> None:
+    publisher = publisher_of(store, verify=True)
     weights = {"a": torch.ones(4), "b": torch.full((2, 2), 2.0), "c": torch.zeros(3)}
     store.open.clear()
     publisher.begin(7)
     for name, tensor in weights.items():
-        publisher.add(partial(dict, {name: tensor}), gathered=False)
+        publisher.add(partial(dict, {name: tensor}), Source.WEIGHTS)
     publisher.end()
     assert waits_for(publisher.settle, store.open)
     for tensor in weights.values():
@@ -88,36 +92,63 @@ def test_settle_waits_until_all_buckets_are_stored(store: Store) -> None:
     update = publisher.update(7)
     assert {name: float(tensor.flatten()[0]) for name, tensor in tensors_of(update).items()} == {"a": 1, "b": 2, "c": 0}
     assert (update.version, update.received, update.lost_group) == (7, frozenset(), None)
+    assert update.stored
     assert update.checksum is not None
 
 
-def test_only_one_bucket_with_extra_memory_waits_to_be_stored(store: Store) -> None:
-    publisher = Publisher(store, verify=False, deadline_s=10)
+def test_settle_does_not_wait_for_what_is_stored_from_other_memory(store: Store) -> None:
+    publisher = publisher_of(store)
+    weight = torch.ones(4)
     store.open.clear()
     publisher.begin(1)
-    publisher.add(partial(dict, {"a": torch.ones(4)}), gathered=True)
-    assert waits_for(lambda: publisher.add(partial(dict, {"b": torch.ones(4)}), gathered=True), store.open)
+    publisher.add(lambda: {"a": weight.clone()}, Source.CALL)
+    publisher.end()
+    publisher.settle()
+    weight += 1
+    store.open.set()
+    assert tensors_of(publisher.update(1))["a"].tolist() == [1] * 4
+
+
+def test_only_one_bucket_with_extra_memory_waits_to_be_fetched(store: Store) -> None:
+    publisher, fetched = publisher_of(store), threading.Event()
+    publisher.begin(1)
+    publisher.add(partial(named_after, fetched, "a"), Source.GATHERED)
+    assert waits_for(lambda: publisher.add(partial(gather, "b", []), Source.GATHERED), fetched)
     publisher.end()
     assert tensors_of(publisher.update(1)).keys() == {"a", "b"}
 
 
-def test_any_number_of_buckets_that_are_not_gathered_yet_may_wait(store: Store) -> None:
-    publisher = Publisher(store, verify=False, deadline_s=10)
+def test_buckets_are_fetched_only_as_fast_as_they_are_stored(store: Store) -> None:
+    publisher = publisher_of(store)
     store.open.clear()
     publisher.begin(1)
     gathered: list[str] = []
-    for name in "abc":
-        publisher.add(partial(gather, name, gathered), gathered=False)
+    for name in "abcde":
+        publisher.add(partial(gather, name, gathered), Source.CALL)
     publisher.end()
-    assert gathered in ([], ["a"]), "each is gathered when the one before is stored"
+    until(lambda: len(gathered) == BETWEEN)
+    time.sleep(0.05)
+    assert gathered == [*"ab"]
     store.open.set()
-    assert tensors_of(publisher.update(1)).keys() == {*"abc"}
-    assert gathered == [*"abc"]
+    assert tensors_of(publisher.update(1)).keys() == {*"abcde"}
+    assert gathered == [*"abcde"]
 
 
 def gather(name: str, gathered: list[str]) -> dict[str, Tensor]:
     gathered.append(name)
     return {name: torch.ones(4)}
+
+
+def named_after(opened: threading.Event, name: str) -> dict[str, Tensor]:
+    assert opened.wait(10)
+    return {name: torch.ones(4)}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 def test_the_optimiser_waits_for_shards_on_their_way_to_the_first_rank() -> None:
@@ -155,7 +186,7 @@ def test_a_wait_for_one_version_does_not_become_one_for_the_next(monkeypatch: py
         contributor.add(partial(sent_after, opened))
         return waited
 
-    monkeypatch.setattr(publishing, "wait", wait_and_begin_the_next)
+    monkeypatch.setattr(contributing, "wait", wait_and_begin_the_next)
     contributor.settle()
     opened.set()
     contributor.settle()
@@ -171,10 +202,10 @@ def closed() -> dict[str, Tensor]:
 
 
 def test_a_version_is_available_while_the_next_is_published(store: Store) -> None:
-    publisher = Publisher(store, verify=False, deadline_s=10)
+    publisher = publisher_of(store)
     for version in (1, 2, 3):
         publisher.begin(version)
-        publisher.add(partial(dict, {"a": torch.full((2,), float(version))}), gathered=False)
+        publisher.add(partial(dict, {"a": torch.full((2,), float(version))}), Source.WEIGHTS)
         publisher.end()
     assert [float(tensors_of(publisher.update(version))["a"][0]) for version in (2, 3)] == [2, 3]
     with pytest.raises(ValueError, match="version 1 is not being published"):
@@ -182,65 +213,28 @@ def test_a_version_is_available_while_the_next_is_published(store: Store) -> Non
 
 
 def test_update_raises_the_error_of_storing(store: Store) -> None:
-    publisher = Publisher(store, verify=False, deadline_s=10)
+    publisher = publisher_of(store)
     store.full = True
     publisher.begin(1)
-    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=True)
+    publisher.add(partial(dict, {"a": torch.ones(2)}), Source.GATHERED)
     publisher.end()
     publisher.settle()
     with pytest.raises(HostError, match="the object store is full"):
         publisher.update(1)
     store.full = False
     publisher.begin(2)
-    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=True)
+    publisher.add(partial(dict, {"a": torch.ones(2)}), Source.GATHERED)
     publisher.end()
     assert publisher.update(2).version == 2
 
 
 def test_a_hung_object_store_is_an_error_at_the_deadline(store: Store) -> None:
-    publisher = Publisher(store, verify=False, deadline_s=0.2)
+    publisher = publisher_of(store, deadline_s=0.2)
     store.open.clear()
     publisher.begin(1)
-    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=True)
+    publisher.add(partial(dict, {"a": torch.ones(2)}), Source.WEIGHTS)
     publisher.end()
     for call in (publisher.settle, lambda: publisher.update(1)):
         with pytest.raises(DeadlineExceeded, match=r"learner-0 waited 0\.2 s for weights 1 to be stored"):
             call()
     store.open.set()
-
-
-def test_the_newest_weight_group_receives_the_stored_weights_and_older_ones_end(store: Store) -> None:
-    server = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    publisher, receiver = Publisher(store, verify=True, deadline_s=30), Receiver(torch.device("cpu"))
-    for name in ("1", "2", "3"):
-        terms = WeightGroupTerms("127.0.0.1", server.port, name, (("actor-0", 1),), False, True, 10)
-        receiver.join(terms, 1)
-        assert publisher.join(terms)
-        if name == "1":
-            continue  # the next group replaces this one before it has sent a version
-        version = int(name)
-        publisher.begin(version)
-        publisher.add(partial(dict, {"a": torch.full((3,), float(version))}), gathered=False)
-        publisher.add(partial(dict, {"b": torch.full((2, 2), float(version))}), gathered=True)
-        publisher.end()
-        update = publisher.update(version)
-        assert (update.received, update.lost_group) == (frozenset({"actor-0"}), None if name == "2" else "2")
-        files = receiver.take(version)
-        assert [file.read().tobytes() for file in files] == [file_of(bucket) for bucket in update.buckets]
-        close_all(files)
-    ends = time.monotonic() + 10
-    while (names := [each.name for each in threading.enumerate() if "weight-group" in each.name]) != ["weight-group-3"]:
-        assert time.monotonic() < ends, names
-        time.sleep(0.01)
-
-
-def test_publishing_works_without_a_weight_group_that_did_not_form(store: Store) -> None:
-    server = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    publisher = Publisher(store, verify=False, deadline_s=30)
-    terms = WeightGroupTerms("127.0.0.1", server.port, "1", (("actor-0", 1),), False, False, 0.2)
-    assert not publisher.join(terms)
-    publisher.begin(1)
-    publisher.add(partial(dict, {"a": torch.ones(2)}), gathered=False)
-    publisher.end()
-    update = publisher.update(1)
-    assert (len(update.buckets), update.received, update.lost_group) == (1, frozenset(), None)

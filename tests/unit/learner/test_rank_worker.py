@@ -15,7 +15,7 @@ from learner.config import LearnerConfig
 from learner.publishing import Publisher
 from learner.rank_worker import RankWorker
 from learner.weights import file_parts
-from tests.unit.learner.test_publishing import Store, tensors_of
+from tests.unit.learner.test_publishing import Store, publisher_of, tensors_of
 from volley.model import ModelSpec
 from volley.objectives import Mean
 from volley.update import LearnerSpec, Optimizer
@@ -102,7 +102,7 @@ def test_a_file_of_parts_is_one_that_the_safetensors_library_reads(tmp_path: Pat
 
 def test_rank_0_publishes_the_trained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_worker, "gathered_views", dict)
-    publisher = Publisher(Store(), verify=False, deadline_s=10)
+    publisher = publisher_of(Store())
     first = worker(tmp_path, publisher=publisher)
     first.publish(3)
     update = first.published(3)

@@ -1,0 +1,42 @@
+"""Weights for actors that the weight group did not reach: the learner then puts them into the object store."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
+from volley.records import WeightUpdate
+
+
+class LateWeights:
+    """Asks the learner once per update, however many actors need it.
+
+    Attributes:
+        store: `learner.pool.LearnerPool.store` of the learner that publishes; set before it has a weight group.
+    """
+
+    def __init__(self) -> None:
+        self.store: Callable[[int], Awaitable[WeightUpdate]] | None = None
+        self._asked: WeightUpdate | None = None
+        self._stored: WeightUpdate | None = None
+        self._asking = asyncio.Lock()
+
+    async def complete(self, update: WeightUpdate) -> WeightUpdate:
+        """``update`` with all its weights in the object store.
+
+        Raises:
+            WeightsGone: the learner died or hangs, or has published newer weights since.
+        """
+        if update.stored:
+            return update
+        async with self._asking:
+            if self._stored is None or self._asked is not update:
+                self._asked, self._stored = update, await self._ask(update.version)
+            return self._stored
+
+    async def _ask(self, version: int) -> WeightUpdate:
+        if self.store is None:
+            raise WeightsGone(f"weights {version} are not in the object store")
+        try:
+            return await self.store(version)
+        except (WorkerDied, DeadlineExceeded) as error:
+            raise WeightsGone(f"weights {version} are gone with their learner: {error}") from error
