@@ -17,6 +17,7 @@ from volley.job import ActorsSpec
 # that start engines alternate with files that mostly wait, so that the lanes seldom want all cores at once.
 FIRST = (
     "test_steering.py",
+    "test_tensor_parallel_runs.py",
     "test_page_commands.py",
     "test_attacks.py",
     "test_service.py",
