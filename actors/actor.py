@@ -27,12 +27,12 @@ from actors.config import (
 )
 from actors.gateway.groups import EpisodeReport
 from actors.uncompiled import uncompiled
-from actors.weight_files import WeightFile, closing_all
 from volley.checksum import weights_checksum
 from volley.errors import GroupGone, HostError, WeightsGone
 from volley.imports import without_collection
 from volley.records import Group, GroupMeta, WeightUpdate
 from volley.refs import Ref
+from volley.weight_files import WeightFile, closing_all
 from volley.weight_group import WeightGroupTerms
 
 if TYPE_CHECKING:
@@ -153,15 +153,17 @@ class Actor:
 
     async def _receive(self, update: WeightUpdate) -> ActorUpdate:
         started = time.perf_counter()
+        if update.lent and update.lender != ray.get_runtime_context().get_node_id():
+            raise WeightsGone(f"weights {update.version} are lent on another node")
         grouped = self._name in update.received
         with closing_all() as files:
-            if not grouped:
+            if not grouped and not update.lent:
                 await self._fetch(update, files)
-            paths = [file.path for file in files]
+            paths = [bucket.lent for bucket in update.buckets] if update.lent else [file.path for file in files]
             if self._config.model.lora is not None:
                 paths = await asyncio.to_thread(self._merged, paths, files)
             fetched = time.perf_counter()
-            stall, load = await self._running.load(update.version, paths)
+            stall, load = await self._running.load(update.version, paths, lent=update.lent)
         return ActorUpdate(self._name, update.version, update.nbytes, fetched - started, load, stall, grouped)
 
     async def _fetch(self, update: WeightUpdate, files: list[WeightFile]) -> None:

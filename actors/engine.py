@@ -36,6 +36,7 @@ from volley.weight_group import WeightGroupTerms
 _T = TypeVar("_T")
 OnTokens = Callable[[list[int]], int | None]
 EXIT_SECONDS = 5.0
+WEIGHTS, CACHE = ("weights",), ("kv_cache",)  # vLLM's names for what sleeping gives back
 
 
 class Engine:
@@ -51,6 +52,7 @@ class Engine:
         self._open.set()
         self._version = 0
         self._asleep = False
+        self._given_back: tuple[str, ...] = WEIGHTS + CACHE  # while it sleeps
         self._processes = list(llm.engine_core.resources.engine_manager.processes)
         self._death: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         for process in self._processes:
@@ -159,6 +161,8 @@ class Engine:
         Samples under way keep their tokens. Does nothing if it sleeps. Not to be called during `load`.
         """
         self._open.clear()
+        if self._asleep and self._given_back != WEIGHTS + CACHE:
+            await self._alive(self._wake())
         if not self._asleep:
             await self._alive(self._sleep())
 
@@ -167,17 +171,20 @@ class Engine:
         await self._alive(self._wake())
         self._open.set()
 
-    async def load(self, version: int, paths: list[str]) -> tuple[float, float]:
+    async def load(self, version: int, paths: list[str], *, lent: bool = False) -> tuple[float, float]:
         """Load new weights in the middle of samples, and wake up if it sleeps. Only one call at a time.
 
         Args:
             version: the version of every token sampled from now on.
             paths: safetensors files that the engine's process can open, in order; [] for what the weight group brought.
+            lent: the files are the learner's, which has not left the device yet: sleep on, until `wake`.
 
         Returns:
             The seconds for which generation paused, and the seconds of these that loading took.
         """
         self._open.clear()
+        if lent:
+            return await self._alive(self._load_asleep(version, paths))
         try:
             return await self._alive(self._load(version, paths))
         finally:
@@ -271,34 +278,47 @@ class Engine:
     async def _load(self, version: int, paths: list[str]) -> tuple[float, float]:
         llm, core = self._llm, self._llm.engine_core
         if self._asleep:
-            await llm.collective_rpc("take_memory_again")
+            await llm.collective_rpc("take_memory_again", args=(self._given_back,))
         # The engine's own clock is read, because its current step still generates tokens after the request to pause.
         _, paused = await asyncio.gather(
             core.pause_scheduler_async(mode="keep", clear_cache=False), llm.collective_rpc("clock")
         )
+        load = await self._change(version, paths)
+        _, _, resumed = await asyncio.gather(
+            llm.update_weight_version(str(version)), llm.resume_generation(), llm.collective_rpc("clock")
+        )
+        self._asleep = False
+        return max(resumed) - min(paused), load
+
+    async def _load_asleep(self, version: int, paths: list[str]) -> tuple[float, float]:
+        if not self._asleep:
+            raise RuntimeError("an engine that does not sleep cannot read the learner's memory")
+        await self._llm.collective_rpc("take_memory_again", args=(WEIGHTS,))
+        self._given_back = CACHE
+        load = await self._change(version, paths)
+        await self._llm.update_weight_version(str(version))
+        return load, load
+
+    async def _change(self, version: int, paths: list[str]) -> float:
         try:
-            loads = await llm.collective_rpc("change_weights", args=(version, paths))
+            loads = await self._llm.collective_rpc("change_weights", args=(version, paths))
         except EngineDeadError:
             raise
         except Exception as error:  # vLLM documents no type; the model is only half loaded and cannot continue
             raise self._died(f"weights {version} do not load: {error}") from error
         self._version = version
-        _, _, resumed = await asyncio.gather(
-            llm.update_weight_version(str(version)), llm.resume_generation(), llm.collective_rpc("clock")
-        )
-        self._asleep = False
-        return max(resumed) - min(paused), max(loads)
+        return float(max(loads))
 
     async def _sleep(self) -> None:
         await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         # Samples under way are computed again from their tokens, since their keys and values go too.
         await self._llm.reset_prefix_cache(reset_running_requests=True)
         await self._llm.collective_rpc("give_memory_back")
-        self._asleep = True
+        self._asleep, self._given_back = True, WEIGHTS + CACHE
 
     async def _wake(self) -> None:
         if self._asleep:
-            await self._llm.collective_rpc("take_memory_again")
+            await self._llm.collective_rpc("take_memory_again", args=(self._given_back,))
             await self._llm.resume_generation()
             self._asleep = False
 

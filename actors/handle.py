@@ -19,7 +19,7 @@ from actors.actor import Actor, log_path
 from actors.config import ActorConfig, ActorInfo, ActorUpdate, EpisodesRequest, GenerateRequest, OpenedSessions
 from actors.gateway.groups import EpisodeReport
 from actors.late_weights import LateWeights
-from volley.errors import DeadlineExceeded, WorkerDied
+from volley.errors import DeadlineExceeded, WeightsGone, WorkerDied
 from volley.forking import ray_options
 from volley.processes import death_cause, last_lines
 from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
@@ -131,11 +131,19 @@ class ActorHandle:
 
     async def update(self, update: WeightUpdate) -> ActorUpdate:
         """Load ``update`` and serve it. Raises `WeightsGone` if it cannot be had."""
-        deadline, awaited = self._spec.group_deadline_s, f"weights {update.version}"
         with self.in_flight():
+            if update.lent:
+                try:
+                    return await self._updated(update)
+                except WeightsGone:  # it is on another node than the learner
+                    update = update.taken_back()
             if self.name not in update.received:
                 update = await self._late_weights.complete(update)
-            done: ActorUpdate = await self._answer(self._handle.update.remote(update), awaited, deadline)
+            return await self._updated(update)
+
+    async def _updated(self, update: WeightUpdate) -> ActorUpdate:
+        deadline, awaited = self._spec.group_deadline_s, f"weights {update.version}"
+        done: ActorUpdate = await self._answer(self._handle.update.remote(update), awaited, deadline)
         self.version = done.version
         return done
 

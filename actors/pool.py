@@ -167,16 +167,18 @@ class ActorPool:
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
         """Pass ``update`` to all actors while they generate. Each switches as soon as it has the weights.
 
+        Actors that sleep wake up with it, but for one that the learner lends them: then call `wake` once it sleeps.
+
         Raises:
             WorkerDied, DeadlineExceeded: an actor ended or took too long, and may not be replaced.
         """
         started = time.perf_counter()
-        self._newest, self._oldest = update, None
+        self._newest, self._oldest = update.taken_back() if update.lent else update, None
         if self._gone is not None:
             self._gone = None
             await self._notify()  # replacements wait for it
         updates = await _all(self._update(actor, update) for actor in self._serving)
-        if not self._awake.is_set():
+        if not self._awake.is_set() and not update.lent:
             await self.wake()
         received = tuple(done for done in updates if done is not None)
         return BroadcastReport(update.version, received, time.perf_counter() - started)

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import torch
 
-from actors.weight_files import host_memory
 from volley.checksum import WeightsDigest
 from volley.errors import VolleyError
+from volley.weight_files import host_memory
 from volley.weight_group import WeightGroup, WeightGroupTerms
 
 AWAIT_SECONDS = 600.0

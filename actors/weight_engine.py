@@ -6,7 +6,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from pathlib import Path
@@ -27,6 +27,7 @@ from vllm.platforms import current_platform
 from actors.kv_memory import give_back, provide_on_first_use
 from actors.receiver import Receiver
 from actors.served_weights import served_weights
+from volley.gpu_handles import opened
 from volley.processes import die_with_parent, die_with_starter
 from volley.weight_group import WeightGroupTerms
 
@@ -120,14 +121,19 @@ class WeightFileEngine(WeightTransferEngine[WeightSetup, WeightFiles]):  # type:
         if update_info.paths:
             files = (torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c")) for path in update_info.paths)
             for file in files:
-                self._missing -= self.model.load_weights(_tensors(file))
+                self._missing -= self.model.load_weights(_tensors(file, self.device))
+            self._copied()
             return
         received = self._receiver.take(update_info.version)
         while received:  # the memory of each is free before the next is loaded
-            self._missing -= self.model.load_weights(_tensors(received[0]))
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()  # it has been copied
+            self._missing -= self.model.load_weights(_tensors(received[0], self.device))
+            self._copied()
             del received[0]
+
+    def _copied(self) -> None:
+        """Wait until the device has read what it was told to load."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -179,12 +185,18 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
             head.quant_method.process_weights_after_loading(head)
 
 
-def _tensors(file: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a safetensors file, uint8 [bytes] on any device, by name, as views into its memory."""
+def _tensors(file: torch.Tensor, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a safetensors file, uint8 [bytes] on any device, by name, as views into its memory.
+
+    Args:
+        device: where those are whose header has `volley.gpu_handles` in place of a content.
+    """
     start = 8 + int.from_bytes(file[:8].cpu().numpy().tobytes(), "little")
     header, body = file[8:start].cpu().numpy().tobytes(), file[start:]
     for name, about in json.loads(header).items():
-        if name != "__metadata__":
+        if "memory" in about:
+            yield name, opened(about, device)
+        elif name != "__metadata__":
             begin, end = about["data_offsets"]
             yield name, body[begin:end].view(DTYPES[about["dtype"]]).view(about["shape"])
 
@@ -201,7 +213,7 @@ class ServedWeights:
         def update_weights(self, update_info: dict[str, object]) -> None: ...
         def finish_weight_update(self) -> None: ...
         def sleep(self, level: int) -> None: ...
-        def wake_up(self) -> None: ...
+        def wake_up(self, tags: list[str]) -> None: ...
 
     def clock(self) -> float:
         """`time.monotonic` of the worker, read between two of the engine's steps."""
@@ -222,10 +234,10 @@ class ServedWeights:
         else:
             self.sleep(1)
 
-    def take_memory_again(self) -> None:
-        """Undo `give_memory_back`; the cache is empty."""
+    def take_memory_again(self, tags: Sequence[str]) -> None:
+        """Undo `give_memory_back` for ``tags``, of "weights" and "kv_cache"; the cache is empty."""
         if self.device.type != "cpu":
-            self.wake_up()
+            self.wake_up(list(tags))
 
     def save_served_weights(self, path: str) -> None:
         """Write `served_weights` to ``path`` as a safetensors file. Every worker takes part; the first one writes."""

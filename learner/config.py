@@ -26,6 +26,7 @@ class LearnerConfig:
         max_lag: how many versions old a token may be when it is trained on.
         ks: pass@k of the batch is reported for each of these k.
         prefix: prefix of the ranks' Ray names, so that runs on one cluster do not clash.
+        lends: engines on the ranks' own devices read new weights from the learner's memory.
     """
 
     model: ModelSpec
@@ -40,6 +41,7 @@ class LearnerConfig:
     max_lag: int = 0
     ks: tuple[int, ...] = ()
     prefix: str = ""
+    lends: bool = False
 
     @property
     def micro_batch_tokens(self) -> int:

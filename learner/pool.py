@@ -152,7 +152,7 @@ class LearnerPool:
         update: WeightUpdate = (await self._call(awaited, "published", version))[0]
         if update.lost_group == self.weight_group:
             self.weight_group = None
-        return update
+        return replace(update, lender=self._ranks.processes[0].node) if update.lent else update
 
     async def store(self, version: int) -> WeightUpdate:
         """Put what only the weight group has carried into the object store too.
@@ -176,6 +176,10 @@ class LearnerPool:
         formed = await self._ranks.call_first("weight group", "join_weight_group", terms, seconds=seconds)
         self.weight_group = terms.name if formed else None
         return bool(formed)
+
+    async def lend(self) -> None:
+        """Let actors on the same devices read the published weights from the learner's memory; call `sleep` next."""
+        await self._call("lend weights to the actors", "lend")
 
     async def sleep(self) -> None:
         """Leave the devices to actors until `wake`: no other call may be made meanwhile but `saved` and `stop`."""

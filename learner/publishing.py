@@ -13,7 +13,8 @@ own; ranks on GPUs gather before the next batch begins, which NCCL does quickly.
 they are read in place, so the optimiser's next step waits for that: `settle`.
 
 What the weight group carries is put into the object store only when an actor needs it there: one that joins later, or
-that the group lost. Until then the buckets stay in this process.
+that the group lost. Until then the buckets stay in this process. The same holds for what is lent to engines that take
+turns with the learner: on CPU a copy in shared memory, on a GPU the weights themselves.
 """
 
 import logging
@@ -23,12 +24,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from learner.lending import LentBucket
 from learner.staging import HostBuffer, Staging
 from learner.weights import file_parts
 from volley.checksum import WeightsDigest
@@ -72,13 +75,26 @@ class _Fetched:
 
 
 @dataclass(slots=True)
+class _Kept:
+    """A bucket that is not in the object store.
+
+    Attributes:
+        arrays: called when it must be stored.
+        drop: called when it need not be kept any longer.
+    """
+
+    arrays: Callable[[], Arrays]
+    drop: Callable[[], None]
+
+
+@dataclass(slots=True)
 class _Publication:
     version: int
     begun: float = field(default_factory=time.perf_counter)
     fetching: list["Future[None]"] = field(default_factory=list)
     storing: list["Future[None]"] = field(default_factory=list)
     buckets: list[WeightBucket] = field(default_factory=list)  # without a reference if ``kept`` has them
-    kept: dict[int, _Fetched] = field(default_factory=dict)  # by index in ``buckets``
+    kept: dict[int, _Kept] = field(default_factory=dict)  # by index in ``buckets``
     digest: WeightsDigest = field(default_factory=WeightsDigest)
     update: "Future[WeightUpdate] | None" = None
 
@@ -91,11 +107,14 @@ class Publisher:
         verify: compute a checksum of each version.
         deadline_s: limit on every wait for the threads.
         staging: buffers for what is copied.
+        lends: lend versions to engines that use the same device, in place of storing them.
     """
 
-    def __init__(self, object_store: ObjectStore, *, verify: bool, deadline_s: float, staging: Staging) -> None:
-        self._object_store, self._staging = object_store, staging
-        self._verify, self._deadline = verify, deadline_s
+    def __init__(
+        self, object_store: ObjectStore, *, verify: bool, deadline_s: float, staging: Staging, lends: bool = False
+    ) -> None:
+        self._object_store, self._staging, self._lends = object_store, staging, lends
+        self._verify, self._deadline = verify and not lends, deadline_s  # what is not copied cannot differ
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="publish-fetch")
         self._storing = ThreadPoolExecutor(1, thread_name_prefix="publish-store")
         self._extra_bucket = threading.Semaphore()  # held while a bucket takes memory that ZeRO would have freed
@@ -111,7 +130,7 @@ class Publisher:
         """Start publishing ``version``; `add` its buckets next. Raises whatever `settle` raises."""
         self.settle()
         self._newest = self._publications[version] = _Publication(version)
-        for old in list(self._publications)[:-REMEMBERED]:
+        for old in list(self._publications)[: -1 if self._lends else -REMEMBERED]:
             self._drop(self._publications.pop(old))
         self._fetching.submit(self._announce, version)
 
@@ -129,8 +148,11 @@ class Publisher:
         gathered = source is Source.GATHERED
         if gathered and not self._extra_bucket.acquire(timeout=self._deadline):
             raise self._late(self._newest.version)
-        in_place = source is Source.WEIGHTS
-        fetching = self._fetching.submit(self._fetch, self._newest, bucket, self._staging.mark(), in_place=in_place)
+        if self._lends:
+            fetching = self._fetching.submit(self._lend, self._newest, bucket)
+        else:
+            marked, in_place = self._staging.mark(), source is Source.WEIGHTS
+            fetching = self._fetching.submit(self._fetch, self._newest, bucket, marked, in_place=in_place)
         if gathered:
             fetching.add_done_callback(lambda _: self._extra_bucket.release())
         self._newest.fetching.append(fetching)
@@ -226,6 +248,14 @@ class Publisher:
         if in_place and fetched.buffer is None:
             wait([storing])
 
+    def _lend(self, publication: _Publication, bucket: Callable[[], Tensors]) -> None:
+        """Lend a bucket; on CPU returns when the weights may change."""
+        tensors = bucket()
+        lent = LentBucket(tensors)
+        arrays = lent.arrays if lent.copied else partial(_on_host, bucket)
+        publication.kept[len(publication.buckets)] = _Kept(arrays, lent.take_back)
+        publication.buckets.append(WeightBucket(None, lent.nbytes, lent.path))
+
     def _brought(self, bucket: Callable[[], Tensors]) -> _Fetched:
         """Send the bucket, if there is a group; returns it in host memory, copied only if sent, or if on a device."""
         parts = file_parts(bucket())
@@ -253,7 +283,7 @@ class Publisher:
             received, problem = self._group.received(publication.version, checksum)
             if problem:
                 self._leave(problem)
-        if self._group is None:  # it was lost in the course of this version
+        if self._group is None and not self._lends:  # a group may have been lost in the course of this version
             self._all_stored(publication)
         lost, self._lost = self._lost, None
         seconds = time.perf_counter() - publication.begun
@@ -284,32 +314,39 @@ class Publisher:
             arrays = fetched.arrays
             publication.digest.add(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
         if keep:
-            publication.kept[len(publication.buckets)] = fetched
-        publication.buckets.append(WeightBucket(None, fetched.nbytes) if keep else self._put(fetched))
+            publication.kept[len(publication.buckets)] = _Kept(lambda: fetched.arrays, partial(self._free, fetched))
+            publication.buckets.append(WeightBucket(None, fetched.nbytes))
+        else:
+            publication.buckets.append(self._put(fetched.arrays))
+            self._free(fetched)
 
     def _all_stored(self, publication: _Publication) -> tuple[WeightBucket, ...]:
         """Put the buckets of a version that are kept here into the object store; returns all its buckets."""
         with self._keeping:
-            for index in list(publication.kept):
-                publication.buckets[index] = self._put(publication.kept[index])
+            for index, kept in list(publication.kept.items()):
+                publication.buckets[index] = self._put(kept.arrays())
                 del publication.kept[index]
+                kept.drop()
             return tuple(publication.buckets)
 
-    def _put(self, fetched: _Fetched) -> WeightBucket:
-        bucket = WeightBucket(self._object_store.put(fetched.arrays), fetched.nbytes)
-        if fetched.buffer is not None:
-            self._staging.give_back(fetched.buffer)
-        return bucket
+    def _put(self, arrays: Arrays) -> WeightBucket:
+        return WeightBucket(self._object_store.put(arrays), sum(array.nbytes for array in arrays))
 
     def _drop(self, publication: _Publication) -> None:
         with self._keeping:
             while publication.kept:
-                fetched = publication.kept.popitem()[1]
-                if fetched.buffer is not None:
-                    self._staging.give_back(fetched.buffer)
+                publication.kept.popitem()[1].drop()
+
+    def _free(self, fetched: _Fetched) -> None:
+        if fetched.buffer is not None:
+            self._staging.give_back(fetched.buffer)
 
     def _late(self, version: int) -> DeadlineExceeded:
         return DeadlineExceeded("learner-0", f"weights {version} to be stored", self._deadline)
+
+
+def _on_host(bucket: Callable[[], Tensors]) -> Arrays:
+    return tuple(part.cpu().numpy() for part in file_parts(bucket()))
 
 
 def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:

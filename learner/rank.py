@@ -112,6 +112,10 @@ class Rank:
         """See `Publisher.join`. Only for rank 0; runs in a separate thread."""
         return self._started.publisher.join(terms)
 
+    def lend(self) -> None:
+        """See `RankWorker.lend`."""
+        self._started.lend()
+
     def sleep(self) -> None:
         """See `RankWorker.sleep`."""
         self._started.sleep()

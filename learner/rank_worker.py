@@ -75,6 +75,7 @@ class RankWorker:
             self._engines["value"] = reinforcer.critic.engine
         self._steps_taken = 0
         self._captured: Snapshot | None = None
+        self._lending = False
 
     @classmethod
     def start(cls, config: LearnerConfig, rank: int, store: "TCPStore", *, object_store: ObjectStore) -> "RankWorker":
@@ -100,7 +101,9 @@ class RankWorker:
         publisher = None
         if rank == 0:
             staging = Staging(engine.device, _bucket_bytes(config))
-            publisher = Publisher(object_store, verify=spec.verify_weights, deadline_s=patience, staging=staging)
+            publisher = Publisher(
+                object_store, verify=spec.verify_weights, deadline_s=patience, staging=staging, lends=config.lends
+            )
         background = spec.ranks > 1 and not spec.gpus_per_rank
         gathering = another_group(patience) if background else None
         reinforcer = None if config.update is None else _reinforcer(config, config.update, engine, pack, split)
@@ -189,9 +192,12 @@ class RankWorker:
             self._publisher.end()
 
     def _publish_gathered(self, bucket: Bucket) -> None:
+        if resident(bucket) and self._publisher is not None:
+            self._publisher.add(lambda: self._served(gathered_views(bucket)), Source.WEIGHTS)
+            return
         views = gathered_views(bucket)
         if self._publisher is not None:
-            self._publisher.add(partial(self._served, views), Source.WEIGHTS if resident(bucket) else Source.GATHERED)
+            self._publisher.add(partial(self._served, views), Source.GATHERED)
 
     def _received(self, bucket: Bucket, group: "ProcessGroup") -> dict[str, torch.Tensor]:
         return self._served(sent_to_first(bucket, group))
@@ -210,13 +216,27 @@ class RankWorker:
         self._contributor.settle()
         return None
 
-    def sleep(self) -> None:
-        """Leave the device to actors until `wake`: empty a GPU, or give back what a CPU's allocator keeps."""
+    def lend(self) -> None:
+        """Let engines on this rank's device read the published weights: empty a GPU but for them. Then call `sleep`."""
         self._settle()
         if self._engine.device.type == "cuda":
             from learner.offload import move_away
 
-            move_away(self._engines.values(), self._frozen)
+            move_away(self._engines.values(), self._frozen, lent=self._engine)
+        self._lending = True
+        return_freed_memory()
+
+    def sleep(self) -> None:
+        """Leave the device to actors until `wake`: empty a GPU, or give back what a CPU's allocator keeps."""
+        self._settle()
+        if self._engine.device.type == "cuda":
+            from learner.offload import move_away, move_lent_away
+
+            if self._lending:
+                move_lent_away(self._engine)
+            else:
+                move_away(self._engines.values(), self._frozen)
+        self._lending = False
         return_freed_memory()
 
     def wake(self) -> None:

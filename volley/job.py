@@ -131,10 +131,10 @@ class InRunEvaluation(Spec):
 class Broadcast(Spec):
     """How new weights reach the actors."""
 
-    transport: Literal["object_store", "collective"] = Field(
+    transport: Literal["object_store", "collective", "shared_memory"] = Field(
         "object_store",
         description="collective: the learner sends to all engines at once, by NCCL if both have GPUs, else gloo; late "
-        "or failed actors fetch from the object store",
+        "or failed actors fetch from the object store. shared_memory: colocated engines read the learner's memory",
     )
     deadline_s: float = Field(30, gt=0, description="limit of a collective, after which the object store is used")
 
@@ -273,9 +273,9 @@ class RLJob(_WithTurns):
 
     @model_validator(mode="after")
     def _adapters_use_the_object_store(self) -> Self:
-        if self.model.lora is not None and self.broadcast.transport == "collective":
+        if self.model.lora is not None and (transport := self.broadcast.transport) != "object_store":
             raise ValueError(
-                "broadcast.transport: collective cannot carry adapters, which actors merge on arrival: write "
+                f"broadcast.transport: {transport} cannot carry adapters, which actors merge on arrival: write "
                 "broadcast: {transport: object_store}"
             )
         return self

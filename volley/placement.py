@@ -12,11 +12,16 @@ def check_placement(job: "RLJob") -> None:
     """Raise `ValueError` if the job's actors and learner cannot take turns; it names the change to make."""
     actors, learner = job.actors, job.learner
     if job.placement == "separate":
+        if job.broadcast.transport == "shared_memory":
+            raise ValueError(
+                "broadcast.transport: shared_memory is for actors on the learner's devices: write placement: "
+                "colocated, or broadcast: {transport: object_store}"
+            )
         return
     if job.broadcast.transport == "collective":
         raise ValueError(
-            "placement: colocated hands weights over through the object store: write broadcast: {transport: "
-            "object_store}"
+            "placement: colocated hands weights over on one host: write broadcast: {transport: shared_memory}, or "
+            "{transport: object_store}"
         )
     if bool(actors.gpus) != bool(learner.gpus_per_rank):
         raise ValueError(

@@ -5,7 +5,7 @@ Shape suffixes: ``_n`` samples of a group; ``_T`` tokens of all samples of a gro
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -278,12 +278,15 @@ class WeightBucket:
 
     Attributes:
         ref: uint8 arrays in the object store that form one safetensors file when laid end to end; None while only the
-            weight group has carried them.
+            weight group has carried them, or the learner lends them.
         nbytes: size of that file.
+        lent: path of a file in the learner's memory, for an engine that uses the same device: a safetensors file, or
+            the header of `volley.gpu_handles`. "" if the learner does not lend it.
     """
 
     ref: Ref[tuple[NDArray[np.uint8], ...]] | None
     nbytes: int
+    lent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +300,7 @@ class WeightUpdate:
         gather_seconds: time the learner took to gather and deliver the weights.
         received: actors that already have all of it through the weight group.
         lost_group: the weight group that ended with this version because it lost a member.
+        lender: the Ray node on which engines can read what the learner lends.
     """
 
     version: int
@@ -305,6 +309,7 @@ class WeightUpdate:
     gather_seconds: float
     received: frozenset[str] = frozenset()
     lost_group: str | None = None
+    lender: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -314,3 +319,12 @@ class WeightUpdate:
     def stored(self) -> bool:
         """Whether all of it is in the object store."""
         return all(bucket.ref is not None for bucket in self.buckets)
+
+    @property
+    def lent(self) -> bool:
+        """Whether engines on the learner's device are to load it from the learner's memory, before it sleeps."""
+        return any(bucket.lent for bucket in self.buckets)
+
+    def taken_back(self) -> "WeightUpdate":
+        """The update once the learner no longer lends it."""
+        return replace(self, buckets=tuple(replace(bucket, lent="") for bucket in self.buckets))

@@ -14,10 +14,10 @@ import numpy as np
 import ray
 
 from actors.actor import Actor
-from actors.weight_files import WeightFile, closing_all
 from learner.rank import Rank
 from volley.model import ModelSpec
 from volley.records import WeightUpdate
+from volley.weight_files import WeightFile, closing_all
 
 # Llama-shaped: width, inner width, layers, heads, key-value heads, vocabulary.
 SHAPES = {

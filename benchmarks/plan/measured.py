@@ -126,7 +126,7 @@ def generate(model: Path, work: Work, logs: Path, numbers: tuple[int, ...]) -> G
 
 async def _timed(config: ActorConfig, work: Work, numbers: tuple[int, ...], weights: Path) -> Generated:
     from actors.uncompiled import uncompiled
-    from actors.weight_files import WeightFile
+    from volley.weight_files import WeightFile
 
     with uncompiled():
         from actors.engine import Engine

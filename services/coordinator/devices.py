@@ -1,6 +1,6 @@
 """Who has the devices, with ``placement: colocated``: the actors generate, or the learner trains, never both.
 
-            learner.sleep, actors.broadcast
+            deliver: learner.sleep, actors.broadcast
     ┌──────────────────────────────────────────────┐
     v                                              │
   actors: generate, evaluate       learner: step, publish, checkpoint, export
@@ -10,6 +10,9 @@
 
 Samples under way when the actors fall asleep keep their tokens and go on under the next version. Reward workers,
 environment workers and what stores a checkpoint go on meanwhile.
+
+With ``broadcast: {transport: shared_memory}`` `deliver` has a stage between: the learner lends its weights and gives
+back all else, the actors load them and sleep on, the learner sleeps, the actors wake up.
 """
 
 import contextlib
@@ -20,7 +23,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from volley.records import Group
+from actors.config import BroadcastReport
+from volley.records import Group, WeightUpdate
 from volley.refs import Ref
 
 
@@ -32,8 +36,16 @@ class Sleeper(Protocol):
     async def wake(self) -> None: ...
 
 
+class Actors(Sleeper, Protocol):
+    """`actors.pool.ActorPool`."""
+
+    async def broadcast(self, update: WeightUpdate) -> BroadcastReport: ...
+
+
 class Learner(Sleeper, Protocol):
     """`learner.pool.LearnerPool`."""
+
+    async def lend(self) -> None: ...
 
     async def score(self, group: Ref[Group]) -> NDArray[np.float32]: ...
 
@@ -42,13 +54,13 @@ class Devices:
     """Used from the run's event loop only, by one caller at a time. At first the actors have the devices.
 
     Args:
-        shared: whether there is anything to hand over; otherwise only `score` does something.
+        shared: whether there is anything to hand over.
 
     Attributes:
         learner: the learner in use.
     """
 
-    def __init__(self, actors: Sleeper, learner: Learner, *, shared: bool) -> None:
+    def __init__(self, actors: Actors, learner: Learner, *, shared: bool) -> None:
         self._actors, self.learner, self.shared = actors, learner, shared
         self._learner_has_them = False
         self._seconds = 0.0
@@ -61,8 +73,20 @@ class Devices:
                 await self.learner.wake()
             self._learner_has_them = True
 
-    async def to_actors(self) -> None:
-        """Let the learner sleep. The actors wake up as they take the next version: broadcast it next."""
+    async def deliver(self, update: WeightUpdate) -> BroadcastReport:
+        """Let the actors take ``update`` and have the devices. Raises whatever `ActorPool.broadcast` raises."""
+        if not update.lent:
+            await self._learner_leaves()
+            return await self._actors.broadcast(update)
+        with self._timed():
+            await self.learner.lend()
+        report = await self._actors.broadcast(update)
+        await self._learner_leaves()
+        with self._timed():
+            await self._actors.wake()
+        return report
+
+    async def _learner_leaves(self) -> None:
         if self._learner_has_them:
             with self._timed():
                 await self.learner.sleep()
@@ -81,7 +105,7 @@ class Devices:
         await self.to_learner()
         yield
         if self.shared and from_actors:
-            await self.to_actors()
+            await self._learner_leaves()
             with self._timed():
                 await self._actors.wake()
 

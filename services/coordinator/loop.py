@@ -344,9 +344,8 @@ class Coordinator:
         times = replace(times, published=time.time())
         with self.waits.record("broadcast", lambda: f"the evaluation of version {self.pinned.version}"):
             await self.pinned.wait()
-        await self.roles.devices.to_actors()
         with self.waits.record("broadcast", lambda: f"the actors to serve version {update.version}"):
-            broadcast = await self.roles.actors.broadcast(update)
+            broadcast = await self.roles.devices.deliver(update)
         self.buffer.release(len(batch.groups))
         await self._notify()
         figures = self.ledger.counts(), self._episodes.take()

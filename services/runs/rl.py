@@ -319,8 +319,7 @@ class RLSession:
     async def _publish(self, step: int) -> None:
         """Give the actors the learner's weights, as those of ``step``."""
         update = await self._pools.learner.publish(step)
-        await self._pools.devices.to_actors()
-        await self._pools.actors.broadcast(update)
+        await self._pools.devices.deliver(update)
 
     async def _check_served(self) -> float | None:
         first = self._run.prompts[0]

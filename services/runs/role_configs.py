@@ -50,6 +50,7 @@ def rl_learner_config(job: RLJob, folder: RunFolder) -> LearnerConfig:
         max_lag=job.max_lag,
         ks=tuple(sorted({*powers_of_two(job.sampling.n), getattr(job.objective, "k", None) or 1})),
         prefix=f"{folder.run_id}-",
+        lends=job.broadcast.transport == "shared_memory",
     )
 
 

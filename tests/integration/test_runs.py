@@ -80,10 +80,17 @@ async def test_the_exported_model_is_the_evaluated_one(synchronous: Result, inpu
     assert share == pytest.approx(last, abs=0.1)
 
 
+@pytest.mark.parametrize("transport", ["object_store", "shared_memory"])
 async def test_the_same_seed_without_lag_gives_the_same_run_also_if_the_roles_take_turns(
-    stack: Stack, inputs: Path, synchronous: Result, tmp_path: Path
+    stack: Stack, inputs: Path, synchronous: Result, tmp_path: Path, transport: str
 ) -> None:
-    changes = {"steps": 4, "evaluation": None, "placement": "colocated", "checkpoint": {"every": 2}}
+    changes = {
+        "steps": 4,
+        "evaluation": None,
+        "placement": "colocated",
+        "broadcast": {"transport": transport},
+        "checkpoint": {"every": 2},
+    }
     again = await run_job(stack, tmp_path, {**rl_job(inputs), **changes})
     assert all(row["seconds_hand_over"] > 0 for row in again.folder.read("metrics"))
     first = [row["reward_mean"] for row in synchronous.folder.read("metrics")[:4]]

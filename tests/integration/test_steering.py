@@ -201,8 +201,10 @@ async def test_dead_and_hung_learner_ranks_reward_workers_and_actors_are_replace
 async def test_a_run_whose_roles_take_turns_survives_their_deaths_and_is_resumed(
     stack: Stack, inputs: Path, tmp_path: Path
 ) -> None:
+    """Actors that start later cannot read what the learner lent: they get it from the object store."""
     changes = {"steps": 60, "checkpoint": {"every": 4}, "sampling": {"n": 8, "max_tokens": 32}}
-    async with live(stack, inputs, tmp_path, placement="colocated", **changes) as run:
+    turns = {"placement": "colocated", "broadcast": {"transport": "shared_memory"}}
+    async with live(stack, inputs, tmp_path, **turns, **changes) as run:
         for name, died in (("learner-0", "learner_restarted"), ("actor-0", "actor_died")):
             os.kill(await run.pid(name), signal.SIGKILL)
             await run.until(lambda _, died=died: bool(run.events(died)))  # type: ignore[misc]

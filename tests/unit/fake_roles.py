@@ -20,7 +20,7 @@ from services.data.tokens import EncodedPrompt
 from volley.errors import WorkerDied
 from volley.job import RLJob
 from volley.objectives import Objective
-from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightUpdate
+from volley.records import GroupMeta, Prompt, Scores, Verdict, VerdictStatus, WeightBucket, WeightUpdate
 from volley.state import Desired
 
 Checkpoint = Callable[[int, dict[str, Any], list[ReadyGroup]], Awaitable[None]]
@@ -62,7 +62,7 @@ class FakeActors:
 
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
         await asyncio.sleep(self.rng.random() * self.slowest)
-        self.version, self.asleep = update.version, False
+        self.version, self.asleep = update.version, update.lent
         return BroadcastReport(update.version, (ActorUpdate("actor-0", update.version, 1, 0.0, 0.0, 0.0),), 0.0)
 
 
@@ -90,10 +90,16 @@ class FakeLearner:
     trained: list[int] = field(default_factory=list)
     options: list[tuple[Objective | None, float | None, int | None]] = field(default_factory=list)
     asleep: bool = False
+    lends: bool = False
+    lending: bool = False
+
+    async def lend(self) -> None:
+        await asyncio.sleep(0.001)
+        self.lending = True
 
     async def sleep(self) -> None:
         await asyncio.sleep(0.001)
-        self.asleep = True
+        self.asleep, self.lending = True, False
 
     async def wake(self) -> None:
         await asyncio.sleep(0.001)
@@ -126,7 +132,7 @@ class FakeLearner:
         await asyncio.sleep(0)
 
     async def published(self, version: int) -> WeightUpdate:
-        return WeightUpdate(version, (), None, 0.0)
+        return WeightUpdate(version, (WeightBucket(None, 1, "file"),) if self.lends else (), None, 0.0)
 
     async def begin_save(
         self,

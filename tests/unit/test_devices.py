@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from actors.config import BroadcastReport
 from learner.records import ScoredGroup, StepReport
 from services.coordinator.devices import Devices
 from tests.unit.fake_roles import FakeActors, FakeLearner, coordinator, job
 from volley.job import RLJob
+from volley.records import WeightUpdate
 
 
 @dataclass
@@ -53,27 +55,29 @@ class WatchedActors(FakeActors):
         assert self.learner.asleep
         await super().wake()
 
-    async def broadcast(self, update: Any) -> Any:
-        assert self.learner.asleep
+    async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
         assert self.asleep
+        assert self.learner.asleep != update.lent
+        assert self.learner.lending == update.lent
         return await super().broadcast(update)
 
 
-def pair(seed: int) -> tuple[WatchedActors, Watched]:
+def pair(seed: int, *, lends: bool = False) -> tuple[WatchedActors, Watched]:
     actors = WatchedActors(random.Random(seed))
-    actors.learner = learner = Watched(actors=actors, asleep=True)
+    actors.learner = learner = Watched(actors=actors, asleep=True, lends=lends)
     return actors, learner
 
 
+@pytest.mark.parametrize("lends", [False, True])
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
-async def test_a_run_whose_roles_take_turns_trains_every_group_once(max_lag: int) -> None:
+async def test_a_run_whose_roles_take_turns_trains_every_group_once(max_lag: int, lends: bool) -> None:
     spec = job(
         max_lag=max_lag,
         placement="colocated",
         checkpoint={"every": 7},
         evaluation={"data": {"path": "h"}, "every": 5, "at_start": True},
     )
-    actors, learner = pair(max_lag)
+    actors, learner = pair(max_lag, lends=lends)
 
     async def evaluation(version: int) -> None:
         for _ in range(3):
@@ -107,17 +111,16 @@ async def test_a_stop_while_the_learner_has_the_devices_ends_at_a_checkpoint() -
 @pytest.mark.parametrize("seed", range(20))
 async def test_any_order_of_hand_overs_leaves_one_of_them_awake(seed: int) -> None:
     rng = random.Random(seed)
-    actors, learner = pair(seed)
+    actors, learner = pair(seed, lends=seed % 2 == 1)
     devices = Devices(actors, learner, shared=True)
 
     async def publish() -> None:
         await devices.to_learner()
-        await devices.to_actors()
-        assert learner.asleep
-        await actors.wake()  # as a broadcast does
+        report = await devices.deliver(await learner.published(actors.version + 1))
+        assert (report.version, learner.asleep, learner.lending) == (actors.version, True, False)
 
     async def replace() -> None:
-        learner.asleep = True  # it has ended, and with it what it held
+        learner.asleep, learner.lending = True, False  # it has ended, and with it what it held
         await devices.learner_ended()
         assert actors.asleep
         learner.asleep = False
@@ -142,7 +145,6 @@ async def test_roles_with_devices_of_their_own_never_sleep() -> None:
     learner.asleep = False
     devices = Devices(actors, learner, shared=False)
     await devices.to_learner()
-    await devices.to_actors()
     await devices.learner_ended()
     async with devices.borrowed():
         assert not actors.asleep
@@ -171,7 +173,7 @@ def test_what_can_take_turns(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({"broadcast": {"transport": "collective"}}, "transport: object_store"),
+        ({"broadcast": {"transport": "collective"}}, "transport: shared_memory"),
         ({"actors": {"gpus": 1}}, "both a share of one GPU"),
         ({"learner": {"gpus_per_rank": 0.5}}, "both a share of one GPU"),
         ({"actors": {"gpus": 0.5}, "learner": {"gpus_per_rank": 0.6}}, "add up to 1"),
@@ -194,3 +196,12 @@ def test_what_cannot_take_turns_is_refused_with_advice(changes: dict[str, Any], 
     with pytest.raises(ValidationError, match=advice):
         job(placement="colocated", **changes)
     assert isinstance(job(**changes), RLJob), "each may have devices of its own"
+
+
+def test_only_roles_that_take_turns_share_memory() -> None:
+    shared = {"broadcast": {"transport": "shared_memory"}}
+    assert job(placement="colocated", **shared).broadcast.transport == "shared_memory"
+    with pytest.raises(ValidationError, match=r"write placement: colocated, or broadcast: \{transport: object_store\}"):
+        job(**shared)
+    with pytest.raises(ValidationError, match="shared_memory cannot carry adapters"):
+        job(placement="colocated", model={"path": "m", "lora": {"rank": 4}}, **shared)

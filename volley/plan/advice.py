@@ -195,8 +195,9 @@ def _faster(plan: Plan) -> Iterator[Change | None]:
         counted = partial(replaced, scoring, count=workers, max_count=None)
         yield _change(f"reward_workers.count: {workers}", lambda: replaced(job, reward_workers=counted()))
     if (broadcast := job.broadcast).transport == "object_store" and job.model.lora is None:
-        directly = partial(replaced, broadcast, transport="collective")
-        yield _change("broadcast.transport: collective", lambda: replaced(job, broadcast=directly()))
+        faster = "collective" if job.placement == "separate" else "shared_memory"
+        directly = partial(replaced, broadcast, transport=faster)
+        yield _change(f"broadcast.transport: {faster}", lambda: replaced(job, broadcast=directly()))
     for factor in (2, 4, 8):  # fewer micro-batches: fewer exchanges between the ranks
         tokens = factor * micro_batch_tokens(job.learner, plan.shape, WIDTHS[job.model.dtype])
         yield _to_learner(job, f"learner.tokens_per_micro_batch: {tokens}", tokens_per_micro_batch=tokens)

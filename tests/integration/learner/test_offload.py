@@ -19,7 +19,7 @@ from pathlib import Path
 import learner.libraries, torch
 from learner.config import LearnerConfig
 from learner.engine import Engine, join_ranks, open_store
-from learner.offload import move_away, move_back
+from learner.offload import move_away, move_back, move_lent_away
 from learner.policy import load_trained
 from learner.weights import buckets, gathered_views
 from volley.model import ModelSpec
@@ -33,13 +33,21 @@ config = LearnerConfig(model, spec, Optimizer(lr=1e-2, weight_decay=0.1), 10, 0,
 join_ranks(0, 1, open_store("127.0.0.1", 0, 1), cuda=False, deadline_s=60)
 ids = torch.tensor([[1, 2, 3, 4]])
 
+def weights_of(engine):
+    return [parameter.ds_tensor for parameter in engine.module.parameters()]
+
 def made(moving):
     torch.manual_seed(0)
     engine, frozen = Engine(lambda: load_trained(model, 0), config.optimizer, config), torch.nn.Linear(2, 2)
     norms = []
     for step in range(5):
         if moving:
-            move_away([engine], frozen)
+            lent = engine if step % 2 else None
+            move_away([engine], frozen, lent=lent)
+            if lent is not None:
+                before = [shard.data_ptr() for shard in weights_of(engine)]
+                move_lent_away(engine)
+                assert all(shard.data_ptr() != old for shard, old in zip(weights_of(engine), before, strict=True))
             move_back([engine], frozen, engine.device)
         engine.backward(engine(ids, last=True).logits.float().square().mean())
         norms.append(engine.update(step))

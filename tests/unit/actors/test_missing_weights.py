@@ -43,7 +43,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(reload, "initialize_layerwise_reload", lambda model: model.restore())
     monkeypatch.setattr(reload, "finalize_layerwise_reload", lambda model, config: None)
     made = WeightFileEngine.__new__(WeightFileEngine)  # the constructor wants vLLM's whole configuration
-    made.model, made.model_config, made._partial = Served(), None, False
+    made.model, made.model_config, made._partial, made.device = Served(), None, False, torch.device("cpu")
     return made
 
 

@@ -116,7 +116,7 @@ def test_an_incomplete_version_is_dropped(store: TCPStore, receiver: Watched) ->
 def test_too_little_memory_for_a_version_is_noted_and_the_sender_learns_of_it(
     store: TCPStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.weight_files.available_memory", lambda: 10 << 20)
+    monkeypatch.setattr("volley.weight_files.available_memory", lambda: 10 << 20)
     receiver = Watched()
     group = joined(store, receiver)
     group.announce(1)

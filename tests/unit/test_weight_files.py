@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.weight_files import WeightFile, closing_all
 from volley.errors import HostError
 from volley.memory import available_memory
+from volley.weight_files import WeightFile, closing_all
 
 
 def test_another_process_reads_what_was_written() -> None:

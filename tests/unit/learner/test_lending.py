@@ -1,0 +1,78 @@
+"""Versions that are lent to engines on the same device, as files in memory on CPU."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from learner.publishing import Publisher, Source
+from learner.staging import Staging
+from tests.unit.learner.test_publishing import Store, tensors_of
+from volley.errors import WeightsGone
+from volley.records import WeightUpdate
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def lender(store: Store) -> Publisher:
+    return Publisher(store, verify=True, deadline_s=10, staging=Staging(torch.device("cpu"), 1), lends=True)
+
+
+def lent(publisher: Publisher, version: int, weights: dict[str, torch.Tensor]) -> WeightUpdate:
+    publisher.begin(version)
+    for name, tensor in weights.items():
+        publisher.add(partial(dict, {name: tensor}), Source.WEIGHTS)
+    publisher.end()
+    publisher.settle()
+    return publisher.update(version)
+
+
+def read(update: WeightUpdate) -> dict[str, torch.Tensor]:
+    """As an engine's process reads it."""
+    out: dict[str, torch.Tensor] = {}
+    for bucket in update.buckets:
+        out |= load(Path(bucket.lent).read_bytes())
+    return out
+
+
+def test_engines_read_each_version_and_nothing_is_stored(store: Store) -> None:
+    publisher = lender(store)
+    weights = {"a": torch.ones(3), "b": torch.full((2, 2), 2.0, dtype=torch.bfloat16)}
+    for version in (1, 2):
+        update = lent(publisher, version, weights)
+        assert (update.lent, update.stored, update.checksum) == (True, False, None)
+        assert update.nbytes == 3 * 4 + 4 * 2
+        before = {name: tensor.clone() for name, tensor in weights.items()}
+        for tensor in weights.values():
+            tensor += 1  # the optimiser's next step
+        found = read(update)
+        assert found.keys() == before.keys()
+        assert all(torch.equal(found[name], before[name]) for name in before)
+    assert store.puts == 0
+
+
+def test_the_files_are_closed_when_the_next_version_begins(store: Store) -> None:
+    publisher = lender(store)
+    first = lent(publisher, 1, {"a": torch.ones(3)})
+    second = lent(publisher, 2, {"a": torch.ones(3)})
+    assert not Path(first.buckets[0].lent).exists() or first.buckets[0].lent == second.buckets[0].lent
+    with pytest.raises(WeightsGone, match="weights 1 were replaced"):
+        publisher.store(1)
+    assert read(second)
+
+
+def test_an_actor_that_starts_later_gets_the_version_from_the_object_store(store: Store) -> None:
+    publisher, weight = lender(store), torch.ones(3)
+    update = lent(publisher, 1, {"a": weight})
+    weight += 1
+    stored = publisher.store(1)
+    assert (stored.stored, stored.lent) == (True, False)
+    assert tensors_of(stored)["a"].tolist() == [1, 1, 1]
+    assert publisher.store(1) == stored
+    assert store.puts == 1
+    assert not update.taken_back().lent
