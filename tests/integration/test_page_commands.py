@@ -67,6 +67,7 @@ class Place:
             **{name: os.environ[name] for name in (VARIABLE,) if name in os.environ},
             "HOME": str(home),
             "XDG_CONFIG_HOME": str(home),
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # what vLLM found out once
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
