@@ -32,7 +32,7 @@ from volley.errors import GroupGone, HostError, WeightsGone
 from volley.imports import without_collection
 from volley.records import Group, GroupMeta, WeightUpdate
 from volley.refs import Ref
-from volley.weight_files import WeightFile, closing_all
+from volley.weight_files import WeightFile, closing_all, opened
 from volley.weight_group import WeightGroupTerms
 
 if TYPE_CHECKING:
@@ -153,18 +153,30 @@ class Actor:
 
     async def _receive(self, update: WeightUpdate) -> ActorUpdate:
         started = time.perf_counter()
-        if update.lent and update.lender != ray.get_runtime_context().get_node_id():
-            raise WeightsGone(f"weights {update.version} are lent on another node")
+        if update.lent:
+            return await self._borrow(update)
         grouped = self._name in update.received
         with closing_all() as files:
-            if not grouped and not update.lent:
+            if not grouped:
                 await self._fetch(update, files)
-            paths = [bucket.lent for bucket in update.buckets] if update.lent else [file.path for file in files]
+            paths = [file.path for file in files]
             if self._config.model.lora is not None:
                 paths = await asyncio.to_thread(self._merged, paths, files)
             fetched = time.perf_counter()
-            stall, load = await self._running.load(update.version, paths, lent=update.lent)
+            stall, load = await self._running.load(update.version, paths)
         return ActorUpdate(self._name, update.version, update.nbytes, fetched - started, load, stall, grouped)
+
+    async def _borrow(self, update: WeightUpdate) -> ActorUpdate:
+        """Load ``update`` from the learner's memory, and sleep on."""
+        if update.lender != ray.get_runtime_context().get_node_id():
+            raise WeightsGone(f"weights {update.version} are lent on another node")
+        with contextlib.ExitStack() as stack:
+            try:
+                paths = stack.enter_context(opened([bucket.lent for bucket in update.buckets]))
+            except OSError as error:
+                raise WeightsGone(f"weights {update.version} are no longer lent: {error.strerror}") from error
+            stall, load = await self._running.load(update.version, paths, lent=True)
+        return ActorUpdate(self._name, update.version, update.nbytes, 0.0, load, stall)
 
     async def _fetch(self, update: WeightUpdate, files: list[WeightFile]) -> None:
         for bucket in update.buckets:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ from volley.records import Group, GroupMeta, WeightUpdate, WorkerInfo
 from volley.refs import Ref
 from volley.weight_group import WeightGroupTerms
 
+log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _RemoteActor = ray.remote(max_restarts=0, max_task_retries=0)(Actor)
 CONCURRENT_CALLS = 100_000  # admission bounds the groups in flight, and an update must not wait for one of them
@@ -135,8 +137,8 @@ class ActorHandle:
             if update.lent:
                 try:
                     return await self._updated(update)
-                except WeightsGone:  # it is on another node than the learner
-                    update = update.taken_back()
+                except WeightsGone as gone:  # it is on another node, or the learner has died
+                    log.info("%s: %s", self.name, gone)
             if self.name not in update.received:
                 update = await self._late_weights.complete(update)
             return await self._updated(update)

@@ -1,4 +1,4 @@
-"""Weights for actors that the weight group did not reach: the learner then puts them into the object store."""
+"""Weights for actors that neither the weight group nor a loan reached: the learner puts them into the object store."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ class LateWeights:
     """Asks the learner once per update, however many actors need it.
 
     Attributes:
-        store: `learner.pool.LearnerPool.store` of the learner that publishes; set before it has a weight group.
+        store: `learner.pool.LearnerPool.store` of the learner in use; None while there is none.
     """
 
     def __init__(self) -> None:
@@ -19,6 +19,10 @@ class LateWeights:
         self._asked: WeightUpdate | None = None
         self._stored: WeightUpdate | None = None
         self._asking = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Let the object store drop the last answer: a newer version is there."""
+        self._asked = self._stored = None
 
     async def complete(self, update: WeightUpdate) -> WeightUpdate:
         """``update`` with all its weights in the object store.
@@ -31,7 +35,8 @@ class LateWeights:
         async with self._asking:
             if self._stored is None or self._asked is not update:
                 self._asked, self._stored = update, await self._ask(update.version)
-            return self._stored
+            stored: WeightUpdate = self._stored
+            return stored
 
     async def _ask(self, version: int) -> WeightUpdate:
         if self.store is None:

@@ -167,13 +167,14 @@ class ActorPool:
     async def broadcast(self, update: WeightUpdate) -> BroadcastReport:
         """Pass ``update`` to all actors while they generate. Each switches as soon as it has the weights.
 
-        Actors that sleep wake up with it, but for one that the learner lends them: then call `wake` once it sleeps.
+        Actors that sleep wake up with it. If the learner lends it they sleep on: call `wake` once the learner sleeps.
 
         Raises:
             WorkerDied, DeadlineExceeded: an actor ended or took too long, and may not be replaced.
         """
         started = time.perf_counter()
         self._newest, self._oldest = update.taken_back() if update.lent else update, None
+        self.late_weights.forget()
         if self._gone is not None:
             self._gone = None
             await self._notify()  # replacements wait for it

@@ -63,6 +63,7 @@ class Receiver:
     def _follow(self, terms: WeightGroupTerms, rank: int) -> None:
         if terms.cuda:
             torch.cuda.set_device(self._device)
+        group: WeightGroup | None = None
         try:
             group = WeightGroup(terms, rank)
             with suppress(EOFError):
@@ -70,9 +71,11 @@ class Receiver:
                     version = group.awaited(AWAIT_SECONDS)
                     if version is not None:
                         self._receive(group, version)
-            group.close()
         except (VolleyError, RuntimeError, OSError) as error:
             logger.warning("rank %d leaves weight group %s: %s", rank, terms.name, str(error))  # not the files with it
+        finally:
+            if group is not None:
+                _close(group)
 
     def _receive(self, group: WeightGroup, version: int) -> None:
         digest, files = WeightsDigest(), list[torch.Tensor]()
@@ -101,3 +104,10 @@ class Receiver:
         free, _ = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return nbytes + SPARE_GPU_MEMORY <= free + cached
+
+
+def _close(group: WeightGroup) -> None:
+    try:
+        group.close()
+    except RuntimeError as error:
+        logger.warning("weight group %s: closing failed: %s", group.terms.name, error)

@@ -155,10 +155,10 @@ class LearnerPool:
         return replace(update, lender=self._ranks.processes[0].node) if update.lent else update
 
     async def store(self, version: int) -> WeightUpdate:
-        """Put what only the weight group has carried into the object store too.
+        """Put what the weight group has carried, or the learner lends, into the object store too.
 
         Raises:
-            WeightsGone: two newer versions were begun since.
+            WeightsGone: newer versions have replaced it.
         """
         awaited = f"weights {version} to be stored"
         update: WeightUpdate = await self._ranks.call_first(awaited, "store", version, seconds=self._deadline)
@@ -182,7 +182,7 @@ class LearnerPool:
         await self._call("lend weights to the actors", "lend")
 
     async def sleep(self) -> None:
-        """Leave the devices to actors until `wake`: no other call may be made meanwhile but `saved` and `stop`."""
+        """Leave the devices to actors until `wake`; meanwhile only `store`, `saved` and `stop` may be called."""
         await self._call("leave the devices to the actors", "sleep")
 
     async def wake(self) -> None:

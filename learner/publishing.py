@@ -42,7 +42,7 @@ from volley.weight_group import WeightGroup, WeightGroupTerms
 from volley.weight_links import SENDER
 
 logger = logging.getLogger(__name__)
-REMEMBERED = 2  # versions for which `Publisher.update` and `Publisher.store` still answer
+REMEMBERED = 2  # versions for which `Publisher.update` and `Publisher.store` still answer; 1 if it lends
 BETWEEN = 2  # buckets in host memory that were fetched and are not stored
 Arrays = tuple[NDArray[np.uint8], ...]
 Tensors = dict[str, torch.Tensor]
@@ -59,7 +59,7 @@ class Source(Enum):
 
     WEIGHTS = "the weights themselves, which the optimiser changes in place"
     GATHERED = "whole tensors in memory that ZeRO would have freed"
-    CALL = "whole tensors that do not exist before the fetching thread asks for them"
+    ON_DEMAND = "whole tensors that do not exist before the fetching thread asks for them"
 
 
 @dataclass(slots=True)
@@ -81,10 +81,12 @@ class _Kept:
     Attributes:
         arrays: called when it must be stored.
         drop: called when it need not be kept any longer.
+        in_place: ``arrays`` reads the weights.
     """
 
     arrays: Callable[[], Arrays]
     drop: Callable[[], None]
+    in_place: bool = False
 
 
 @dataclass(slots=True)
@@ -182,11 +184,13 @@ class Publisher:
             raise ValueError(f"version {version} is not being published")
         try:
             return publication.update.result(self._deadline)
+        except DeadlineExceeded:
+            raise
         except TimeoutError:
             raise self._late(version) from None
 
     def store(self, version: int) -> WeightUpdate:
-        """Put what the weight group alone has carried into the object store too; returns the update with all of it.
+        """Put what is kept of ``version`` into the object store too; returns the update with all of it.
 
         Raises:
             WeightsGone: the version is not among the last ``REMEMBERED``.
@@ -195,8 +199,17 @@ class Publisher:
         try:
             update, publication = self.update(version), self._publications[version]
         except (KeyError, ValueError):
-            raise WeightsGone(f"weights {version} were replaced by newer ones") from None
-        return replace(update, buckets=self._all_stored(publication))
+            raise WeightsGone(f"the learner does not have weights {version} any longer") from None
+        stored = replace(update, buckets=self._all_stored(publication))
+        if not stored.stored:
+            raise WeightsGone(f"weights {version} were replaced by newer ones")
+        return stored
+
+    def leave_device(self) -> None:
+        """Forget what is kept in place: the weights are going to change."""
+        with self._keeping:
+            for index in [index for index, kept in self._newest.kept.items() if kept.in_place]:
+                self._newest.kept.pop(index).drop()
 
     def join(self, terms: WeightGroupTerms) -> bool:
         """Send through a new group from the next version on; returns False if it did not form within its deadline."""
@@ -205,7 +218,7 @@ class Publisher:
         threading.Thread(target=_form, args=(terms, formed), daemon=True).start()
         try:
             group = formed.result(2 * terms.deadline_s)
-        except (VolleyError, RuntimeError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - a library may raise anything; the object store has every version
             formed.cancel()
             logger.warning("weight group %s did not form: %s", terms.name, error or "connecting hangs")
             return False
@@ -253,7 +266,7 @@ class Publisher:
         tensors = bucket()
         lent = LentBucket(tensors)
         arrays = lent.arrays if lent.copied else partial(_on_host, bucket)
-        publication.kept[len(publication.buckets)] = _Kept(arrays, lent.take_back)
+        publication.kept[len(publication.buckets)] = _Kept(arrays, lent.take_back, in_place=not lent.copied)
         publication.buckets.append(WeightBucket(None, lent.nbytes, lent.path))
 
     def _brought(self, bucket: Callable[[], Tensors]) -> _Fetched:
@@ -321,13 +334,19 @@ class Publisher:
             self._free(fetched)
 
     def _all_stored(self, publication: _Publication) -> tuple[WeightBucket, ...]:
-        """Put the buckets of a version that are kept here into the object store; returns all its buckets."""
-        with self._keeping:
-            for index, kept in list(publication.kept.items()):
+        """Put the buckets of a version that are kept here into the object store; returns all its buckets.
+
+        Those that are lent are kept on, since engines may be reading them.
+        """
+        for index in range(len(publication.buckets)):
+            with self._keeping:  # for one bucket at a time, because `begin` waits for it
+                kept = publication.kept.get(index)
+                if kept is None or publication.buckets[index].ref is not None:
+                    continue
                 publication.buckets[index] = self._put(kept.arrays())
-                del publication.kept[index]
-                kept.drop()
-            return tuple(publication.buckets)
+                if not self._lends:
+                    publication.kept.pop(index).drop()
+        return tuple(publication.buckets)
 
     def _put(self, arrays: Arrays) -> WeightBucket:
         return WeightBucket(self._object_store.put(arrays), sum(array.nbytes for array in arrays))
@@ -352,7 +371,7 @@ def _on_host(bucket: Callable[[], Tensors]) -> Arrays:
 def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:
     try:
         group = WeightGroup(terms, SENDER)
-    except (VolleyError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - `join` says what it was, and the run goes on without a group
         if formed.set_running_or_notify_cancel():
             formed.set_exception(error)
         return

@@ -20,7 +20,6 @@ from learner.records import ScoredGroup, SFTRow, StepReport
 from volley.objectives import Objective
 from volley.processes import redirect_output
 from volley.records import Group, WeightUpdate
-from volley.update import LearnerSpec
 from volley.weight_group import WeightGroupTerms
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Rank:
 
     def open(self) -> RankProcess:
         """Import the libraries; rank 0 opens the rendezvous."""
-        _set_environment(self._config.learner)
+        _set_environment(self._config)
         import learner.libraries  # noqa: F401
         from learner.engine import open_store
 
@@ -161,10 +160,13 @@ class Rank:
         return self._worker
 
 
-def _set_environment(spec: LearnerSpec) -> None:
+def _set_environment(config: LearnerConfig) -> None:
     """Set what torch and DeepSpeed read when they are imported."""
-    if spec.gpus_per_rank:  # micro-batches differ in shape: without it their freed memory is split into useless pieces
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    spec = config.learner
+    if spec.gpus_per_rank:
+        # Micro-batches differ in shape: without it their freed memory is split into useless pieces. But another process
+        # could open such memory only with the rights of a debugger.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{not config.lends}")
     else:
         os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ["OMP_NUM_THREADS"] = str(spec.threads_per_rank)

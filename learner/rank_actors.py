@@ -68,7 +68,9 @@ class RankActors:
         return await self.gather([getattr(each, method).remote(*arguments) for each in self.handles], awaited, seconds)
 
     async def call_first(self, awaited: str, method: str, *arguments: object, seconds: float) -> Any:
-        """Make a call on rank 0 only. Raises whatever `gather` raises."""
+        """Make a call on rank 0 only. Raises whatever `gather` raises, and `WorkerDied` if it was stopped."""
+        if not self.handles:
+            raise WorkerDied(_name(0), "it was stopped")
         return (await self.gather([getattr(self.handles[0], method).remote(*arguments)], awaited, seconds))[0]
 
     async def gather(self, calls: Sequence[Awaitable[_T]], awaited: str, seconds: float) -> list[_T]:

@@ -181,13 +181,14 @@ class RankWorker:
         if self._publisher is not None:
             self._publisher.begin(version)
         self._contributor.begin(version)
-        for bucket in buckets(published(self._lm), self._bucket_bytes):
+        # Page-locked memory has sizes that are powers of two: the header has to fit too.
+        for bucket in buckets(published(self._lm), self._bucket_bytes * 63 // 64):
             if self._gathering is None:
                 self._publish_gathered(bucket)
             elif self._publisher is None:
                 self._contributor.add(partial(sent_to_first, bucket, self._gathering))
             else:
-                self._publisher.add(partial(self._received, bucket, self._gathering), Source.CALL)
+                self._publisher.add(partial(self._received, bucket, self._gathering), Source.ON_DEMAND)
         if self._publisher is not None:
             self._publisher.end()
 
@@ -241,6 +242,8 @@ class RankWorker:
 
     def wake(self) -> None:
         """Take the device back."""
+        if self._publisher is not None:
+            self._publisher.leave_device()
         if self._engine.device.type == "cuda":
             from learner.offload import move_back
 

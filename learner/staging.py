@@ -1,8 +1,8 @@
 """Brings gathered weights from a device to host memory without holding up the training that goes on there.
 
 On CUDA the copies run on a stream of their own, into page-locked memory, which is the only kind that a GPU fills at the
-full rate and beside other work. Locking pages takes long, so buffers are used again. On CPU the same buffers, of usual
-memory, take the weights that are sent in one piece.
+full rate and beside other work. Locking pages takes long, so buffers are used again. On CPU the same buffers, of
+ordinary memory, take the weights that are sent in one piece.
 """
 
 import threading

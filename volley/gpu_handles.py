@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor, device
 
-# The arguments of torch's `rebuild_cuda_tensor`, in order; those of another type are put in by `opened`.
-PLACES = {
+# Where torch's `rebuild_cuda_tensor` takes each of them; `opened` adds the arguments that do not differ.
+POSITIONS = {
     "shape": 1,
     "stride": 2,
     "offset": 3,
@@ -48,9 +48,9 @@ def opened(described: Mapping[str, Any], on: "device") -> "Tensor":
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     given = {key: base64.b64decode(value) if key in BYTES else value for key, value in described.items()}
-    arguments: list[Any] = [None] * (1 + max(PLACES.values()))
-    for key, place in PLACES.items():
-        arguments[place] = given[key]
+    arguments: list[Any] = [None] * (1 + max(POSITIONS.values()))
+    for key, position in POSITIONS.items():
+        arguments[position] = given[key]
     arguments[0], arguments[4], arguments[6], arguments[10] = torch.Tensor, torch.storage.TypedStorage, on.index, False
     arguments[1], arguments[2] = torch.Size(given["shape"]), tuple(given["stride"])
     arguments[5] = getattr(torch, str(given["dtype"]))
@@ -62,7 +62,7 @@ def _described(tensor: "Tensor") -> dict[str, Any]:
     from torch.multiprocessing.reductions import reduce_tensor
 
     arguments = reduce_tensor(tensor.detach())[1]  # type: ignore[no-untyped-call]
-    described = {key: arguments[place] for key, place in PLACES.items()}
+    described = {key: arguments[position] for key, position in POSITIONS.items()}
     described["shape"], described["stride"] = list(described["shape"]), list(described["stride"])
     described["dtype"] = str(described["dtype"]).removeprefix("torch.")
     return {key: base64.b64encode(value).decode() if key in BYTES else value for key, value in described.items()}

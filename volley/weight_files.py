@@ -1,4 +1,4 @@
-"""Passes weights from the actor's process to its engine's through anonymous files in memory.
+"""Passes weights from process to process through anonymous files in memory: from an actor, or a learner, to an engine.
 
 Such a file has no name in any folder, so it cannot be left behind however the processes end, and it is not limited by
 the size of ``/dev/shm``, which is often 64 MB in containers. The engine opens it through the actor's file descriptor.
@@ -6,7 +6,7 @@ the size of ``/dev/shm``, which is often 64 MB in containers. The engine opens i
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -27,8 +27,12 @@ class WeightFile:
         """
         _check_memory(sum(part.nbytes for part in parts))
         self._fd = os.memfd_create("volley-weights")
-        for part in parts:
-            self._write(np.ascontiguousarray(part).data)
+        try:
+            for part in parts:
+                self._write(np.ascontiguousarray(part).data)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def path(self) -> str:
@@ -57,6 +61,23 @@ def host_memory(nbytes: int) -> NDArray[np.uint8]:
     """
     _check_memory(nbytes)
     return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+
+
+@contextmanager
+def opened(paths: Sequence[str]) -> Iterator[list[str]]:
+    """Paths of the same files, which are valid within the block even if their owner closes them, or dies.
+
+    Raises:
+        OSError: their owner closed them before.
+    """
+    descriptors: list[int] = []
+    try:
+        for path in paths:
+            descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        yield [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in descriptors]
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 @contextmanager

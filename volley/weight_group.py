@@ -70,6 +70,8 @@ class WeightGroup:
         import torch
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+        if terms.cuda:  # before the others wait for it
+            import vllm.distributed.device_communicators.pynccl_wrapper  # noqa: F401
         self.terms, self.rank, self._sequence = terms, rank, 0
         self._device = torch.device("cuda", torch.cuda.current_device()) if terms.cuda else torch.device("cpu")
         bound = timedelta(seconds=terms.deadline_s)
@@ -84,7 +86,11 @@ class WeightGroup:
             self._link = NcclLink(self._store, rank, terms.size, self._device, terms.deadline_s)
         else:
             self._link = GlooLink(self._store, rank, terms.size, terms.deadline_s)
-        self._link.broadcast(torch.zeros(1, dtype=torch.uint8, device=self._device))  # connects
+        try:
+            self._link.broadcast(torch.zeros(1, dtype=torch.uint8, device=self._device))  # connects
+        except BaseException:
+            self._link.close()
+            raise
 
     # ---- the sender ------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Link(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave; calls of others that wait for this member fail."""
+        """Leave. Calls of others that wait for this member fail, over NCCL at their deadline."""
         ...
 
 

@@ -150,6 +150,7 @@ class RLRun:
                 start_environments(sized, folder),
             )
         episodes = episodes_of(sized, actors, environments, self.length)
+        actors.late_weights.store = learner.store
         return Pools(actors, rewards, learner, environments, episodes, Devices(actors, learner, shared=shared))
 
 
@@ -283,11 +284,13 @@ class RLSession:
         begun = time.monotonic()
         folder = self._context.folder
         self._context.status.set(problem=f"the learner is being restarted: {error}")
+        self._pools.actors.late_weights.store = None
         await self._pools.learner.stop()
         await self._pools.devices.learner_ended()
         config = rl_learner_config(self._run.job, folder)
-        (self._pools.learner,) = await start_all(self._stack, LearnerPool.start(config))
-        self._pools.devices.learner = self._pools.learner
+        (learner,) = await start_all(self._stack, LearnerPool.start(config))
+        self._pools.learner = self._pools.devices.learner = learner
+        self._pools.actors.late_weights.store = learner.store
         checkpoint = newest_checkpoint_or_none(folder)
         resume = await self._load(checkpoint) if checkpoint else await self._start_over()
         seconds = time.monotonic() - begun

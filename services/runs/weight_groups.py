@@ -26,7 +26,6 @@ class WeightGroups:
 
     def __init__(self, job: RLJob, actors: ActorPool, learner: LearnerPool) -> None:
         self._spec, self._actors, self._learner = job.broadcast, actors, learner
-        actors.late_weights.store = learner.store
         self._cuda = job.actors.gpus > 0 and job.learner.gpus_per_rank > 0
         self._digests = job.learner.verify_weights
         self._count = 0

@@ -65,6 +65,7 @@ async def run(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     )
     actors = configuration(served, folder / "logs", count=2, max_replacements=3)
     pool, learner = await asyncio.gather(ActorPool.start(actors), LearnerPool.start(config))
+    pool.late_weights.store = learner.store
     yield Run(pool, learner, WeightGroups(job(served), pool, learner))
     await asyncio.gather(pool.stop(), learner.stop())
 

@@ -72,13 +72,13 @@ def test_an_entry_has_nothing_to_unpickle(rebuilt: list[tuple[Any, ...]]) -> Non
     assert all(isinstance(value, str | int | bool | list) for value in entry.values())
 
 
-def test_the_places_are_those_of_torchs_function() -> None:
+def test_the_positions_are_those_of_torchs_function() -> None:
     import inspect
 
-    from volley.gpu_handles import PLACES
+    from volley.gpu_handles import POSITIONS
 
     names = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
-    assert {key: names[place] for key, place in PLACES.items()} == {
+    assert {key: names[place] for key, place in POSITIONS.items()} == {
         "shape": "tensor_size",
         "stride": "tensor_stride",
         "offset": "tensor_offset",

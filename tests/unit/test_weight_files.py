@@ -10,7 +10,7 @@ import pytest
 
 from volley.errors import HostError
 from volley.memory import available_memory
-from volley.weight_files import WeightFile, closing_all
+from volley.weight_files import WeightFile, close_all, closing_all, opened
 
 
 def test_another_process_reads_what_was_written() -> None:
@@ -54,3 +54,34 @@ def test_too_little_memory_is_a_clear_error() -> None:
     huge = np.broadcast_to(np.zeros(1, dtype=np.uint8), (4 * free,))  # an array view that takes no memory
     with pytest.raises(HostError, match=r"MiB of weights do not fit into .* MiB of free memory: lower actors.count"):
         WeightFile(huge)
+
+
+def test_opened_files_outlive_their_owner() -> None:
+    files = [WeightFile(np.full(3, number, dtype=np.uint8)) for number in range(2)]
+    with opened([file.path for file in files]) as paths:
+        for file in files:
+            file.close()
+        others = [WeightFile(np.full(3, 9, dtype=np.uint8)) for _ in range(2)]  # get the numbers that are free now
+        assert [Path(path).read_bytes() for path in paths] == [bytes([0] * 3), bytes([1] * 3)]
+    assert not any(Path(path).exists() for path in paths)
+    close_all(others)
+
+
+def test_files_of_a_process_that_is_gone_cannot_be_opened() -> None:
+    file = WeightFile(np.zeros(3, dtype=np.uint8))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(FileNotFoundError), opened([file.path, f"/proc/{2**22 + 1}/fd/3"]):
+        pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    file.close()
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(OSError, match="No space left"):
+        WeightFile(np.zeros(3, dtype=np.uint8))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

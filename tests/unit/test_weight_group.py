@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from volley.errors import DeadlineExceeded
 from volley.weight_group import WeightGroup, WeightGroupTerms
-from volley.weight_links import SENDER
+from volley.weight_links import SENDER, GlooLink
 
 FILES = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (3, 1, 1 << 20)]
 
@@ -140,3 +140,16 @@ def test_a_member_that_hangs_is_an_error_at_the_deadline(store: TCPStore, thread
     assert 1.5 < time.monotonic() - begun < 15
     for done in staying:
         assert isinstance(done.exception(), DeadlineExceeded | RuntimeError)
+
+
+def test_a_group_that_does_not_connect_leaves_nothing_open(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(link: GlooLink, tensor: Tensor) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    closed = list[GlooLink]()
+    monkeypatch.setattr(GlooLink, "broadcast", fail)
+    monkeypatch.setattr(GlooLink, "close", lambda link: closed.append(link))
+    alone = WeightGroupTerms("127.0.0.1", store.port, "1", (), False, False, 10)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        WeightGroup(alone, SENDER)
+    assert len(closed) == 1

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from actors.late_weights import LateWeights
 from services.runs import weight_groups
 from services.runs.weight_groups import WeightGroups
 from tests.unit.fake_roles import until
 from volley.errors import WorkerDied
 from volley.job import RLJob
-from volley.records import WeightBucket, WeightUpdate
 from volley.weight_group import WeightGroupTerms
 
 
@@ -20,7 +18,6 @@ from volley.weight_group import WeightGroupTerms
 class Actors:
     weight_group_members: tuple[tuple[str, int], ...] = (("actor-0", 1), ("actor-1", 2))
     invited: list[WeightGroupTerms] = field(default_factory=list)
-    late_weights: LateWeights = field(default_factory=LateWeights)
 
     async def join_weight_group(self, terms: WeightGroupTerms) -> None:
         self.invited.append(terms)
@@ -38,9 +35,6 @@ class Learner:
             raise answer
         self.weight_group = terms.name if answer else None
         return answer
-
-    async def store(self, version: int) -> WeightUpdate:
-        return WeightUpdate(version, (), None, 0.0)
 
 
 def groups(pool: Any, group: Any, **changes: Any) -> WeightGroups:
@@ -62,14 +56,6 @@ def groups(pool: Any, group: Any, **changes: Any) -> WeightGroups:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_groups, "POLL_SECONDS", 0.01)
-
-
-async def test_actors_outside_of_the_group_get_their_weights_from_its_learner() -> None:
-    actors, learner = Actors(), Learner()
-    groups(actors, learner)
-    assert await actors.late_weights.complete(WeightUpdate(7, (WeightBucket(None, 1),), None, 0.0)) == (
-        WeightUpdate(7, (), None, 0.0)
-    )
 
 
 async def test_another_group_is_formed_when_the_actors_change_or_the_group_is_lost() -> None:

@@ -194,10 +194,10 @@ def _faster(plan: Plan) -> Iterator[Change | None]:
     if (workers := _workers_that_keep_up(plan)) > (scoring := job.reward_workers).count:
         counted = partial(replaced, scoring, count=workers, max_count=None)
         yield _change(f"reward_workers.count: {workers}", lambda: replaced(job, reward_workers=counted()))
-    if (broadcast := job.broadcast).transport == "object_store" and job.model.lora is None:
-        faster = "collective" if job.placement == "separate" else "shared_memory"
-        directly = partial(replaced, broadcast, transport=faster)
-        yield _change(f"broadcast.transport: {faster}", lambda: replaced(job, broadcast=directly()))
+    separate = job.placement == "separate"
+    if separate and (broadcast := job.broadcast).transport == "object_store" and job.model.lora is None:
+        directly = partial(replaced, broadcast, transport="collective")
+        yield _change("broadcast.transport: collective", lambda: replaced(job, broadcast=directly()))
     for factor in (2, 4, 8):  # fewer micro-batches: fewer exchanges between the ranks
         tokens = factor * micro_batch_tokens(job.learner, plan.shape, WIDTHS[job.model.dtype])
         yield _to_learner(job, f"learner.tokens_per_micro_batch: {tokens}", tokens_per_micro_batch=tokens)

@@ -33,8 +33,8 @@ config = LearnerConfig(model, spec, Optimizer(lr=1e-2, weight_decay=0.1), 10, 0,
 join_ranks(0, 1, open_store("127.0.0.1", 0, 1), cuda=False, deadline_s=60)
 ids = torch.tensor([[1, 2, 3, 4]])
 
-def weights_of(engine):
-    return [parameter.ds_tensor for parameter in engine.module.parameters()]
+def pointers(engine):
+    return [parameter.ds_tensor.data_ptr() for parameter in engine.module.parameters()]
 
 def made(moving):
     torch.manual_seed(0)
@@ -42,12 +42,12 @@ def made(moving):
     norms = []
     for step in range(5):
         if moving:
-            lent = engine if step % 2 else None
+            lent, before = engine if step % 2 else None, pointers(engine)
             move_away([engine], frozen, lent=lent)
+            assert (pointers(engine) == before) == (lent is not None)
             if lent is not None:
-                before = [shard.data_ptr() for shard in weights_of(engine)]
                 move_lent_away(engine)
-                assert all(shard.data_ptr() != old for shard, old in zip(weights_of(engine), before, strict=True))
+                assert not set(pointers(engine)) & set(before)
             move_back([engine], frozen, engine.device)
         engine.backward(engine(ids, last=True).logits.float().square().mean())
         norms.append(engine.update(step))

@@ -117,6 +117,13 @@ def test_too_little_memory_for_a_version_is_noted_and_the_sender_learns_of_it(
     store: TCPStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("volley.weight_files.available_memory", lambda: 10 << 20)
+    closed, close = list[int](), WeightGroup.close
+
+    def note(group: WeightGroup) -> None:
+        closed.append(group.rank)
+        close(group)
+
+    monkeypatch.setattr(WeightGroup, "close", note)
     receiver = Watched()
     group = joined(store, receiver)
     group.announce(1)
@@ -124,6 +131,7 @@ def test_too_little_memory_for_a_version_is_noted_and_the_sender_learns_of_it(
     with suppress(RuntimeError):  # when the receiver has left, which may be during this call or after it
         group.send(torch.zeros(11 << 20, dtype=torch.uint8))
     assert group.received(1, None)[0] == frozenset()
-    group.close()
     until(lambda: "do not fit into 10 MiB of free memory" in caplog.text)
+    until(lambda: closed == [1])
+    group.close()
     assert receiver.files == 0

@@ -3,10 +3,12 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
 
+from learner.lending import LentBucket
 from learner.publishing import Publisher, Source
 from learner.staging import Staging
 from tests.unit.learner.test_publishing import Store, tensors_of
@@ -61,7 +63,7 @@ def test_the_files_are_closed_when_the_next_version_begins(store: Store) -> None
     first = lent(publisher, 1, {"a": torch.ones(3)})
     second = lent(publisher, 2, {"a": torch.ones(3)})
     assert not Path(first.buckets[0].lent).exists() or first.buckets[0].lent == second.buckets[0].lent
-    with pytest.raises(WeightsGone, match="weights 1 were replaced"):
+    with pytest.raises(WeightsGone, match="does not have weights 1 any longer"):
         publisher.store(1)
     assert read(second)
 
@@ -73,6 +75,23 @@ def test_an_actor_that_starts_later_gets_the_version_from_the_object_store(store
     stored = publisher.store(1)
     assert (stored.stored, stored.lent) == (True, False)
     assert tensors_of(stored)["a"].tolist() == [1, 1, 1]
+    assert torch.equal(read(update)["a"], torch.ones(3)), "engines on the learner's node may be reading it still"
     assert publisher.store(1) == stored
     assert store.puts == 1
     assert not update.taken_back().lent
+
+
+def test_weights_that_are_lent_in_place_cannot_be_stored_once_they_change(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a loan is no copy."""
+    monkeypatch.setattr(LentBucket, "copied", property(lambda _: False, lambda *_: None), raising=False)
+    monkeypatch.setattr("learner.lending.header_of", lambda tensors: np.zeros(8, dtype=np.uint8))
+    publisher, weight = lender(store), torch.ones(3)
+    lent(publisher, 1, {"a": weight})
+    assert tensors_of(publisher.store(1))["a"].tolist() == [1, 1, 1]
+    lent(publisher, 2, {"a": weight})
+    publisher.leave_device()
+    weight += 1
+    with pytest.raises(WeightsGone, match="weights 2 were replaced"):
+        publisher.store(2)

@@ -101,7 +101,7 @@ def test_settle_does_not_wait_for_what_is_stored_from_other_memory(store: Store)
     weight = torch.ones(4)
     store.open.clear()
     publisher.begin(1)
-    publisher.add(lambda: {"a": weight.clone()}, Source.CALL)
+    publisher.add(lambda: {"a": weight.clone()}, Source.ON_DEMAND)
     publisher.end()
     publisher.settle()
     weight += 1
@@ -124,7 +124,7 @@ def test_buckets_are_fetched_only_as_fast_as_they_are_stored(store: Store) -> No
     publisher.begin(1)
     gathered: list[str] = []
     for name in "abcde":
-        publisher.add(partial(gather, name, gathered), Source.CALL)
+        publisher.add(partial(gather, name, gathered), Source.ON_DEMAND)
     publisher.end()
     until(lambda: len(gathered) == BETWEEN)
     time.sleep(0.05)

@@ -90,7 +90,7 @@ def test_what_the_group_delivered_is_stored_when_somebody_needs_it(
     assert (stored.version, stored.checksum, stored.received) == (1, first.checksum, first.received)
     for version in range(3, 3 + REMEMBERED):
         published(publisher, version)
-    with pytest.raises(WeightsGone, match="weights 2 were replaced by newer ones"):
+    with pytest.raises(WeightsGone, match="does not have weights 2 any longer"):
         publisher.store(2)
 
 
@@ -119,7 +119,7 @@ def test_a_version_that_loses_a_member_is_stored_whole(store: Store, server: TCP
     assert publisher.join(both)
     publisher.begin(1)
     for name in "abcd":
-        publisher.add(partial(dict, {name: torch.full((1000,), float(ord(name)))}), Source.CALL)
+        publisher.add(partial(dict, {name: torch.full((1000,), float(ord(name)))}), Source.ON_DEMAND)
     publisher.end()
     update = publisher.update(1)
     assert update.lost_group == "1"
