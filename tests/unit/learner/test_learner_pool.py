@@ -9,6 +9,8 @@ import pytest
 
 from learner.config import LearnerConfig
 from learner.pool import LearnerPool, _to_its_end, deal
+from learner.rank_actors import RankActors
+from volley.errors import WorkerDied
 from volley.model import ModelSpec
 from volley.update import LearnerSpec, Optimizer
 
@@ -53,3 +55,12 @@ def test_the_ranks_of_a_sequence_group_get_the_same_share(tmp_path: Path) -> Non
     assert shares == [[0, 1], [0, 1], [2, 3], [2, 3]]
     pool.config = replace(pool.config, learner=LearnerSpec(ranks=2))
     assert pool._shares(costs) == deal(costs, 2)
+
+
+async def test_a_learner_that_was_stopped_stores_nothing(tmp_path: Path) -> None:
+    stopped = LearnerPool.__new__(LearnerPool)
+    stopped.config = LearnerConfig(ModelSpec(path=tmp_path), LearnerSpec(), Optimizer(), 1, 0, tmp_path)
+    stopped._ranks = RankActors.__new__(RankActors)
+    stopped._ranks.handles = []
+    with pytest.raises(WorkerDied, match="learner-0 died: it was stopped"):
+        await stopped.store(3)
