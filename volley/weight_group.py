@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from volley.errors import DeadlineExceeded
-from volley.weight_links import SENDER, GlooLink, Link, NcclLink
+from volley.weight_links import SENDER, GlooLink, Link, NcclLink, import_nccl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,8 +70,8 @@ class WeightGroup:
         import torch
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-        if terms.cuda:  # before the others wait for it
-            import vllm.distributed.device_communicators.pynccl_wrapper  # noqa: F401
+        if terms.cuda:
+            import_nccl()
         self.terms, self.rank, self._sequence = terms, rank, 0
         self._device = torch.device("cuda", torch.cuda.current_device()) if terms.cuda else torch.device("cpu")
         bound = timedelta(seconds=terms.deadline_s)

@@ -72,6 +72,11 @@ class GlooLink:
         work.wait()  # raises the error, if any
 
 
+def import_nccl() -> None:
+    """Import what `NcclLink` needs, which takes seconds, before others wait for this member."""
+    import vllm.distributed.device_communicators.pynccl_wrapper  # noqa: F401
+
+
 class NcclLink:
     """NCCL through vLLM's binding.
 
