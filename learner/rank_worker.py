@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from learner.attention import implementation
 from learner.batch import Packer, rank_batch, sft_pieces, usable
 from learner.checkpoint import Snapshot, engine_files, load_engine, state_bytes, text_parts, write_file
 from learner.compiled import compile_layers
@@ -348,7 +349,7 @@ def _bucket_bytes(config: LearnerConfig) -> int:
 
 
 def _policy(config: LearnerConfig, split: RowSplit | None, *, entropy_gradient: bool, checkpointed: bool) -> Policy:
-    attention = config.learner.attention if split is None else ATTENTION
+    attention = implementation(config) if split is None else ATTENTION
     lm = load_trained(config.model, config.seed, attention=attention, checkpointed=checkpointed)
     if config.learner.compile:
         compile_layers(lm, cuda=config.learner.gpus_per_rank > 0)

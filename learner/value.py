@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from learner.attention import implementation
 from learner.batch import as_many
 from learner.compiled import compile_layers
 from learner.config import LearnerConfig
@@ -121,7 +122,10 @@ class Critic:
 def _trunk(config: LearnerConfig) -> Any:
     spec = config.learner
     trunk = load_trunk(
-        config.model.folder, config.model.dtype, attention=spec.attention, checkpointed=spec.gradient_checkpointing
+        config.model.folder,
+        config.model.dtype,
+        attention=implementation(config),
+        checkpointed=spec.gradient_checkpointing,
     )
     if spec.compile:
         compile_layers(trunk, cuda=spec.gpus_per_rank > 0)

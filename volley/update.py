@@ -309,7 +309,8 @@ class LearnerSpec(Spec):
         "a CPU it needs g++",
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
-        None, description="attention implementation; null: transformers' choice, sdpa for most models"
+        None,
+        description="attention implementation; null: on GPUs in bfloat16 flash_attention_2 if installed, else sdpa",
     )
     sequence_parallel: int = Field(
         1,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from learner.attention import implementation
 from learner.batch import RankBatch, rank_batch
 from learner.config import LearnerConfig
 from learner.engine import Engine, join_ranks, open_store
@@ -148,9 +149,7 @@ def make(size: str, folder: Path, device: str) -> None:
 def engine_of(config: LearnerConfig, *, checkpointed: bool = False) -> Engine:
     """The policy under ZeRO-3, as a rank of a run loads it."""
     return Engine(
-        lambda: Policy(
-            load_trained(config.model, 0, attention=config.learner.attention, checkpointed=checkpointed), 1.0
-        ),
+        lambda: Policy(load_trained(config.model, 0, attention=implementation(config), checkpointed=checkpointed), 1.0),
         config.optimizer,
         config,
     )
