@@ -131,6 +131,8 @@ class Publisher:
     def begin(self, version: int) -> None:
         """Start publishing ``version``; `add` its buckets next. Raises whatever `settle` raises."""
         self.settle()
+        if (again := self._publications.pop(version, None)) is not None:
+            self._drop(again)
         self._newest = self._publications[version] = _Publication(version)
         for old in list(self._publications)[: -1 if self._lends else -REMEMBERED]:
             self._drop(self._publications.pop(old))
