@@ -131,7 +131,7 @@ class WeightFileEngine(WeightTransferEngine[WeightSetup, WeightFiles]):  # type:
             del received[0]
 
     def _copied(self) -> None:
-        """Wait until the device has read what it was told to load."""
+        """Wait until the device has read what it loads."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
