@@ -208,7 +208,7 @@ class SimulatedRanks:
             return [await call for call in calls]
 
     async def call(self, awaited: str, method: str, *arguments: Any, seconds: float) -> list[Any]:
-        nothing: Any = None  # no simulated actor fetches it
+        nothing: Any = ()  # no simulated actor fetches it
         match method:
             case "publish":
                 await self._latencies.pass_by(self._latencies.publish)
