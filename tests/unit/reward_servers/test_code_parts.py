@@ -297,7 +297,10 @@ def test_equal_hashes_take_no_extra_time(kind: str) -> None:
         finally:
             gc.enable()
 
-    assert seconds((1 << 61) - 1) < 5 * seconds((1 << 61) + 1)
+    def shortest(factor: int) -> float:
+        return min(seconds(factor) for _ in range(3))  # a virtual machine counts what its host takes away
+
+    assert shortest((1 << 61) - 1) < 5 * shortest((1 << 61) + 1)
 
 
 def test_a_comparison_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
