@@ -143,8 +143,8 @@ class Publisher:
 
         Args:
             bucket: called in the fetching thread.
-            source: of `Source.GATHERED` only one bucket at a time takes extra memory, so `add` waits until the one
-                before is in host memory. Of others any number may wait.
+            source: with `Source.GATHERED`, `add` waits until the bucket before is in host memory, so that at most two
+                take extra memory. Of others any number may wait to be fetched.
 
         Raises:
             DeadlineExceeded: the fetching thread hangs.
