@@ -32,7 +32,7 @@ import httpx
 import psutil
 
 from benchmarks.chaos import episodes, samples
-from services.stack.keeper import free_port
+from volley.ports import free_port
 
 VOLLEY = str(Path(sys.executable).with_name("volley"))
 KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM

@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from benchmarks.rehearsal.places import Places
-from services.stack.keeper import free_port
+from volley.ports import free_port
 
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
 VOLLEY = str(Path(sys.executable).with_name("volley"))

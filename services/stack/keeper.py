@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import secrets
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -41,7 +40,7 @@ from volley.files import replace_text
 from volley.hub import HUB_TOKENS, NO_HUB_TOKEN
 from volley.job import ActorsSpec
 from volley.local_stack import StackState
-from volley.ports import DEFAULT_PORT
+from volley.ports import DEFAULT_PORT, free_port
 from volley.scratch import scratch_folder
 from volley.webhooks import SECRET_PREFIX, AllowedHost
 
@@ -265,13 +264,6 @@ async def _end_runs(state: StackState, folder: StackFolder) -> None:
 
 
 # ---- small parts ---------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """Return a TCP port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def _answers(url: str, token: Path | None = None) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.stack.keeper import free_port
 from services.stack.redis import embedded_redis
 from services.store.redis import Store
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants
+from volley.ports import free_port
 
 pytestmark = pytest.mark.integration
 

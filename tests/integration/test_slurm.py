@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.stack.keeper import free_port
 from tests.integration.jobs import rl_job, write_inputs
 from tests.integration.processes import descendants, wait_until_gone
+from volley.ports import free_port
 
 pytestmark = pytest.mark.integration
 

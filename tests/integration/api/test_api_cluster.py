@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from services.api.cluster import RayCluster
-from services.stack.keeper import free_port
 from tests.integration.api.servers import make_run, observe, serving
 from volley.errors import HostError
+from volley.ports import free_port
 
 pytestmark = pytest.mark.integration
 
