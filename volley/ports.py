@@ -1,10 +1,10 @@
-"""TCP ports: the one of API and dashboard, and free ones for what a stack starts."""
+"""TCP ports: that of API and dashboard, and free ones for what a stack starts."""
 
 import random
 import socket
 from pathlib import Path
 
-DEFAULT_PORT = 8484  # of API and dashboard, unless told otherwise; 8265 would be that of Ray's own dashboard
+DEFAULT_PORT = 8484  # of API and dashboard, unless a user names another; 8265 would be that of Ray's own dashboard
 DEALT = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what the kernel gives to clients, and to servers that ask
 LOWEST = 20_000  # Ray's workers may have those below
 TRIES = 100
