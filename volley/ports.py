@@ -13,7 +13,7 @@ TRIES = 100
 def free_port() -> int:
     """A TCP port of the loopback interface that nothing listens on.
 
-    It is none of those that the kernel deals out, so it most likely stays free until a server listens there.
+    The kernel does not deal out any of these, so it most likely stays free until a server listens there.
     """
     below = int(DEALT.read_text().split()[0])
     for port in random.SystemRandom().sample(range(LOWEST, max(LOWEST, below)), min(TRIES, max(0, below - LOWEST))):
