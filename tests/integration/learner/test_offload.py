@@ -47,7 +47,7 @@ def made(moving):
             assert (pointers(engine) == before) == (lent is not None)
             if lent is not None:
                 move_lent_away(engine)
-                assert not set(pointers(engine)) & set(before)
+                assert all(now != old for now, old in zip(pointers(engine), before, strict=True))
             move_back([engine], frozen, engine.device)
         engine.backward(engine(ids, last=True).logits.float().square().mean())
         norms.append(engine.update(step))
