@@ -10,6 +10,7 @@ from pathlib import Path
 
 from volley.errors import JobError
 from volley.gateway import GatewaySpec
+from volley.syntax import syntax_tree
 
 _TABLES = {  # key of `gateway` -> module of vLLM and the table in it whose keys are the names
     "tool_parser": ("tool_parsers", "_TOOL_PARSERS_TO_REGISTER"),
@@ -41,7 +42,7 @@ def parser_names(key: str) -> tuple[str, ...]:
         return ()
     module, table = _TABLES[key]
     try:
-        tree = ast.parse((Path(found.submodule_search_locations[0]) / module / "__init__.py").read_text())
+        tree = syntax_tree((Path(found.submodule_search_locations[0]) / module / "__init__.py").read_text())
     except (OSError, SyntaxError):
         return ()
     for node in tree.body:

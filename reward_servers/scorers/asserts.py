@@ -14,6 +14,7 @@ from typing import Any
 
 from reward_servers.scorers.assert_values import Names, is_answer
 from reward_servers.scorers.values import Check, near, same
+from volley.syntax import syntax_tree
 
 MAX_CODE = 500_000  # characters
 MAX_DEPTH = 100  # of the syntax tree
@@ -56,7 +57,7 @@ def split_asserts(code: str, candidate: str | None = None) -> list[SplitAssert]:
             'calls with their results as {"function", "args", "expected"}'
         )
     try:
-        tree = ast.parse(code)
+        tree = syntax_tree(code)
     except SyntaxError as problem:
         raise ValueError(f"test code does not parse: {problem}") from problem
     except (RecursionError, MemoryError) as problem:  # the parser may report deep nesting as MemoryError
