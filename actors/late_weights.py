@@ -11,7 +11,7 @@ class LateWeights:
     """Asks the learner once per update, however many actors need it.
 
     Attributes:
-        store: `learner.pool.LearnerPool.store` of the learner in use; None while there is none.
+        store: `learner.pool.LearnerPool.store` of the present learner; None before it starts, and while it is replaced.
     """
 
     def __init__(self) -> None:

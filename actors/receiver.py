@@ -13,7 +13,7 @@ import torch
 from volley.checksum import WeightsDigest
 from volley.errors import VolleyError
 from volley.weight_files import host_memory
-from volley.weight_group import WeightGroup, WeightGroupTerms
+from volley.weight_group import WeightGroup, WeightGroupTerms, close_quietly
 
 AWAIT_SECONDS = 600.0
 SPARE_GPU_MEMORY = 1 << 30  # bytes left for what the engine allocates in a step
@@ -75,7 +75,7 @@ class Receiver:
             logger.warning("rank %d leaves weight group %s: %s", rank, terms.name, str(error))  # not the files with it
         finally:
             if group is not None:
-                _close(group)
+                close_quietly(group)
 
     def _receive(self, group: WeightGroup, version: int) -> None:
         digest, files = WeightsDigest(), list[torch.Tensor]()
@@ -104,10 +104,3 @@ class Receiver:
         free, _ = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return nbytes + SPARE_GPU_MEMORY <= free + cached
-
-
-def _close(group: WeightGroup) -> None:
-    try:
-        group.close()
-    except RuntimeError as error:
-        logger.warning("weight group %s: closing failed: %s", group.terms.name, error)

@@ -194,9 +194,11 @@ def _tensors(file: torch.Tensor, device: torch.device) -> Iterator[tuple[str, to
     start = 8 + int.from_bytes(file[:8].cpu().numpy().tobytes(), "little")
     header, body = file[8:start].cpu().numpy().tobytes(), file[start:]
     for name, about in json.loads(header).items():
+        if name == "__metadata__":
+            continue
         if "memory" in about:
             yield name, opened(about, device)
-        elif name != "__metadata__":
+        else:
             begin, end = about["data_offsets"]
             yield name, body[begin:end].view(DTYPES[about["dtype"]]).view(about["shape"])
 

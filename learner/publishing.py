@@ -38,7 +38,7 @@ from volley.checksum import WeightsDigest
 from volley.errors import DeadlineExceeded, VolleyError, WeightsGone
 from volley.records import WeightBucket, WeightUpdate
 from volley.refs import Ref
-from volley.weight_group import WeightGroup, WeightGroupTerms
+from volley.weight_group import WeightGroup, WeightGroupTerms, close_quietly
 from volley.weight_links import SENDER
 
 logger = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class Publisher:
 
     def _prepare(self, group: WeightGroup) -> None:
         if self._next_group is not None:
-            _close(self._next_group)
+            close_quietly(self._next_group)
         self._next_group = group
 
     def _announce(self, version: int) -> None:
@@ -319,7 +319,7 @@ class Publisher:
             return
         self._lost = group.terms.name
         logger.warning("weight group %s ended: %s", group.terms.name, why)
-        _close(group)
+        close_quietly(group)
 
     # ---- storing ---------------------------------------------------------------------------------------------------
 
@@ -380,11 +380,4 @@ def _form(terms: WeightGroupTerms, formed: "Future[WeightGroup]") -> None:
     if formed.set_running_or_notify_cancel():
         formed.set_result(group)
     else:
-        _close(group)  # `join` has given up
-
-
-def _close(group: WeightGroup) -> None:
-    try:
-        group.close()
-    except RuntimeError as error:
-        logger.warning("weight group %s: closing failed: %s", group.terms.name, error)
+        close_quietly(group)  # `join` has given up

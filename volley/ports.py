@@ -6,6 +6,7 @@ from pathlib import Path
 
 DEFAULT_PORT = 8484  # of API and dashboard, unless a user names another; 8265 would be that of Ray's own dashboard
 DEALT = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what the kernel gives to clients, and to servers that ask
+USUALLY_DEALT = 32_768  # the lowest of them
 LOWEST = 20_000  # Ray's workers may have those below
 TRIES = 100
 
@@ -15,7 +16,7 @@ def free_port() -> int:
 
     The kernel does not deal out any of these, so it most likely stays free until a server listens there.
     """
-    below = int(DEALT.read_text().split()[0])
+    below = int(DEALT.read_text().split()[0]) if DEALT.exists() else USUALLY_DEALT
     for port in random.SystemRandom().sample(range(LOWEST, max(LOWEST, below)), min(TRIES, max(0, below - LOWEST))):
         if _is_free(port):
             return port

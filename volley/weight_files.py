@@ -1,7 +1,7 @@
 """Passes weights from process to process through anonymous files in memory: from an actor, or a learner, to an engine.
 
 Such a file has no name in any folder, so it cannot be left behind however the processes end, and it is not limited by
-the size of ``/dev/shm``, which is often 64 MB in containers. The engine opens it through the actor's file descriptor.
+the size of ``/dev/shm``, which is often 64 MB in containers. The engine opens it through its owner's file descriptor.
 """
 
 import mmap

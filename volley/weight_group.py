@@ -8,6 +8,7 @@ store then carries the same weights.
     receivers        awaited()    ──────── next_file() until None ── confirm(v)
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from volley.weight_links import SENDER, GlooLink, Link, NcclLink, import_nccl
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
 END = "end"  # announced instead of a version
 
 
@@ -187,3 +189,11 @@ class WeightGroup:
         except DistStoreError:  # timed out; a lost store raises another error
             return False
         return True
+
+
+def close_quietly(group: WeightGroup) -> None:
+    """Close a group whose other members, or whose store, may be gone."""
+    try:
+        group.close()
+    except RuntimeError as error:
+        logger.warning("weight group %s: closing failed: %s", group.terms.name, error)

@@ -19,9 +19,10 @@ from learner.pool import LearnerPool
 from services.runs.weight_groups import WeightGroups
 from tests.integration.oracle import Oracle, State
 from tests.integration.processes import descendants, wait_until_gone
+from tests.integration.test_weight_groups import job
 from tests.models import character_tokenizer, tiny_llama
 from volley.checksum import weights_checksum
-from volley.job import ActorsSpec, RLJob
+from volley.job import ActorsSpec
 from volley.memory import total_memory
 from volley.model import ModelSpec
 from volley.records import Group, WeightBucket, WeightUpdate
@@ -127,7 +128,7 @@ async def test_the_weight_group_delivers_to_both_workers_in_the_middle_of_sample
         ModelSpec(path=trained), LearnerSpec(verify_weights=True), Optimizer(), 10, 0, tmp_path, PolicyUpdate()
     )
     learner = await LearnerPool.start(config)
-    groups = WeightGroups(rl_job_of(model), pool, learner)
+    groups = WeightGroups(job(model, deadline_s=20), pool, learner)
     assert await groups.form()
     assert pool.weight_group_members == (("actor-0", 2),)
 
@@ -146,21 +147,6 @@ def oracle_of_versions(model: Path) -> Oracle:
     oracle = Oracle(model)
     oracle.weights[1] = oracle.other_weights(seed=1)
     return oracle
-
-
-def rl_job_of(model: Path) -> RLJob:
-    return RLJob.model_validate(
-        {
-            "name": "two-way",
-            "steps": 1,
-            "model": {"path": model},
-            "data": {"path": "none"},
-            "scorer": {"kind": "countdown"},
-            "objective": {"kind": "mean"},
-            "learner": {"verify_weights": True},
-            "broadcast": {"transport": "collective", "deadline_s": 20},
-        }
-    )
 
 
 async def assert_served_in_the_middle_of_samples(

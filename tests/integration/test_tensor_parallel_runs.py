@@ -41,14 +41,14 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 class Broadcasts:
     """What was published in a run. One of the engine's workers is stopped in one broadcast, and killed in another.
 
-    Each version after ``start`` waits for a weight group, so that the group is what carries it.
+    Each version after ``resumed_at`` waits for a weight group, so that the group is what carries it.
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, start: int = 0, stopped_in: int = -1, killed_in: int = -1
+        self, monkeypatch: pytest.MonkeyPatch, *, resumed_at: int = 0, stopped_in: int = -1, killed_in: int = -1
     ) -> None:
         self.updates: dict[int, WeightUpdate] = {}
-        self._start_version = start
+        self._resumed_at = resumed_at
         self._stopped_in, self._killed_in = stopped_in, killed_in
         self._begin, self._published, self._start = LearnerPool.begin_publish, LearnerPool.published, ActorPool.start
         monkeypatch.setattr(ActorPool, "start", self._start_pool)
@@ -60,7 +60,7 @@ class Broadcasts:
         return self.pool
 
     async def _begin_publish(self, learner: LearnerPool, version: int) -> None:
-        if version > self._start_version:
+        if version > self._resumed_at:
             await until(lambda: learner.weight_group is not None and self.pool.count == 1, seconds=120)
         if version in (self._stopped_in, self._killed_in):
             self.victim = self.workers()[1]
@@ -126,7 +126,7 @@ async def test_a_run_survives_a_stopped_and_a_killed_worker_in_its_broadcasts_an
         shutil.rmtree(cut.checkpoints / f"step-{step}", ignore_errors=True)
     resumed_at = KILLED_IN + 1
     with monkeypatch.context() as patched:
-        broadcasts = Broadcasts(patched, start=resumed_at)
+        broadcasts = Broadcasts(patched, resumed_at=resumed_at)
         spec = load_job(tmp_path / "job.yaml")
         checkpoint = cut.checkpoints / f"step-{resumed_at}"
         result = await run_on(stack, prepare(spec), cut, Display(quiet=True), checkpoint=checkpoint)

@@ -70,7 +70,7 @@ async def run(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     await asyncio.gather(pool.stop(), learner.stop())
 
 
-def job(model: Path) -> RLJob:
+def job(model: Path, deadline_s: float = DEADLINE) -> RLJob:
     return RLJob.model_validate(
         {
             "name": "groups",
@@ -80,7 +80,7 @@ def job(model: Path) -> RLJob:
             "scorer": {"kind": "countdown"},
             "objective": {"kind": "mean"},
             "learner": {"verify_weights": True},
-            "broadcast": {"transport": "collective", "deadline_s": DEADLINE},
+            "broadcast": {"transport": "collective", "deadline_s": deadline_s},
         }
     )
 

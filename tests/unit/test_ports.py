@@ -1,4 +1,4 @@
-"""Ports that servers are told to use, before they listen there."""
+"""Ports that are chosen for a server before it starts."""
 
 import socket
 from pathlib import Path
@@ -25,6 +25,13 @@ def test_a_port_on_which_somebody_listens_is_not_free(monkeypatch: pytest.Monkey
         dealt.write_text(f"{port + 1}\t60999\n")  # the only candidate is taken
         monkeypatch.setattr(ports, "DEALT", dealt)
         assert free_port() != port
+
+
+def test_a_kernel_that_does_not_say_what_it_deals_out_has_the_usual_range(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ports, "DEALT", tmp_path / "none")
+    assert LOWEST <= free_port() < 32_768
 
 
 def test_where_the_kernel_deals_out_all_ports_it_deals_out_this_one(
