@@ -28,7 +28,7 @@ from actors.config import ActorConfig, GenerateRequest
 from actors.gateway.session import Drawn
 from actors.options import engine_args
 from actors.stops import stop_token_ids
-from volley.errors import JobError, WorkerDied
+from volley.errors import JobError, VolleyError, WorkerDied
 from volley.processes import last_lines
 from volley.records import Group
 from volley.weight_group import WeightGroupTerms
@@ -334,6 +334,13 @@ class Engine:
                 return task.result()
             raise self._died(f"its engine exited with code {self._death.result()}")
         except (EngineDeadError, EngineGenerateError) as error:
+            raise self._died(await self._why(error)) from error
+        except VolleyError:
+            raise
+        except Exception as error:  # vLLM documents no type; a call may fail just before its engine ends
+            await asyncio.wait({self._death}, timeout=EXIT_SECONDS)
+            if not self._death.done():
+                raise
             raise self._died(await self._why(error)) from error
         finally:
             task.cancel()

@@ -1,0 +1,68 @@
+"""A call of an engine whose process ends: vLLM may fail the call before the process has ended."""
+
+import asyncio
+import multiprocessing
+import time
+import warnings
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.config import ActorConfig
+from tests.models import character_tokenizer, tiny_llama
+from volley.errors import WorkerDied
+from volley.job import ActorsSpec
+from volley.model import ModelSpec
+
+FAILURE = "Call to pause_scheduler method failed: Executor failed."
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    """`actors.engine`, whose imports warn of deprecated calls, which the tests' settings make errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import actors.engine
+    return actors.engine
+
+
+@pytest.fixture
+def process() -> Iterator[BaseProcess]:
+    started = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    started.start()
+    yield started
+    started.kill()
+    started.join()
+
+
+def engine_of(module: ModuleType, process: BaseProcess, folder: Path) -> Any:
+    """An engine whose model is in ``process``, and whose calls fail."""
+
+    async def fails() -> None:
+        raise Exception(FAILURE)  # as vLLM does
+
+    core = SimpleNamespace(resources=SimpleNamespace(engine_manager=SimpleNamespace(processes=[process])))
+    config = ActorConfig(ModelSpec(path=tiny_llama(folder / "model")), ActorsSpec(), 64, 0, folder)
+    llm: Any = SimpleNamespace(engine_core=core, get_weight_version=fails)
+    return module.Engine(llm, character_tokenizer(), config, "actor-0", folder / "log")
+
+
+async def test_a_call_that_fails_as_the_process_ends_is_the_death_of_the_worker(
+    module: ModuleType, process: BaseProcess, tmp_path: Path
+) -> None:
+    asyncio.get_running_loop().call_later(0.2, process.kill)
+    with pytest.raises(WorkerDied, match=r"actor-0 died: its engine failed: .*Executor failed"):
+        await engine_of(module, process, tmp_path).ping()
+
+
+async def test_a_call_that_fails_in_a_living_process_is_an_error_of_its_own(
+    module: ModuleType, process: BaseProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EXIT_SECONDS", 0.1)
+    with pytest.raises(Exception, match=FAILURE) as raised:
+        await engine_of(module, process, tmp_path).ping()
+    assert not isinstance(raised.value, WorkerDied)
