@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from learner.lora import FOLDER, split, write_adapters
+from volley.imports import without
 from volley.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ def write_model(lm: "PreTrainedModel", state: Mapping[str, torch.Tensor], model:
     if model.lora is not None:
         state, adapters = split(state, model.lora)
         write_adapters(adapters, model, model.lora, folder / FOLDER)
-    lm.save_pretrained(folder, state_dict=dict(state))
+    with without("deepspeed"):  # of which transformers would ask whether it wraps the model, which takes seconds
+        lm.save_pretrained(folder, state_dict=dict(state))
     give_usual_mode(folder.rglob("*.safetensors"))
     for name in TOKENIZER_FILES:
         if (model.folder / name).exists():
