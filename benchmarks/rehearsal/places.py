@@ -63,7 +63,7 @@ class Namespaces:
 
     def add(self, node: str) -> str:
         self.nodes.append(node)
-        address, cable = f"{SUBNET}.{1 + len(self.nodes)}", self._cable(node)
+        address, cable = f"{SUBNET}.{1 + len(self.nodes)}", self.cable(node)
         _ip("netns", "add", _namespace(node))
         _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", _namespace(node))
         _ip("link", "set", cable, "master", BRIDGE, "up")
@@ -78,13 +78,14 @@ class Namespaces:
         return ["ip", "netns", "exec", _namespace(node), *command]
 
     def cut(self, node: str) -> bool:
-        _ip("link", "set", self._cable(node), "down")
+        _ip("link", "set", self.cable(node), "down")
         return True
 
     def received(self, node: str) -> int | None:
-        return int(Path(f"/sys/class/net/{self._cable(node)}/statistics/tx_bytes").read_text())
+        return int(Path(f"/sys/class/net/{self.cable(node)}/statistics/tx_bytes").read_text())
 
-    def _cable(self, node: str) -> str:
+    def cable(self, node: str) -> str:
+        """The name of the node's virtual cable at the bridge."""
         return f"vly-{self.nodes.index(node)}"
 
 
@@ -103,6 +104,7 @@ def namespaces() -> Iterator[Namespaces]:
         yield places
     finally:
         for node in places.nodes:
+            _ip("link", "del", places.cable(node))  # sockets of killed processes may keep a namespace for minutes
             _ip("netns", "del", _namespace(node))
         _ip("link", "del", BRIDGE)
 
