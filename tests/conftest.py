@@ -1,5 +1,7 @@
 """Settings of all tests."""
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -19,6 +21,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid in seen:
             raise pytest.UsageError(f"two tests have the id {item.nodeid}: lanes would run only one of them")
         seen.add(item.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Collect what a file leaves behind, then let no later collection walk what stays: all that was imported."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 class Failures:
