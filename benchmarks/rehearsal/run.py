@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.rehearsal.cluster import RESOURCES, Cluster, Service, service_on_nodes, until
 from benchmarks.rehearsal.places import OneAddress, Places, namespaces
-from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.jobs import unhurried_job, write_inputs
 
 SECONDS = 240.0  # time limit for each event; engines start in 15 to 25 s on an idle machine
 Say = Callable[[str], None]
@@ -32,12 +32,9 @@ Say = Callable[[str], None]
 def job_of(folder: Path, steps: int) -> dict[str, Any]:
     """A job whose roles each require the resource that only their own node offers."""
     write_inputs(folder)
-    return rl_job(
+    return unhurried_job(
         folder,
         steps=steps,
-        max_lag=1,
-        evaluation=None,
-        optimizer={"lr": 1e-6},
         actors={"max_num_seqs": 64, "cpus": 0.5, "kv_cache_gb": 0.2, "resources": {RESOURCES["actor"]: 1}},
         reward_workers={"count": 1, "cpus": 0.2, "resources": {RESOURCES["reward"]: 1}},
         learner={"ranks": 1, "cpus_per_rank": 0.5, "resources_per_rank": {RESOURCES["learner"]: 1}},

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from services.stack.launcher import PRELOAD
 from services.stack.launcher.raylet import forking_workers
 from services.stack.redis import embedded_redis
 from volley.job import ActorsSpec
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 # `make test` runs two files at a time. The longest come first, so that no lane ends long before the other, and files
 # that start engines alternate with files that mostly wait, so that the lanes seldom want all cores at once.
@@ -102,20 +106,27 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def ray_head() -> Iterator[str]:
     """A Ray head for all tests of this process, with more logical CPUs than they reserve: its address."""
+    with ray_cluster(num_cpus=16, object_store_memory=512 << 20) as cluster:
+        yield str(cluster.address)
+
+
+@contextlib.contextmanager
+def ray_cluster(**head: int) -> Iterator["Cluster"]:
+    """A Ray cluster that consists of a head with these resources, until more nodes are added."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
     from ray.cluster_utils import Cluster
 
-    options = {
-        "num_cpus": 16,
-        "object_store_memory": 512 << 20,
+    without = {
         "include_dashboard": False,
         "dashboard_port": None,  # of a port that is taken, Ray leaves the socket open that it tries it with
         "include_log_monitor": False,
     }
     with without_token(), forking_workers():
-        cluster = Cluster(initialize_head=True, head_node_args=options)
-    yield str(cluster.address)
-    cluster.shutdown()
+        cluster = Cluster(initialize_head=True, head_node_args={**head, **without})
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")

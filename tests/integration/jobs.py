@@ -14,6 +14,8 @@ from services.store.folder import RunFolder
 from tests.models import tiny_llama
 
 SEVENS = "tests.integration.scorers:share_of_sevens"
+SLOW_SEVENS = "tests.integration.scorers:unhurried_share_of_sevens"
+PROMPTS = 2  # of each step of an unhurried job
 
 
 def rl_job(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -40,6 +42,21 @@ def rl_job(folder: Path, **changes: Any) -> dict[str, Any]:
         },
         **changes,
     }
+
+
+def unhurried_job(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Four small steps a second, for a test that needs the run to go on while other things happen to it.
+
+    At its own speed the run would take the cores from what the test waits for.
+    """
+    settings = {
+        "prompts_per_step": PROMPTS,
+        "scorer": {"kind": "python", "target": SLOW_SEVENS},
+        "max_lag": 1,
+        "evaluation": None,
+        "optimizer": {"lr": 1e-6},
+    }
+    return rl_job(folder, **{**settings, **changes})
 
 
 def write_inputs(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Scorers for tests."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,12 @@ from typing import Any
 def share_of_sevens(sample: str, row: Mapping[str, Any]) -> float:
     """The share of sevens in a sample of eight characters."""
     return sample.count("7") / 8
+
+
+async def unhurried_share_of_sevens(sample: str, row: Mapping[str, Any]) -> float:
+    """The share of sevens, after a while: it sets the pace of the run."""
+    await asyncio.sleep(0.12)
+    return share_of_sevens(sample, row)
 
 
 def fails_while(sample: str, row: Mapping[str, Any]) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.jobs import unhurried_job, write_inputs
 from tests.integration.test_service import Service, check_exact, rows
 
 pytestmark = pytest.mark.integration
 
-STEPS = 100
+STEPS = 60
 
 
 def backup(home: Path, copy: Path, code: int = 0) -> str:
@@ -26,8 +26,7 @@ def test_a_run_continues_from_a_backup_taken_while_it_trained(tmp_path: Path) ->
     inputs.mkdir()
     write_inputs(inputs)
     file = inputs / "job.yaml"
-    tree = rl_job(inputs, steps=STEPS, max_lag=1, optimizer={"lr": 1e-6}, checkpoint={"every": 5}, evaluation=None)
-    file.write_text(yaml.safe_dump(tree))
+    file.write_text(yaml.safe_dump(unhurried_job(inputs, steps=STEPS, checkpoint={"every": 5})))
     service, copy = Service(tmp_path), tmp_path / "copies" / "monday"
     service.up()
     try:

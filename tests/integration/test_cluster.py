@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.jobs import rl_job, write_inputs
+from services.stack.launcher.raylet import forking_workers
+from tests.integration.conftest import ray_cluster, without_token
+from tests.integration.jobs import unhurried_job, write_inputs
 from tests.integration.test_faults import Running
 
 pytestmark = pytest.mark.integration
@@ -22,26 +24,15 @@ ROLES = {"Actor": "volley_actor", "RewardWorker": "volley_reward", "Rank": "voll
 class Nodes:
     """A Ray cluster of several raylets: a head that can run no role, and nodes that are named after roles."""
 
-    def __init__(self) -> None:
-        import ray
-        from ray.cluster_utils import Cluster
-
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "include_dashboard": False,
-                "dashboard_port": None,
-                "object_store_memory": 256 << 20,
-            },
-        )
-        self.address = str(self.cluster.address)
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self.address = str(cluster.address)
         self.nodes = {resource: self.add(resource) for resource in ROLES.values()}
-        ray.init(address=self.address, log_to_driver=False, logging_level="error")
 
     def add(self, resource: str) -> Any:
         """Add a node for the role that requires ``resource``."""
-        return self.cluster.add_node(num_cpus=2, resources={resource: 2}, object_store_memory=128 << 20)
+        with forking_workers():
+            return self.cluster.add_node(num_cpus=2, resources={resource: 2}, object_store_memory=128 << 20)
 
     def replace(self, resource: str) -> None:
         """Add a new node for a role, then lose the one its processes run on, as when a machine fails."""
@@ -61,18 +52,16 @@ class Nodes:
     def expected(self) -> dict[str, set[str]]:
         return {role: {self.nodes[resource].node_id} for role, resource in ROLES.items()}
 
-    def close(self) -> None:
-        import ray
-
-        ray.shutdown()
-        self.cluster.shutdown()
-
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    made = Nodes()
-    yield made
-    made.close()
+    import ray
+
+    with ray_cluster(num_cpus=0, object_store_memory=256 << 20) as cluster, without_token():
+        nodes = Nodes(cluster)
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+        yield nodes
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +69,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job whose roles each require the resource that only their own nodes offer."""
     folder = tmp_path_factory.mktemp("cluster")
     write_inputs(folder)
-    placed = rl_job(
+    placed = unhurried_job(
         folder,
         steps=4000,
-        max_lag=1,
-        evaluation=None,
-        optimizer={"lr": 1e-6},
         actors={"max_num_seqs": 64, "resources": {"volley_actor": 1}},
         reward_workers={"count": 1, "cpus": 0.5, "resources": {"volley_reward": 1}},
         learner={"ranks": 1, "resources_per_rank": {"volley_learner": 1}},
@@ -110,7 +96,7 @@ def wait_for_event(run: Running, kind: str, seconds: float = 180) -> None:
 
 
 def test_roles_run_on_their_own_nodes_and_survive_losing_them(nodes: Nodes, job: Path, tmp_path: Path) -> None:
-    run = Running(job, tmp_path, "--ray", nodes.address)
+    run = Running(job, tmp_path, "--ray", nodes.address, own_server=False)
     run.wait_for_steps(more=15)
     assert nodes.places() == nodes.expected()
 
@@ -136,7 +122,7 @@ def test_roles_run_on_their_own_nodes_and_survive_losing_them(nodes: Nodes, job:
 
 
 def test_a_resource_that_no_node_has_is_a_clear_error(nodes: Nodes, job: Path, tmp_path: Path) -> None:
-    run = Running(job, tmp_path, "--ray", nodes.address, "--set", "actors.resources.volley_actor=99")
+    run = Running(job, tmp_path, "--ray", nodes.address, "--set", "actors.resources.volley_actor=99", own_server=False)
     code, errors = run.end(120)
     assert code == 1
     assert "the job reserves 99 volley_actors, it has" in errors.strip().splitlines()[-1]

@@ -23,14 +23,14 @@ from services.store.redis import Store
 from services.supervisor import decisions
 from services.supervisor.ray_jobs import JobStatus
 from services.supervisor.supervisor import Supervisor
-from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.jobs import PROMPTS, unhurried_job, write_inputs
 from tests.integration.test_steering import assert_ledger_exact
 from volley.job import JOB, RLJob
 from volley.state import Observed, RunRecord
 
 pytestmark = pytest.mark.integration
 
-STEPS = 150
+STEPS = 90
 MUTE_SECONDS = 15.0
 
 
@@ -86,7 +86,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 async def created(store: Store, folder: Path, **changes: Any) -> RunFolder:
     """Create the record of a run with a long job, without starting it."""
     write_inputs(folder)
-    tree = rl_job(folder, steps=STEPS, max_lag=2, evaluation=None, optimizer={"lr": 1e-6}, **changes)
+    tree = unhurried_job(folder, steps=STEPS, max_lag=2, **changes)
     job = RLJob.model_validate(tree)
     run = RunFolder.at(folder / "run", job)
     await store.create(
@@ -123,7 +123,7 @@ async def test_a_driver_asked_to_end_writes_a_checkpoint_and_a_frozen_one_is_rep
             assert events[events.index(("resumed", at)) - 1] == ("checkpoint", at)
             assert at % 50, "the checkpoint is at the step reached, not at one planned by the job"
 
-            await until(store, lambda seen: seen.step >= 60)
+            await until(store, lambda seen: seen.step >= 55)
             drivers.lives[1].send_signal(signal.SIGSTOP)
             await until(store, lambda seen: seen.life == 3 and seen.state == "running")
             assert drivers.lives[1].returncode == -signal.SIGKILL
@@ -133,7 +133,7 @@ async def test_a_driver_asked_to_end_writes_a_checkpoint_and_a_frozen_one_is_rep
             await asyncio.gather(supervising, return_exceptions=True)
             drivers.end()
     assert_ledger_exact(run)
-    assert run.read("metrics")[-1]["groups_trained"] == STEPS * 8
+    assert run.read("metrics")[-1]["groups_trained"] == STEPS * PROMPTS
 
 
 async def test_a_second_signal_does_not_wait_for_a_checkpoint(

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.hangup import hangup_counts
-from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.jobs import unhurried_job, write_inputs
 from tests.integration.processes import descendants
 from volley.forking import VARIABLE
 
@@ -33,14 +33,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
     write_inputs(folder)
     file = folder / "job.yaml"
-    settings = {
-        "steps": 2000,
-        "max_lag": 1,
-        "evaluation": None,
-        "checkpoint": {"every": None},
-        "optimizer": {"lr": 1e-6},
-    }
-    file.write_text(yaml.safe_dump(rl_job(folder, **settings)))
+    file.write_text(yaml.safe_dump(unhurried_job(folder, steps=2000, checkpoint={"every": None})))
     return file
 
 
@@ -62,13 +55,16 @@ RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # Ray's own helpers 
 
 
 class Running:
-    """A ``volley run`` in the background."""
+    """A ``volley run`` in the background, whose engines are forked by a server of its own if it starts a Ray head."""
 
-    def __init__(self, job: Path, out: Path, *arguments: str, in_terminal: bool = False) -> None:
+    def __init__(
+        self, job: Path, out: Path, *arguments: str, in_terminal: bool = False, own_server: bool = True
+    ) -> None:
         self.out = out
         self.terminal, inner = pty.openpty() if in_terminal else (-1, subprocess.DEVNULL)
         environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the job uses a scorer in this repository
-        environment.pop(VARIABLE, None)  # its engines are forked by a server of its own
+        if own_server:
+            environment.pop(VARIABLE, None)
         out.mkdir(exist_ok=True)
         self.errors = out / "stderr.txt"
         with self.errors.open("w") as errors:  # a file, because processes left by a killed run would keep a pipe open
@@ -182,7 +178,7 @@ def test_a_killed_actor_is_replaced_and_after_ctrl_c_no_process_is_left(job: Pat
     run = Running(job, tmp_path)
     run.wait_for_steps()
     os.kill(process_named(run.seen, lambda command: command.startswith("ray::Actor")), signal.SIGKILL)
-    run.wait_for_steps(more=50)
+    run.wait_for_steps(more=15)
     (events,) = tmp_path.glob("*/events.jsonl")
     assert [json.loads(line)["kind"] for line in events.read_text().splitlines()] == ["started", "actor_died"]
     os.killpg(run.process.pid, signal.SIGINT)  # to the whole foreground process group, as a terminal does

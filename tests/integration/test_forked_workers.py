@@ -16,8 +16,7 @@ import ray
 from actors.environment import engine_environment
 from actors.prefork_server import shared_server
 from services.stack.launcher import PRELOAD
-from services.stack.launcher.raylet import forking_workers
-from tests.integration.conftest import without_token
+from tests.integration.conftest import ray_cluster, without_token
 from tests.integration.probe import Probe
 from volley.forking import FROM, VARIABLE, ray_options
 from volley.job import ActorsSpec
@@ -29,16 +28,11 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def head() -> Iterator[None]:
     """A head and a server of its own, and a connection to it."""
-    from ray.cluster_utils import Cluster
-
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.delenv(VARIABLE, raising=False)
         stack.enter_context(shared_server(ActorsSpec(), [*PRELOAD, "this"]))
+        cluster = stack.enter_context(ray_cluster(num_cpus=8))
         stack.enter_context(without_token())
-        with forking_workers():
-            options = {"num_cpus": 8, "include_dashboard": False, "dashboard_port": None}
-            cluster = Cluster(initialize_head=True, head_node_args=options)
-        stack.callback(cluster.shutdown)
         ray.init(address=str(cluster.address), log_to_driver=False, logging_level="error")
         stack.callback(ray.shutdown)
         yield

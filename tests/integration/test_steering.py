@@ -28,15 +28,13 @@ from services.stack.redis import embedded_redis
 from services.store.desired import change_in_folder
 from services.store.folder import RunFolder
 from services.store.redis import Store
-from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.jobs import PROMPTS, rl_job, unhurried_job, write_inputs
 from volley.errors import JobError
 from volley.job import RLJob
 from volley.processes import is_alive
 from volley.state import Observed
 
 pytestmark = pytest.mark.integration
-
-LONG = {"steps": 2000, "max_lag": 1, "evaluation": None, "optimizer": {"lr": 1e-6}}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ class Live:
 async def live(stack: Stack, inputs: Path, parent: Path, **changes: Any) -> AsyncIterator[Live]:
     """A run that is up and training."""
     file = parent / "job.yaml"
-    file.write_text(yaml.safe_dump(rl_job(inputs, **{**LONG, **changes})))
+    file.write_text(yaml.safe_dump(unhurried_job(inputs, **{"steps": 2000, **changes})))
     job = load_job(file)
     assert isinstance(job, RLJob)
     folder = RunFolder.create(parent / "runs", job)
@@ -149,7 +147,7 @@ async def test_actors_and_reward_workers_come_and_go_on_a_live_run(stack: Stack,
 async def test_a_run_is_paused_changed_stopped_and_resumed_and_ends_exactly(
     stack: Stack, inputs: Path, tmp_path: Path
 ) -> None:
-    async with live(stack, inputs, tmp_path, steps=80, max_lag=2) as run:
+    async with live(stack, inputs, tmp_path, steps=40, max_lag=2) as run:
         await run.want(paused=True)
         await run.until(lambda seen: seen.state == "paused")
         await run.want(paused=False, objective={"k": 2}, learning_rate=1e-5, max_lag=0)
@@ -166,16 +164,16 @@ async def test_a_run_is_paused_changed_stopped_and_resumed_and_ends_exactly(
         again = await run_on(stack, prepare(run.job), run.folder, Display(quiet=True), checkpoint=checkpoint)
         assert again.state == "done"
         assert_ledger_exact(run.folder)
-        assert run.folder.read("metrics")[-1]["groups_trained"] == 80 * 8
+        assert run.folder.read("metrics")[-1]["groups_trained"] == 40 * PROMPTS
         observed = await run.observed()
-        assert (observed.state, observed.step, observed.life) == ("done", 80, 2)
+        assert (observed.state, observed.step, observed.life) == ("done", 40, 2)
 
 
 async def test_dead_and_hung_learner_ranks_reward_workers_and_actors_are_replaced(
     stack: Stack, inputs: Path, tmp_path: Path
 ) -> None:
     """One run outlives them all, resumes from its checkpoint after each lost rank, and ends with every group."""
-    steps = 150
+    steps = 80
     learner = {"ranks": 2, "cpus_per_rank": 0.5, "step_deadline_s": 20, "verify_weights": True}
     changes = {"steps": steps, "learner": learner, "checkpoint": {"every": 4}, "reward_workers": {"count": 2}}
     async with live(stack, inputs, tmp_path, **changes) as run:
@@ -195,14 +193,14 @@ async def test_dead_and_hung_learner_ranks_reward_workers_and_actors_are_replace
             await run.more_steps()
         assert (await run.task).state == "done"
         assert_ledger_exact(run.folder)
-        assert run.folder.read("metrics")[-1]["groups_trained"] == steps * 8
+        assert run.folder.read("metrics")[-1]["groups_trained"] == steps * PROMPTS
 
 
 async def test_a_run_whose_roles_take_turns_survives_their_deaths_and_is_resumed(
     stack: Stack, inputs: Path, tmp_path: Path
 ) -> None:
     """Actors that start later cannot read what the learner lent: they get it from the object store."""
-    changes = {"steps": 60, "checkpoint": {"every": 4}, "sampling": {"n": 8, "max_tokens": 32}}
+    changes = {"steps": 40, "checkpoint": {"every": 4}, "sampling": {"n": 8, "max_tokens": 32}}
     turns = {"placement": "colocated", "broadcast": {"transport": "shared_memory"}}
     async with live(stack, inputs, tmp_path, **turns, **changes) as run:
         for name, died in (("learner-0", "learner_restarted"), ("actor-0", "actor_died")):
@@ -220,7 +218,7 @@ async def test_a_run_whose_roles_take_turns_survives_their_deaths_and_is_resumed
         assert again.state == "done"
         assert_ledger_exact(run.folder)
         rows = run.folder.read("metrics")
-        assert rows[-1]["groups_trained"] == 60 * 8
+        assert rows[-1]["groups_trained"] == 40 * PROMPTS
         assert {int(lag) for row in rows for lag in row["lag_histogram"]} == {0, 1}
         assert max(row.get("logprob_mismatch_max", 0.0) for row in rows) < 1e-3
 
@@ -264,7 +262,8 @@ async def test_a_failing_scorer_pauses_the_run_until_it_works_again(stack: Stack
     data = {"path": str(tmp_path / "prompts.jsonl")}
     scorer = {"kind": "python", "target": "tests.integration.scorers:fails_while"}
     infra = {"window": 4, "probe_every_s": 1}
-    async with live(stack, inputs, tmp_path, data=data, scorer=scorer, infra_errors=infra) as run:
+    changes = {"data": data, "scorer": scorer, "infra_errors": infra, "prompts_per_step": 8}
+    async with live(stack, inputs, tmp_path, **changes) as run:
         switch.touch()
         held = await run.until(lambda seen: seen.state == "paused")
         assert "of the samples of the last 4 groups could not be scored" in held.problem

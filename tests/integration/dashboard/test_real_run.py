@@ -10,7 +10,7 @@ import yaml
 from playwright.async_api import Browser, Page, expect
 
 from tests.integration.dashboard.conftest import WIDE
-from tests.integration.jobs import rl_job, write_inputs
+from tests.integration.jobs import unhurried_job, write_inputs
 from tests.integration.test_service import Service
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -33,7 +33,7 @@ async def submitted(service: Service, folder: Path) -> str:
     folder.mkdir()
     write_inputs(folder)
     job = folder / "job.yaml"
-    job.write_text(yaml.safe_dump(rl_job(folder, steps=5000, max_lag=1, optimizer={"lr": 1e-6})))
+    job.write_text(yaml.safe_dump(unhurried_job(folder, steps=5000)))
     told: dict[str, Any] = await asyncio.to_thread(service.json, "submit", str(job))
     return str(told["id"])
 
