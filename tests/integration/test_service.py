@@ -24,7 +24,7 @@ from tests.integration.webhooks import KEY, Receiver, receiving
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-STEPS = 70
+STEPS = 100
 SERVER = "volley::prefork"  # the process that the others are forked from
 VOLLEY = str(Path(sys.executable).parent / "volley")
 

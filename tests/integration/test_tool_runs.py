@@ -135,7 +135,7 @@ async def test_log_probs_across_calls_are_the_learners(trained: Result) -> None:
     assert len(rows) == 2
     for row in rows:
         assert row["logprob_mismatch_max"] < 1e-4
-        assert row["turns_mean"] > 1.5
+        assert row["turns_mean"] > 1.2, "many episodes have several calls"
         assert 0 < row["tool_errors_mean"] < 1, "the brick has no colour"
     ends = [row["end"] for row in trained.folder.read("ledger")]
     assert ends.count("trained") == 10
