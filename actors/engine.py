@@ -28,7 +28,7 @@ from actors.config import ActorConfig, GenerateRequest
 from actors.gateway.session import Drawn
 from actors.options import engine_args
 from actors.stops import stop_token_ids
-from volley.errors import JobError, VolleyError, WorkerDied
+from volley.errors import JobError, WorkerDied
 from volley.processes import last_lines
 from volley.records import Group
 from volley.weight_group import WeightGroupTerms
@@ -335,9 +335,9 @@ class Engine:
             raise self._died(f"its engine exited with code {self._death.result()}")
         except (EngineDeadError, EngineGenerateError) as error:
             raise self._died(await self._why(error)) from error
-        except VolleyError:
-            raise
-        except Exception as error:  # vLLM documents no type; a call may fail just before its engine ends
+        except Exception as error:
+            if type(error) is not Exception:  # vLLM's, for a call that failed in the engine, perhaps because it ends
+                raise
             await asyncio.wait({self._death}, timeout=EXIT_SECONDS)
             if not self._death.done():
                 raise

@@ -171,7 +171,7 @@ def write_model(lm: "PreTrainedModel", state: Mapping[str, torch.Tensor], model:
     if model.lora is not None:
         state, adapters = split(state, model.lora)
         write_adapters(adapters, model, model.lora, folder / FOLDER)
-    with without("deepspeed"):  # of which transformers would ask whether it wraps the model, which takes seconds
+    with without("deepspeed"):  # transformers would import it, which takes seconds, to see whether it wraps the model
         lm.save_pretrained(folder, state_dict=dict(state))
     give_usual_mode(folder.rglob("*.safetensors"))
     for name in TOKENIZER_FILES:

@@ -106,12 +106,12 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def ray_head() -> Iterator[str]:
     """A Ray head for all tests of this process, with more logical CPUs than they reserve: its address."""
-    with ray_cluster(num_cpus=16, object_store_memory=512 << 20) as cluster:
+    with started_cluster(num_cpus=16, object_store_memory=512 << 20) as cluster:
         yield str(cluster.address)
 
 
 @contextlib.contextmanager
-def ray_cluster(**head: int) -> Iterator["Cluster"]:
+def started_cluster(**head: int) -> Iterator["Cluster"]:
     """A Ray cluster that consists of a head with these resources, until more nodes are added."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
     from ray.cluster_utils import Cluster

@@ -14,7 +14,7 @@ from services.store.folder import RunFolder
 from tests.models import tiny_llama
 
 SEVENS = "tests.integration.scorers:share_of_sevens"
-SLOW_SEVENS = "tests.integration.scorers:unhurried_share_of_sevens"
+SLOW_SEVENS = "tests.integration.scorers:slow_share_of_sevens"
 PROMPTS = 2  # of each step of an unhurried job
 
 

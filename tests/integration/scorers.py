@@ -11,7 +11,7 @@ def share_of_sevens(sample: str, row: Mapping[str, Any]) -> float:
     return sample.count("7") / 8
 
 
-async def unhurried_share_of_sevens(sample: str, row: Mapping[str, Any]) -> float:
+async def slow_share_of_sevens(sample: str, row: Mapping[str, Any]) -> float:
     """The share of sevens, after a while: it sets the pace of the run."""
     await asyncio.sleep(0.12)
     return share_of_sevens(sample, row)

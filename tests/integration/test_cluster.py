@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from services.stack.launcher.raylet import forking_workers
-from tests.integration.conftest import ray_cluster, without_token
+from tests.integration.conftest import started_cluster, without_token
 from tests.integration.jobs import unhurried_job, write_inputs
 from tests.integration.test_faults import Running
 
@@ -57,7 +57,7 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     import ray
 
-    with ray_cluster(num_cpus=0, object_store_memory=256 << 20) as cluster, without_token():
+    with started_cluster(num_cpus=0, object_store_memory=256 << 20) as cluster, without_token():
         nodes = Nodes(cluster)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
         yield nodes

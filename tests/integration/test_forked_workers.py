@@ -16,7 +16,7 @@ import ray
 from actors.environment import engine_environment
 from actors.prefork_server import shared_server
 from services.stack.launcher import PRELOAD
-from tests.integration.conftest import ray_cluster, without_token
+from tests.integration.conftest import started_cluster, without_token
 from tests.integration.probe import Probe
 from volley.forking import FROM, VARIABLE, ray_options
 from volley.job import ActorsSpec
@@ -31,7 +31,7 @@ def head() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.delenv(VARIABLE, raising=False)
         stack.enter_context(shared_server(ActorsSpec(), [*PRELOAD, "this"]))
-        cluster = stack.enter_context(ray_cluster(num_cpus=8))
+        cluster = stack.enter_context(started_cluster(num_cpus=8))
         stack.enter_context(without_token())
         ray.init(address=str(cluster.address), log_to_driver=False, logging_level="error")
         stack.callback(ray.shutdown)

@@ -17,7 +17,7 @@ from actors.pool import ActorPool
 from learner.config import LearnerConfig
 from learner.pool import LearnerPool
 from services.runs.weight_groups import WeightGroups
-from tests.integration.conftest import ray_cluster, without_token
+from tests.integration.conftest import started_cluster, without_token
 from tests.integration.oracle import Oracle, State
 from tests.integration.processes import descendants, wait_until_gone
 from tests.integration.test_weight_groups import job
@@ -41,7 +41,7 @@ def ray_head_with_gpus() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         environment.setenv("TORCH_COMPILE_DISABLE", "1")  # as in actors that have no GPU
-        with ray_cluster(num_cpus=8, num_gpus=2, object_store_memory=256 << 20) as cluster, without_token():
+        with started_cluster(num_cpus=8, num_gpus=2, object_store_memory=256 << 20) as cluster, without_token():
             ray.init(address=str(cluster.address), log_to_driver=False, logging_level="error")
             yield
             ray.shutdown()

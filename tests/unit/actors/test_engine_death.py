@@ -39,11 +39,11 @@ def process() -> Iterator[BaseProcess]:
     started.join()
 
 
-def engine_of(module: ModuleType, process: BaseProcess, folder: Path) -> Any:
-    """An engine whose model is in ``process``, and whose calls fail."""
+def engine_of(module: ModuleType, process: BaseProcess, folder: Path, failure: type[Exception] = Exception) -> Any:
+    """An engine whose model is in ``process``, and whose calls fail, as vLLM's do unless another type is given."""
 
     async def fails() -> None:
-        raise Exception(FAILURE)  # as vLLM does
+        raise failure(FAILURE)
 
     core = SimpleNamespace(resources=SimpleNamespace(engine_manager=SimpleNamespace(processes=[process])))
     config = ActorConfig(ModelSpec(path=tiny_llama(folder / "model")), ActorsSpec(), 64, 0, folder)
@@ -66,3 +66,11 @@ async def test_a_call_that_fails_in_a_living_process_is_an_error_of_its_own(
     with pytest.raises(Exception, match=FAILURE) as raised:
         await engine_of(module, process, tmp_path).ping()
     assert not isinstance(raised.value, WorkerDied)
+
+
+async def test_what_vllm_refuses_to_send_is_an_error_at_once(
+    module: ModuleType, process: BaseProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EXIT_SECONDS", 600)
+    with pytest.raises(ValueError, match=FAILURE):
+        await asyncio.wait_for(engine_of(module, process, tmp_path, ValueError).ping(), 60)
