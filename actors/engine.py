@@ -55,6 +55,7 @@ class Engine:
         self._given_back: tuple[str, ...] = WEIGHTS + CACHE  # while it sleeps
         self._processes = list(llm.engine_core.resources.engine_manager.processes)
         self._death: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._exits: list[asyncio.Future[None]] = []  # which the loop refers to only weakly
         for process in self._processes:
             asyncio.get_running_loop().add_reader(process.sentinel, self._on_exit, process)
 
@@ -356,6 +357,13 @@ class Engine:
 
     def _on_exit(self, process: BaseProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
+        self._exits.append(asyncio.ensure_future(self._record_exit(process)))
+
+    async def _record_exit(self, process: BaseProcess) -> None:
+        """Set ``_death``. The exit code may be known only a moment after the end, and to another thread first."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        while process.exitcode is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
         if not self._death.done():
             self._death.set_result(process.exitcode)
 

@@ -9,8 +9,9 @@ import runpy
 import selectors
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import context, forkserver, reduction
+from multiprocessing import connection, context, forkserver, popen_forkserver, reduction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,20 @@ def ray_options() -> dict[str, Any]:
     return {"runtime_env": {"env_vars": {FROM: address}}} if address else {}
 
 
+class _Popen(popen_forkserver.Popen):
+    """Its exit code, which the base class can read from the server only once, may be asked for by several threads."""
+
+    def __init__(self, process: Any) -> None:
+        self._reading = threading.Lock()
+        super().__init__(process)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if flag != os.WNOHANG:
+            connection.wait([self.sentinel])  # before the lock, which must not keep other threads waiting as long
+        with self._reading:
+            return super().poll(flag)
+
+
 class Forked(context.ForkServerProcess):
     """Inherits from the process that starts it what other children inherit from their parent, the fork server.
 
@@ -55,7 +70,7 @@ class Forked(context.ForkServerProcess):
         """Start without the main module of this process, which may be slow to import and has nothing of use there."""
         kept, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
-            return context.ForkServerProcess._Popen(process)
+            return _Popen(process)
         finally:
             sys.modules["__main__"] = kept
 

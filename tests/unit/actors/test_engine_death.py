@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -39,7 +40,21 @@ def process() -> Iterator[BaseProcess]:
     started.join()
 
 
-def engine_of(module: ModuleType, process: BaseProcess, folder: Path, failure: type[Exception] = Exception) -> Any:
+class LateCode:
+    """A process that has ended, and whose exit code is known 50 ms after it was first asked for."""
+
+    def __init__(self) -> None:
+        self.sentinel, end = os.pipe()
+        os.close(end)
+        self._asked: float | None = None
+
+    @property
+    def exitcode(self) -> int | None:
+        self._asked = self._asked or time.monotonic()
+        return -9 if time.monotonic() > self._asked + 0.05 else None
+
+
+def engine_of(module: ModuleType, process: Any, folder: Path, failure: type[Exception] = Exception) -> Any:
     """An engine whose model is in ``process``, and whose calls fail, as vLLM's do unless another type is given."""
 
     async def fails() -> None:
@@ -74,3 +89,11 @@ async def test_what_vllm_refuses_to_send_is_an_error_at_once(
     monkeypatch.setattr(module, "EXIT_SECONDS", 600)
     with pytest.raises(ValueError, match=FAILURE):
         await asyncio.wait_for(engine_of(module, process, tmp_path, ValueError).ping(), 60)
+
+
+async def test_the_exit_code_is_waited_for(module: ModuleType, tmp_path: Path) -> None:
+    process = LateCode()
+    engine = engine_of(module, process, tmp_path)
+    died = await asyncio.wait_for(engine.until_death(), 60)
+    os.close(process.sentinel)
+    assert died.cause == "its engine exited with code -9"
