@@ -8,22 +8,28 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 from redis.exceptions import RedisError, WatchError
 
 from services.api.problems import Problem
 from services.api.shared import SharedRead
+from services.store.readable import limits_of, readable
 from services.store.redis import TOKENS_KEY, Client, add_audit, answer
 from volley.errors import HostError
 from volley.state import MAX_PRIORITY, AuditRecord, Limits
 from volley.views import MadeToken, Scope, TokenView, useless_limits
+
+log = logging.getLogger(__name__)
 
 NO_LIMITS = Limits()
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin")
@@ -66,6 +72,14 @@ RESERVED = frozenset({ANYBODY.name, BOOTSTRAP.name, "supervisor", "run-folder"})
 Owners = dict[str, tuple[str, Principal]]  # digest and owner of each token, by name
 
 
+class Entry(BaseModel):
+    """What Redis holds of a token, without its limits. Fields of other releases are ignored."""
+
+    sha256: str
+    scope: Scope
+    created: float
+
+
 class Tokens:
     """The tokens shared by all servers on one Redis.
 
@@ -80,6 +94,7 @@ class Tokens:
         self._redis = redis
         self._bootstrap = digest(admin_token) if admin_token else None
         self._known = SharedRead(self._read, FRESH_SECONDS)
+        self._unreadable: set[str] = set()
 
     async def principal(self, token: str | None) -> Principal | None:
         """Return the token's owner, or None if nobody has it. Raises `HostError` if the tokens were never read yet."""
@@ -97,8 +112,9 @@ class Tokens:
         return found
 
     async def all(self) -> list[TokenView]:
+        """Return all tokens that this release can read, the oldest first."""
         stored = await self._do(self._redis.hgetall(TOKENS_KEY))
-        views = [TokenView(name=name, **_public(json.loads(text))) for name, text in stored.items()]
+        views = [_view(name, entry, stored[name]) for name, entry in self._readable(stored).items()]
         return sorted(views, key=lambda view: view.created)
 
     async def make(self, name: str, scope: Scope, limits: Limits, by: Principal) -> MadeToken:
@@ -122,13 +138,17 @@ class Tokens:
         entry: dict[str, Any] = {}
 
         def change(before: str | None) -> str:
-            entry.update(_existing(name, before), limits=limits.model_dump())
+            stored = _existing(name, before)
+            if name not in self._readable({name: stored}):
+                problem = f"another release wrote the token {name}: delete it and create another"
+                raise Problem(409, "unreadable-token", problem)
+            entry.update(json.loads(stored), limits=limits.model_dump())
             if problem := useless_limits(entry["scope"], limits):
                 raise Problem(422, "invalid-request", f"{name}: {problem}")
             return json.dumps(entry)
 
         await self._change(name, change, by.audit("limit token", token=name, **limits.model_dump()))
-        return TokenView(name=name, **_public(entry))
+        return TokenView(name=name, scope=entry["scope"], created=entry["created"], limits=limits)
 
     async def delete(self, name: str, by: Principal) -> None:
         """Revoke a token. Raises `Problem` 404 if there is none with this name."""
@@ -164,7 +184,7 @@ class Tokens:
         self._known.expire()
         if self._known.value is not None:
             self._known.value.pop(name, None)
-            self._known.value.update(_owners({} if entry is None else {name: entry}))
+            self._known.value.update(self._owners({} if entry is None else {name: entry}))
 
     async def any(self) -> bool:
         """Return whether there is any valid token."""
@@ -182,7 +202,22 @@ class Tokens:
             return known
 
     async def _read(self) -> Owners:
-        return _owners(await self._do(self._redis.hgetall(TOKENS_KEY)))
+        return self._owners(await self._do(self._redis.hgetall(TOKENS_KEY)))
+
+    def _owners(self, stored: Mapping[str, str]) -> Owners:
+        entries = self._readable(stored)
+        return {
+            name: (each.sha256, Principal(name, each.scope, limits_of(stored[name]))) for name, each in entries.items()
+        }
+
+    def _readable(self, stored: Mapping[str, str]) -> dict[str, Entry]:
+        """Return the entries of all tokens but those that this release cannot read, which it does not accept."""
+        unreadable: dict[str, ValueError] = {}
+        found = readable({name: partial(Entry.model_validate_json, text) for name, text in stored.items()}, unreadable)
+        for name in unreadable.keys() - self._unreadable:
+            log.error("the token %s is not accepted: another release wrote it, and this one cannot read it", name)
+        self._unreadable |= unreadable.keys()
+        return found
 
     async def _do(self, call: Awaitable[Any]) -> Any:
         try:
@@ -226,21 +261,12 @@ def sender_of(request: Request) -> Principal:
 Sender = Annotated[Principal, Depends(sender_of)]
 
 
-def _existing(name: str, entry: str | None) -> dict[str, Any]:
+def _existing(name: str, entry: str | None) -> str:
     """Return a token's entry. Raises `Problem` 404 if there is none."""
     if entry is None:
         raise Problem(404, "no-such-token", f"there is no token {name}")
-    return dict(json.loads(entry))
+    return entry
 
 
-def _owners(stored: Mapping[str, str]) -> Owners:
-    entries = {name: json.loads(text) for name, text in stored.items()}
-    return {name: (each["sha256"], Principal(name, each["scope"], _limits(each))) for name, each in entries.items()}
-
-
-def _limits(entry: dict[str, Any]) -> Limits:
-    return Limits.model_validate(entry.get("limits", {}))
-
-
-def _public(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"scope": entry["scope"], "created": entry["created"], "limits": _limits(entry)}
+def _view(name: str, entry: Entry, stored: str) -> TokenView:
+    return TokenView(name=name, scope=entry.scope, created=entry.created, limits=limits_of(stored))

@@ -1,13 +1,15 @@
 """Objects from their texts in Redis, which another release may have written."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from pydantic import ValidationError
 
-from volley.state import Desired, Observed, RunRecord
+from volley.state import Desired, Limits, Observed, RunRecord
 
 T = TypeVar("T")
+NOTHING = Limits(runs=0)
 
 
 def readable(parses: Mapping[str, Callable[[], T]], unreadable: dict[str, ValueError] | None) -> dict[str, T]:
@@ -41,3 +43,12 @@ def desired_of(text: str | None) -> Desired:
 
 def observed_of(text: str | None) -> Observed:
     return Observed.model_validate_json(text) if text else Observed()
+
+
+def limits_of(token: str) -> Limits:
+    """Return what the owner of a token may use; nothing if this release cannot read that, so as to exceed no limit."""
+    try:
+        entry = json.loads(token)
+        return Limits.model_validate(entry.get("limits", {}) if isinstance(entry, dict) else entry)
+    except ValueError:
+        return NOTHING

@@ -31,7 +31,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, WatchError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.store.readable import desired_of, observed_of, readable, run_of
+from services.store.readable import desired_of, limits_of, observed_of, readable, run_of
 from volley.errors import HostError, JobError
 from volley.state import AuditRecord, Desired, Limits, Observed, Place, RunRecord
 
@@ -284,9 +284,9 @@ class Store:
         await self._do(pipe.execute())
 
     async def limits(self) -> dict[str, Limits]:
-        """Return the limits of all tokens, by name."""
+        """Return the limits of all tokens, by name; see `limits_of`."""
         texts = await self._do(self._redis.hgetall(TOKENS_KEY))
-        return {name: Limits.model_validate(json.loads(text).get("limits", {})) for name, text in texts.items()}
+        return {name: limits_of(text) for name, text in texts.items()}
 
     async def audit(self, count: int, before: str | None = None) -> list[tuple[str, AuditRecord]]:
         """Return up to ``count`` audit records with their ids, the newest first, from before the id ``before``."""

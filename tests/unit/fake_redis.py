@@ -1,5 +1,6 @@
 """A stand-in for Redis that keeps the keys of the store in memory, with transactions that notice changes."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,10 @@ class FakeRedis:
     def _hgetall(self, key: str) -> dict[str, str]:
         return dict(self.data.get(key, {}))
 
+    def _hget(self, key: str, name: str) -> str | None:
+        found: str | None = self.data.get(key, {}).get(name)
+        return found
+
     def _hset(self, key: str, name: str, value: str) -> None:
         self.data.setdefault(key, {})[name] = value
 
@@ -131,7 +136,7 @@ class Pipeline:
     async def __aexit__(self, *_error: object) -> None: ...
 
     async def watch(self, *keys: str) -> None:
-        self._watched = {key: self._server.do("get", key) for key in keys}
+        self._watched = {key: copy.deepcopy(self._server.do("get", key)) for key in keys}
         self._direct = True
 
     def multi(self) -> None:
