@@ -1,8 +1,6 @@
 """The learner as the coordinator uses it: all ranks behind one set of calls."""
 
 import asyncio
-import errno
-import os
 import shutil
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +15,11 @@ from learner.metrics import batch_metrics
 from learner.rank_actors import RankActors
 from learner.records import ScoredGroup, SFTRow, StepReport
 from volley.errors import AccountingError, DeadlineExceeded, DiskFull, HostError, VolleyError
-from volley.files import empty_folder, partial_path, replace_folder
+from volley.files import empty_folder, is_full, partial_path, replace_folder
 from volley.objectives import Objective
 from volley.records import Group, WeightUpdate, WorkerInfo
 from volley.refs import Ref
 from volley.weight_group import WeightGroupTerms
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +237,13 @@ class LearnerPool:
                 await asyncio.to_thread((partial / name).write_bytes, content)
             problems = await self._call("checkpoint", method, partial, *arguments)
             if problem := next(filter(None, problems), ""):
-                full = any(os.strerror(each) in problem for each in FULL)
-                raise (DiskFull if full else HostError)(f"checkpoint {folder}: {problem}")
+                raise (DiskFull if is_full(problem) else HostError)(f"checkpoint {folder}: {problem}")
             await _to_its_end(asyncio.to_thread(replace_folder, partial, folder))
         except DeadlineExceeded:  # a TimeoutError, and so an OSError
             raise
         except OSError as error:
-            full = error.errno in FULL
-            raise (DiskFull if full else HostError)(f"checkpoint {folder}: {error.strerror or error}") from error
+            kind = DiskFull if is_full(error) else HostError
+            raise kind(f"checkpoint {folder}: {error.strerror or error}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
 
@@ -262,8 +257,13 @@ class LearnerPool:
         return extra
 
     async def export(self, folder: Path) -> Path:
-        """Write the model to ``folder`` in Hugging Face format."""
-        await self._call("export", "export", folder)
+        """Write the model to ``folder`` in Hugging Face format.
+
+        Raises:
+            DiskFull: the disk has no space for it; call again once there is some.
+        """
+        if problem := next(filter(None, await self._call("export", "export", folder)), ""):
+            raise DiskFull(f"model {folder}: {problem}")
         return folder
 
     async def stop(self) -> None:

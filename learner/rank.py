@@ -149,9 +149,9 @@ class Rank:
         """See `RankWorker.load`."""
         return self._started.load(folder)
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path) -> str:
         """See `RankWorker.export`."""
-        self._started.export(folder)
+        return self._started.export(folder)
 
     @property
     def _started(self) -> "RankWorker":

@@ -29,6 +29,7 @@ from learner.staging import Staging
 from learner.supervised import supervised_step
 from learner.value import Critic
 from learner.weights import Bucket, buckets, export, gathered_views, in_checkpoint_form, resident, sent_to_first
+from volley.files import is_full
 from volley.memory import available_memory, peak_above_now, return_freed_memory, total_memory
 from volley.objectives import Objective
 from volley.records import Group, WeightUpdate
@@ -331,9 +332,19 @@ class RankWorker:
             self._reinforcer.kl_coefficient = float(run["kl_coefficient"])
         return dict(run["extra"])
 
-    def export(self, folder: Path) -> None:
-        """Take part in gathering the model; rank 0 writes it to ``folder`` in Hugging Face format."""
-        export(self._lm, self._config.model, folder, self._bucket_bytes, write=self._rank == 0)
+    def export(self, folder: Path) -> str:
+        """Take part in gathering the model; rank 0 writes it to ``folder`` in Hugging Face format.
+
+        Returns:
+            Why the disk has no space for it, or "".
+        """
+        try:
+            export(self._lm, self._config.model, folder, self._bucket_bytes, write=self._rank == 0)
+        except Exception as error:  # safetensors has a type of its own
+            if not is_full(error):
+                raise
+            return str(error)
+        return ""
 
     @property
     def _lm(self) -> "PreTrainedModel":

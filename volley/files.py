@@ -5,6 +5,7 @@ New content is written beside the target, synced to disk and renamed over it. Wh
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from volley.errors import HostError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: Exception | str) -> bool:
+    """Return whether ``error`` says that the disk or a quota is full; libraries raise errors of their own."""
+    return getattr(error, "errno", None) in FULL or any(os.strerror(each) in str(error) for each in FULL)
 
 
 def partial_path(path: Path) -> Path:

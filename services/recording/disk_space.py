@@ -1,18 +1,17 @@
 """A full disk pauses a run and does not end it: writes are repeated until there is space."""
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from volley.errors import DiskFull
+from volley.files import is_full
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RETRY_SECONDS = 3.0
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskGuard:
@@ -38,7 +37,7 @@ class DiskGuard:
                 try:
                     result = await write()
                 except (DiskFull, OSError) as error:
-                    if isinstance(error, OSError) and error.errno not in FULL:
+                    if isinstance(error, OSError) and not is_full(error):
                         raise
                     if not waits:
                         waits, self._waiting = True, self._waiting + 1

@@ -124,7 +124,7 @@ class RLRun:
             if not finished:
                 raise context.stop_exception()
             await pools.devices.to_learner()
-            await pools.learner.export(folder.model)
+            await context.recorder.disk.retry_while_full(partial(pools.learner.export, folder.model))
         from services.recording import plots  # imported here because matplotlib takes a second
 
         draw = partial(plots.learning_curves, folder, getattr(job.objective, "k", None))

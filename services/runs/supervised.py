@@ -72,7 +72,7 @@ async def fine_tune(
                     await saver.stored()
                     raise context.stop_exception()
             await saver.stored()
-        await learner.export(folder.model)
+        await context.recorder.disk.retry_while_full(partial(learner.export, folder.model))
     from services.recording import plots  # imported here because matplotlib takes a second
 
     await context.recorder.disk.write(partial(plots.loss_curves, folder))

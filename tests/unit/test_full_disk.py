@@ -54,6 +54,7 @@ class SmallLearner:
         self.space = True
         self.begun: list[str] = []
         self.saves = 0
+        self.exported = False
 
     async def sft_step(self, _rows: object) -> StepReport:
         return StepReport({"loss": 1.0}, {}, {}, {})
@@ -67,7 +68,8 @@ class SmallLearner:
         self.saves += 1
 
     async def export(self, folder: Path) -> None:
-        folder.mkdir()
+        self._check(folder.name)
+        self.exported = True
 
     async def stop(self) -> None:
         self.space = True
@@ -130,6 +132,24 @@ async def test_checkpoints_of_supervised_runs_wait_for_space(folder: SmallFolder
     await asyncio.wait_for(run, 20)
     assert (learner.begun, learner.saves) == (["step-2", "step-3"], 2)
     assert context.status.observed.checkpoint == 3
+
+
+async def test_the_model_of_a_supervised_run_waits_for_space(folder: SmallFolder, learner: SmallLearner) -> None:
+    spec = sft()
+    context, _ = context_in(folder, spec)
+    saved = learner.saved
+
+    async def last_checkpoint() -> None:
+        await saved()
+        learner.space = False
+
+    learner.saved = last_checkpoint  # type: ignore[method-assign]
+    run = tuning(spec, context)
+    await until(paused(context))
+    assert (learner.saves, learner.exported) == (1, False)
+    learner.space = True
+    await asyncio.wait_for(run, 20)
+    assert learner.exported
 
 
 async def test_a_supervised_run_that_fails_does_not_wait_for_its_checkpoint(

@@ -1,11 +1,14 @@
 """The parts of a rank that need neither DeepSpeed nor Ray, with both replaced by small fakes."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -50,6 +53,35 @@ def test_a_checkpoint_restores_the_step_count_and_the_extra_data(tmp_path: Path)
     assert again.load(tmp_path) == {"seen": 3}
     assert again.save(tmp_path, {"seen": 4}) == ""
     assert json.loads((tmp_path / "run.json").read_text()) == {"steps_taken": 7, "extra": {"seen": 4}}
+
+
+FULL = [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "tokenizer.json"),
+    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+]
+
+
+@pytest.mark.parametrize("error", FULL)
+def test_an_export_returns_that_the_disk_is_full(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rank_worker, "export", export)
+    assert worker(tmp_path).export(tmp_path) == str(error)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), SafetensorError("I/O error"), ValueError("no")])
+def test_an_export_raises_any_other_error(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rank_worker, "export", export)
+    with pytest.raises(type(error)) as raised:
+        worker(tmp_path).export(tmp_path)
+    assert raised.value is error
 
 
 @pytest.mark.usefixtures("no_engine_files")
