@@ -51,6 +51,7 @@ def environment(folder: Path, nodes: str) -> Mapping[str, str]:
         (commands / name).chmod(0o755)
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))},
+        "RAY_worker_niceness": "0",
         "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path.cwd()),
         "VENV": sys.prefix,
