@@ -5,6 +5,7 @@ is as good as a slow one.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 NO_LIMITS = Limits()
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin")
 FRESH_SECONDS = 2.0  # a token that another server revoked may work here for this long
+RECHECK_SECONDS = 5.0  # between two looks at the token of a live view
 HANG_SECONDS = 2.0  # without an answer from Redis for this long, the tokens that were read last count
 LONGEST_TOKEN = 512
 
@@ -110,6 +112,14 @@ class Tokens:
             if hmac.compare_digest(given, stored):
                 found = principal
         return found
+
+    async def until_revoked(self, token: str | None) -> None:
+        """Return within seconds of the moment from which nobody has the token."""
+        while True:
+            await asyncio.sleep(RECHECK_SECONDS)
+            with contextlib.suppress(HostError):  # the tokens that were read last count
+                if await self.principal(token) is None:
+                    return
 
     async def all(self) -> list[TokenView]:
         """Return all tokens that this release can read, the oldest first."""
@@ -253,12 +263,18 @@ class RequiredScope(HTTPBearer):
 READ, OPERATE, ADMIN = (Depends(RequiredScope(scope)) for scope in SCOPES)
 
 
+def token_of(request: Request) -> str | None:
+    """Return the token that a request was sent with."""
+    return bearer(request.headers.get("authorization", "").encode("latin-1"))
+
+
 def sender_of(request: Request) -> Principal:
     principal: Principal = request.state.principal
     return principal
 
 
 Sender = Annotated[Principal, Depends(sender_of)]
+SentToken = Annotated[str | None, Depends(token_of)]
 
 
 def _existing(name: str, entry: str | None) -> str:

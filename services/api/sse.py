@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -26,33 +27,40 @@ def message(kind: str, data: str, event_id: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what ``events`` yields until it ends or the client disconnects."""
+    """Sends what ``events`` yields until it ends, the client disconnects, or ``end`` returns."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._end = events, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.create_task(self._send_all(send))
-        leaving = asyncio.create_task(_left(receive))
+        tasks = [asyncio.create_task(each) for each in (self._send_all(send), _left(receive), self._end())]
+        sending, leaving, _ = tasks
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await cancel_all((sending, leaving))
+            await cancel_all(tasks)
             await self._events.aclose()
-        for task in (sending, leaving):
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError):
                 task.result()
+        if sending.cancelled() and leaving.cancelled():
+            with contextlib.suppress(TimeoutError, OSError):
+                await _send(send, b"", more=False)
 
     async def _send_all(self, send: Send) -> None:
         async for data in self._events:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await _send(send, data, more=True)
+        await _send(send, b"", more=False)
+
+
+async def _send(send: Send, data: bytes, *, more: bool) -> None:
+    async with asyncio.timeout(SEND_SECONDS):
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 async def _left(receive: Receive) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from services.store.redis import Store
-from tests.integration.api.servers import Api, driver, flushed, make_run, observe, serving
+from tests.integration.api.servers import ADMIN, Api, driver, flushed, make_run, observe, serving
 
 pytestmark = pytest.mark.integration
 
@@ -207,3 +207,21 @@ async def test_views_end_within_two_seconds_after_the_server_stops(redis_url: st
             with pytest.raises(EOFError):
                 await watcher.until("never")
             assert time.monotonic() - begun < 2
+
+
+async def test_a_view_ends_when_its_token_is_revoked_and_others_go_on(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.api.auth.RECHECK_SECONDS", 0.2)
+    async with serving(redis_url, admin_token=ADMIN) as api:
+        made = (await api.http.post("/v1/tokens", json={"name": "viewer", "scope": "read"})).json()
+        own = {"Authorization": f"Bearer {made['token']}"}
+        async with watching(api, "/v1/live") as kept, api.http.stream("GET", "/v1/live", headers=own) as answer:
+            watcher = Watcher(answer)
+            await watcher.next()
+            await kept.next()
+            assert (await api.http.delete("/v1/tokens/viewer")).status_code == 204
+            with pytest.raises(EOFError):
+                await watcher.until("never", 20)
+            await make_run(api)
+            await kept.until("runs")
