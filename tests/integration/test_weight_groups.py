@@ -19,6 +19,7 @@ from actors.config import BroadcastReport
 from actors.pool import ActorPool
 from learner.config import LearnerConfig
 from learner.pool import LearnerPool
+from learner.records import SFTRow
 from services.runs.weight_groups import WeightGroups
 from tests.integration.test_actors import configuration, generate, request
 from tests.models import tiny_llama
@@ -29,27 +30,38 @@ from volley.update import LearnerSpec, Optimizer, PolicyUpdate
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 DEADLINE = 4.0
+ROW = SFTRow(prompt_p=np.arange(3, 6, dtype=np.int32), answer_a=np.arange(6, 12, dtype=np.int32))
 
 
 @dataclass
 class Run:
-    """A learner and a pool of initially two actors, with their weight group."""
+    """A learner and a pool of initially two actors, with their weight group. No two versions have equal weights."""
 
     pool: ActorPool
     learner: LearnerPool
     groups: WeightGroups
     version: int = 0
+    _compared: tuple[int, dict[str, NDArray[np.float32]]] = (0, {})
 
     async def publish(self) -> tuple[WeightUpdate, BroadcastReport]:
-        """Publish another version with the same weights to every actor."""
-        self.version += 1
-        update = await self.learner.publish(self.version)
+        """Publish another version to every actor."""
+        update = await self.learner.publish(await self.train())
         return update, await self.pool.broadcast(update)
 
+    async def train(self) -> int:
+        """Change the learner's weights; returns the number of the version to publish them as."""
+        await self.learner.sft_step([ROW])
+        self.version += 1
+        return self.version
+
     async def serves_bitwise(self, update: WeightUpdate) -> bool:
+        """Whether every actor serves the version, which is not the one that was asked for here before."""
         published: dict[str, NDArray[np.float32]] = {}
         for bucket in (await self.learner.store(update.version)).buckets:
             published |= load(b"".join(part.tobytes() for part in ray.get(bucket.ref)))
+        before, self._compared = self._compared, (update.version, published)
+        if before[0] not in (0, update.version):
+            assert not any(np.array_equal(published[name], before[1][name]) for name in published)
         served = [load(file.tobytes()) for file in (await self.pool.served_weights()).values()]
         return all(np.array_equal(weights[name], published[name]) for weights in served for name in published)
 
@@ -112,13 +124,12 @@ async def test_an_engine_killed_while_it_receives_does_not_affect_the_others(run
     victim = run.pool.infos[1]
     os.kill(victim.engine_pids[0], signal.SIGSTOP)  # it is a member of the group, but receives nothing
     begun = time.monotonic()
-    publishing = asyncio.create_task(run.learner.publish(run.version + 1))
+    publishing = asyncio.create_task(run.learner.publish(await run.train()))
     await asyncio.sleep(0.5)
     assert not publishing.done()
     os.kill(victim.engine_pids[0], signal.SIGKILL)
     update = await publishing
     assert time.monotonic() - begun < DEADLINE
-    run.version += 1
     assert "actor-1" not in update.received
     assert update.lost_group is not None
     assert not run.groups.complete
@@ -148,11 +159,10 @@ async def test_a_hung_member_delays_the_others_until_the_deadline_only(run: Run)
     assert await run.groups.form()
     victim = run.pool.infos[0]
     os.kill(victim.engine_pids[0], signal.SIGSTOP)
-    begun = time.monotonic()
-    run.version += 1
-    await run.learner.begin_publish(run.version)
+    version, begun = await run.train(), time.monotonic()
+    await run.learner.begin_publish(version)
     assert time.monotonic() - begun < DEADLINE / 2  # the learner continues
-    update = await run.learner.published(run.version)
+    update = await run.learner.published(version)
     assert time.monotonic() - begun < 3 * DEADLINE
     assert victim.name not in update.received
     os.kill(victim.engine_pids[0], signal.SIGCONT)
