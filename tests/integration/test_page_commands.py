@@ -34,12 +34,20 @@ CHANGED = (
     (r"\bvolley up\b", "volley up --port 0 --object-store-mb 400 --cpus 8"),
     (r"\bvolley down\b", "true"),  # one stack for all pages, which is stopped after the last one
     (r"--supervised 20000 --train 2000 --heldout 50", "--supervised 400 --train 40 --heldout 4"),
+    # Runs that a page changes are stopped, so that none ends too early on a slow machine.
+    (r"\bvolley submit (job|best-of-8)\.yaml(?= *(#.*)?$)", r"volley submit \1.yaml --set steps=100000"),
+    (r"\b(volley set RUN \S+)(?= *(#.*)?$)", r"\1; stop_after_a_step"),
+    (r"\b(volley show RUN --follow)(?= *(#.*)?$)", r"\1 || [ $? = 1 ]"),
     (r"\b(volley \w+ )RUN\b", r'\1"$(newest)"'),
     (r"export VOLLEY=\S+", "export VOLLEY=$API"),
     (r"\bcurl -N\b", "curl_for_a_while -N"),
 )
 PRELUDE = """
 newest() { volley ls --json | jq -r '.[0].id'; }
+stop_after_a_step() {
+    until [ "$(volley ls --json | jq '.[0].step')" -gt 0 ]; do sleep 0.5; done
+    volley stop "$(newest)"
+}
 curl() { command curl -sS --fail-with-body "$@"; }
 curl_for_a_while() { command curl -sS --max-time 2 "$@" || [ $? = 28 ]; }
 """
@@ -133,7 +141,7 @@ def script(page: Path) -> str:
     for block in to_run(page, "bash"):
         text = block.text
         for pattern, replacement in CHANGED:
-            text = re.sub(pattern, replacement, text)
+            text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
         lines += [f"# {block.place}", text]
     return "\n".join(lines)
 
