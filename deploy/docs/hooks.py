@@ -9,7 +9,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)\)")
+SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)(?:#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```[ \t]*$)", re.M | re.S)
 INLINE_CODE = re.compile(r"(`[^`\n]+`)")
 DISPLAYED = re.compile(r"\A```math\n(.*)^```", re.M | re.S)
