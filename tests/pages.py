@@ -17,7 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "deploy", "examples", "benchmarks")
-PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))])
+PACKAGES = ("volley", "services")  # a README.md beside their code is a page
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md")),
+        *(page for folder in PACKAGES for page in ROOT.glob(f"{folder}/**/README.md")),
+    ]
+)
 DRAWINGS = frozenset({"text", "math"})  # nothing to run or parse
 PARSED = frozenset({"yaml", "json", "toml", "ini"})
 RUN = frozenset({"python", "bash", "console"})

@@ -1,4 +1,4 @@
-"""Bytes that a forward pass keeps for the backward pass, with and without checkpointed layers, against docs/gpu.md.
+"""Bytes that a forward pass keeps for the backward pass, with and without checkpointed layers, against the planner.
 
     python -m benchmarks.learner.memory [--tokens 512]
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -31,14 +30,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], end: Callable[[], Awaitable[None]]) -> None:
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events, self._end = events, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        tasks = [asyncio.create_task(each) for each in (self._send_all(send), _left(receive), self._end())]
+        tasks = [asyncio.ensure_future(each) for each in (self._send_all(send), _left(receive), self._end())]
         sending, leaving, _ = tasks
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.pages import PACKAGES, ROOT, page_id
+
 FOLDERS = ("volley", "actors", "environments", "learner", "reward_servers", "services", "examples", "benchmarks")
 PHRASES = (
     r"can not",
@@ -43,10 +44,11 @@ def prose(code: str) -> str:
 
 
 def pages() -> list[Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
+    patterns = ("*.md", "docs/*.md", "benchmarks/*.md", *(f"{folder}/**/README.md" for folder in PACKAGES))
+    return [page for pattern in patterns for page in sorted(ROOT.glob(pattern))]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=page_id)
 def test_pages(page: Path) -> None:
     assert odd_phrases(page.read_text()) == []
 

@@ -6,5 +6,5 @@ stages    seconds per step of generation, scoring, training and publishing
 split     how many of the GPUs to give to actors and to learner ranks
 report    all of it for one job, and what to change first
 
-Nothing is measured here. docs/gpu.md has every formula and constant.
+Nothing is measured here. README.md has every formula and constant.
 """

@@ -1,4 +1,4 @@
-"""Seconds per step of each stage, from the job, the model's shape and the hardware. docs/gpu.md has the formulas."""
+"""Seconds per step of each stage, from the job, the model's shape and the hardware. README.md has the formulas."""
 
 import math
 from dataclasses import dataclass

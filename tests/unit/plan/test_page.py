@@ -1,4 +1,8 @@
-"""docs/gpu.md against the planner: its formulas are evaluated, its constants read, its output printed anew."""
+"""Two pages against the planner.
+
+volley/plan/README.md: its formulas are evaluated, its constants read. docs/gpu.md: its output is printed anew, and what
+it repeats of the other page is compared.
+"""
 
 import math
 import re
@@ -17,7 +21,9 @@ from volley.plan.report import Plan, make_plan
 from volley.plan.stages import Load
 from volley.shape import Shape, micro_batch_tokens
 
-PAGE = (JOBS.parents[1] / "docs" / "gpu.md").read_text()
+ROOT = JOBS.parents[1]
+PAGE = (ROOT / "volley" / "plan" / "README.md").read_text()
+USER_PAGE = (ROOT / "docs" / "gpu.md").read_text()
 FORMULAS = [block for block in re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S) if re.match(r"\w+ +=", block)]
 CONSTANTS = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", PAGE.partition("| constant |")[2], re.M))
 DEFAULTS = {name: field.default for name, field in Device.model_fields.items()}
@@ -118,13 +124,27 @@ def test_the_table_of_types_is_complete_and_true() -> None:
     }
 
 
-def test_the_page_shows_what_its_command_prints() -> None:
+def test_the_users_page_names_every_type() -> None:
+    found = re.search(r"`--gpu` is (.+?)\. ", USER_PAGE)
+    assert found is not None
+    assert re.findall(r"`(\w+)`", found[1]) == list(PRESETS)
+
+
+def test_the_users_page_repeats_how_near_predictions_came_on_a_cpu() -> None:
+    rows = re.findall(r"^\| \w+, [^|]+ \| (.+) \|$", PAGE.partition("| | 1M |")[2].partition("\n\n")[0], re.M)
+    ratios = [sorted(cells.split(" | ")) for cells in rows]
+    assert len(ratios) == 3
+    for least, *_, most in ratios:
+        assert re.search(rf"\b{least}\s+to\s+{most}\b", USER_PAGE), (least, most)
+
+
+def test_the_users_page_shows_what_its_command_prints() -> None:
     """The command is the one in the block above the output in docs/gpu.md."""
-    found = re.search(r"^```bash\nvolley (plan .*)\n```\n\n```text\n(.*?)^```", PAGE, re.M | re.S)
+    found = re.search(r"^```bash\nvolley (plan .*)\n```\n\n```text\n(.*?)^```", USER_PAGE, re.M | re.S)
     assert found is not None
     code = "import os, sys; from services.cli import main; main()"
     command = [sys.executable, "-c", code, *found[1].split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=JOBS.parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     printed = [line for each in done.stdout.splitlines() for line in _folded(each)]
     assert [line.rstrip() for line in printed] == [line.rstrip() for line in found[2].splitlines()]
 
@@ -135,4 +155,4 @@ def _folded(line: str) -> list[str]:
 
 def test_a_shipped_job_names_its_command() -> None:
     for path in JOBS.glob("*.yaml"):
-        assert f"volley plan {path.relative_to(JOBS.parents[1])}" in path.read_text()
+        assert f"volley plan {path.relative_to(ROOT)}" in path.read_text()
