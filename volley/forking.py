@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection, context, forkserver, popen_forkserver, reduction
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,7 +47,7 @@ def ray_options() -> dict[str, Any]:
 class _Popen(popen_forkserver.Popen):
     """Its exit code, which the base class can read from the server only once, may be asked for by several threads."""
 
-    def __init__(self, process: Any) -> None:
+    def __init__(self, process: BaseProcess) -> None:
         self._reading = threading.Lock()
         super().__init__(process)
 
@@ -66,7 +67,7 @@ class Forked(context.ForkServerProcess):
     _inherited: dict[str, Any]
 
     @staticmethod
-    def _Popen(process: Any) -> Any:  # noqa: N802 - the base class's name
+    def _Popen(process: BaseProcess) -> Any:  # noqa: N802 - the base class's name
         """Start without the main module of this process, which may be slow to import and has nothing of use there."""
         kept, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
