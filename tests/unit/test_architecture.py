@@ -3,10 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.architecture import arrows, bare_any, circle, functions, rooms, words
+from benchmarks.architecture import GENERATED, arrows, bare_any, circle, functions, rooms, words
 
 MOST_BARE_ANY = 30
 MOST_LINES = 400
+MOST_WORDS = 28_000
 ONE_FILE = "reward_servers/sandbox/zygote.py"  # the sandbox holds this file and nothing beside it
 
 
@@ -59,6 +60,13 @@ def test_a_bare_any_is_seen(tmp_path: Path) -> None:
     _write(tmp_path, "a", code)
     assert sorted(each.rsplit(" ", 1)[1] for each in bare_any(tmp_path)) == ["a", "c", "e"]
     assert functions(tmp_path) == [(3, "services/a/code.py:1 f")]
+
+
+def test_the_pages_are_short() -> None:
+    """A page that grows can lose what another says, or what only the record of benchmarks needs."""
+    pages = words()
+    assert pages.keys() >= GENERATED
+    assert sum(count for name, count in pages.items() if name not in GENERATED) <= MOST_WORDS
 
 
 def test_words_are_those_of_the_pages(tmp_path: Path) -> None:
