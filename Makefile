@@ -4,8 +4,10 @@ PYTHON      ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 QUICK       ?=
 PYTEST_ARGS ?=
-# Two lanes of tests: one waits for processes to start or end while the other computes. A file stays in one lane.
-LANES       ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Lanes of tests: one waits for processes to start or end while another computes. Empty for a single one.
+LANES       ?= -n 2
+UNIT_LANES  ?= -n 3
+ORDER       := --dist loadfile --no-loadscope-reorder
 BIN         := .venv/bin
 
 .PHONY: help setup setup-dev demo demo-llm demo-tools test test-unit bench-quick check format docs lock clean
@@ -29,11 +31,11 @@ demo-tools: setup ## teach SmolLM2-135M-Instruct to use the tool python (QUICK=1
 	@$(BIN)/python -m examples.tool_use.demo $(if $(QUICK),--quick)
 
 test: setup-dev ## run all tests: unit, then integration with real Ray, vLLM, DeepSpeed and Redis; print the ten slowest
-	@$(BIN)/python -m pytest tests/unit $(LANES) $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest tests/integration $(LANES) --durations=10 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit $(UNIT_LANES) $(ORDER) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/integration $(LANES) $(ORDER) --durations=10 $(PYTEST_ARGS)
 
 test-unit: setup-dev ## run the unit tests
-	@$(BIN)/python -m pytest tests/unit $(LANES) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit $(UNIT_LANES) $(ORDER) $(PYTEST_ARGS)
 
 bench-quick: setup-dev ## measure speed ratios for a few minutes; fails if one is over 15% below benchmarks/baseline.json
 	@$(BIN)/python -m benchmarks.quick
