@@ -29,13 +29,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 SECONDS = 480  # for one page, on a busy machine
 SMALLER: dict[str, Any] = {"prompts_per_step": 4, "checkpoint": {"every": 1}, "learner": {"ranks": 1}}
 STEPS = {"sft": 3, "rl": 2}
+ENDLESS = "--set steps=100000 --set max_dead_batches=100000"
 CHANGED = (
     (r"\.venv/bin/", ""),
     (r"\bvolley up\b", "volley up --port 0 --object-store-mb 400 --cpus 8"),
     (r"\bvolley down\b", "true"),  # one stack for all pages, which is stopped after the last one
     (r"--supervised 20000 --train 2000 --heldout 50", "--supervised 400 --train 40 --heldout 4"),
     # Runs that a page changes are stopped, so that none ends too early on a slow machine.
-    (r"\bvolley submit (job|best-of-8)\.yaml(?= *(#.*)?$)", r"volley submit \1.yaml --set steps=100000"),
+    (r"\bvolley submit (job|best-of-8)\.yaml(?= *(#.*)?$)", rf"volley submit \1.yaml {ENDLESS}"),
     (r"\b(volley set RUN \S+)(?= *(#.*)?$)", r"\1; stop_after_a_step"),
     (r"\b(volley show RUN --follow)(?= *(#.*)?$)", r"\1 || [ $? = 1 ]"),
     (r"\b(volley \w+ )RUN\b", r'\1"$(newest)"'),
