@@ -55,7 +55,7 @@ class Engine:
         self._given_back: tuple[str, ...] = WEIGHTS + CACHE  # while it sleeps
         self._processes = list(llm.engine_core.resources.engine_manager.processes)
         self._death: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._exits: list[asyncio.Future[None]] = []  # which the loop refers to only weakly
+        self._exits: list[asyncio.Future[None]] = []  # the loop holds its tasks only weakly
         for process in self._processes:
             asyncio.get_running_loop().add_reader(process.sentinel, self._on_exit, process)
 
@@ -362,7 +362,7 @@ class Engine:
     async def _record_exit(self, process: BaseProcess) -> None:
         """Set ``_death``. The exit code may be known only a moment after the end, and to another thread first."""
         deadline = time.monotonic() + EXIT_SECONDS
-        while process.exitcode is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nothing tells of it
+        while process.exitcode is None and time.monotonic() < deadline:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         if not self._death.done():
             self._death.set_result(process.exitcode)

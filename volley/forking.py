@@ -45,7 +45,7 @@ def ray_options() -> dict[str, Any]:
 
 
 class _Popen(popen_forkserver.Popen):
-    """Its exit code, which the base class can read from the server only once, may be asked for by several threads."""
+    """Lets several threads ask for the exit code, which the base class can read from the server only once."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._reading = threading.Lock()

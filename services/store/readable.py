@@ -46,7 +46,7 @@ def observed_of(text: str | None) -> Observed:
 
 
 def limits_of(token: str) -> Limits:
-    """Return what the owner of a token may use; nothing if this release cannot read that, so as to exceed no limit."""
+    """Return the limits of a token's owner. Limits that this release cannot read allow nothing, so none is exceeded."""
     try:
         entry = json.loads(token)
         return Limits.model_validate(entry.get("limits", {}) if isinstance(entry, dict) else entry)

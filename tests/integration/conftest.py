@@ -79,7 +79,7 @@ _stack, _libraries = contextlib.ExitStack(), os.environ.get(LIBRARIES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the engines of all lanes be forked from one server, and Ray's workers be scheduled like everybody else's."""
+    """Let the engines of all lanes be forked from one server, and give Ray's workers the usual priority."""
     os.environ |= {"RAY_worker_niceness": "0"}  # as in a stack of the service
     if config.getoption("numprocesses", None):
         _stack.enter_context(shared_server(ActorsSpec(), PRELOAD))

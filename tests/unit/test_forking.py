@@ -1,4 +1,4 @@
-"""What a process learns of those it lets a server fork."""
+"""The exit codes of processes that a server has forked."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from volley.forking import Context
 
 
 def exit_codes(process: Any, threads: int) -> list[int]:
-    """The exit code as each of the threads learns it that ask for it when the process has ended."""
+    """Kill the process; returns the exit code that each of the threads gets, which all ask as soon as it has ended."""
     codes: list[int] = []
 
     def ask() -> None:
@@ -20,7 +20,7 @@ def exit_codes(process: Any, threads: int) -> list[int]:
             pass
         codes.append(code)
 
-    asking = [threading.Thread(target=ask) for _ in range(threads)]
+    asking = [threading.Thread(target=ask, daemon=True) for _ in range(threads)]
     for thread in asking:
         thread.start()
     os.kill(process.pid, SIGKILL)
