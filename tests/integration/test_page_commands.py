@@ -38,13 +38,14 @@ CHANGED = (
     # Runs that a page changes are stopped, so that none ends too early on a slow machine.
     (r"\bvolley submit (job|best-of-8)\.yaml(?= *(#.*)?$)", rf"volley submit \1.yaml {ENDLESS}"),
     (r"\b(volley set RUN \S+)(?= *(#.*)?$)", r"\1; stop_after_a_step"),
-    (r"\b(volley show RUN --follow)(?= *(#.*)?$)", r"\1 || [ $? = 1 ]"),
+    (r"\b(volley show RUN --follow)(?= *(#.*)?$)", r"\1 || [ $(state) = stopped ]"),
     (r"\b(volley \w+ )RUN\b", r'\1"$(newest)"'),
     (r"export VOLLEY=\S+", "export VOLLEY=$API"),
     (r"\bcurl -N\b", "curl_for_a_while -N"),
 )
 PRELUDE = """
 newest() { volley ls --json | jq -r '.[0].id'; }
+state() { volley ls --json | jq -r '.[0].state'; }
 stop_after_a_step() {
     until [ "$(volley ls --json | jq '.[0].step')" -gt 0 ]; do sleep 0.5; done
     volley stop "$(newest)"

@@ -55,7 +55,7 @@ class Run:
         return self.version
 
     async def serves_bitwise(self, update: WeightUpdate) -> bool:
-        """Whether every actor serves the version, which is not the one that was asked for here before."""
+        """Whether every actor serves this version, whose weights must differ from those of the one compared before."""
         published: dict[str, NDArray[np.float32]] = {}
         for bucket in (await self.learner.store(update.version)).buckets:
             published |= load(b"".join(part.tobytes() for part in ray.get(bucket.ref)))
