@@ -54,8 +54,10 @@ docs: setup-dev ## build the documentation site in site/
 
 lock: ## resolve the lock files in deploy/locks again from pyproject.toml
 	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --extra dev --no-header --no-annotate --generate-hashes \
+		--python-version 3.11 \
 		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o deploy/locks/dev.txt
 	@$(BIN)/uv pip compile -q pyproject.toml --extra cpu --extra reasoning-gym --no-header --no-annotate -c deploy/locks/dev.txt \
+		--python-version 3.11 \
 		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o deploy/locks/cpu.txt
 	@PIP_FIND_LINKS="$(PIP_FIND_LINKS)" bash deploy/docker/lock.sh
 
