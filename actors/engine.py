@@ -40,7 +40,7 @@ WEIGHTS, CACHE = ("weights",), ("kv_cache",)  # vLLM's names for what sleeping g
 
 
 class Engine:
-    """A started engine. Once its process has ended, every method raises ``WorkerDied``."""
+    """A started engine. Once its process has ended, or if a call fails in it, a method raises ``WorkerDied``."""
 
     def __init__(
         self, llm: AsyncLLM, tokenizer: PreTrainedTokenizerBase, config: ActorConfig, name: str, log: Path
@@ -327,7 +327,7 @@ class Engine:
         return self._tokenizer.batch_decode(bodies, skip_special_tokens=True)  # type: ignore[no-any-return]
 
     async def _alive(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await ``work``, but raise ``WorkerDied`` as soon as the engine's process has ended."""
+        """Await ``work``, but raise ``WorkerDied`` as soon as the engine's process has ended or fails a call."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self._death), return_when=asyncio.FIRST_COMPLETED)
@@ -337,11 +337,9 @@ class Engine:
         except (EngineDeadError, EngineGenerateError) as error:
             raise self._died(await self._why(error)) from error
         except Exception as error:
-            if type(error) is not Exception:  # vLLM's, for a call that failed in the engine, perhaps because it ends
+            if type(error) is not Exception:
                 raise
-            await asyncio.wait({self._death}, timeout=EXIT_SECONDS)
-            if not self._death.done():
-                raise
+            # vLLM's, for a call that failed in the engine: it is ending, which may take long, or did half of the call.
             raise self._died(await self._why(error)) from error
         finally:
             task.cancel()
