@@ -26,12 +26,22 @@ debian() { # PACKAGE PURPOSE
     fi
 }
 
+# Whether Python's C headers are there, which pycosat is compiled with.
+headers() {
+    "$PYTHON" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+}
+
 # An environment for development is also good for runs.
 state=$(cat deploy/locks/{cpu,dev}.txt pyproject.toml deploy/setup.sh | sha256sum | cut -d' ' -f1)
 installed=$(cat "$STAMP" 2>/dev/null || true)
 if [ "$installed" != "$state dev" ] && [ "$installed" != "$state $WANTED" ]; then
     "$PYTHON" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' 2>/dev/null ||
         die "Python 3.11 or 3.12 is needed; choose one with: make $(basename "${MAKECMDGOALS:-setup}") PYTHON=python3.11"
+    # reasoning-gym needs pycosat, which has no wheels.
+    dev=python$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dev
+    command -v cc >/dev/null || debian gcc "to compile pycosat"
+    headers || debian "$dev" "to compile pycosat"
+    { command -v cc >/dev/null && headers; } || die "a C compiler and Python's headers are needed: apt-get install gcc $dev"
     say "set-up: creating .venv"
     [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv || die "python venv failed; on Debian: apt-get install python3-venv"
     .venv/bin/python -m pip install -qq uv==0.13.8
