@@ -70,6 +70,7 @@ if [ "$installed" != "$state dev" ] && [ "$installed" != "$state $WANTED" ]; the
     say "set-up: done"
 fi
 
-if [ "$WANTED" = dev ] && ! command -v chromium chromium-browser google-chrome >/dev/null; then
-    debian chromium "to test the dashboard"
+if [ "$WANTED" = dev ]; then
+    command -v chromium chromium-browser google-chrome >/dev/null || debian chromium "to test the dashboard"
+    command -v c++ >/dev/null || debian g++ "to test compiled layers"
 fi

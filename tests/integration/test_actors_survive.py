@@ -53,6 +53,15 @@ async def until_count(pool: ActorPool, count: int) -> None:
     pytest.fail(f"{pool.count} actors serve after two minutes, not {count}")
 
 
+async def until_died(pool: ActorPool, count: int) -> None:
+    """Wait for the ``count``-th death, which the actor's next sign of life shows if no group was under way."""
+    for _ in range(1200):
+        if len(pool.deaths) >= count:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail(f"{len(pool.deaths)} actors have died after two minutes, not {count}")
+
+
 async def serves(pool: ActorPool, oracle: Oracle, version: int) -> bool:
     """Whether every actor serves the weights bitwise."""
     served = [load(file.tobytes()) for file in (await pool.served_weights()).values()]
@@ -66,11 +75,12 @@ async def test_no_group_is_lost_with_a_killed_engine_and_its_replacement_has_the
     await pool.broadcast(publish(1, oracle.weights[1]))
     victim = pool.infos[0]
     pids = {victim.pid, *victim.engine_pids, *descendants(victim.pid)}
-    groups = [asyncio.create_task(generate(pool, long(group_id=i))) for i in range(6)]
+    groups = [asyncio.create_task(generate(pool, long(group_id=i))) for i in range(12)]
     await asyncio.sleep(0.1)
     os.kill(victim.engine_pids[0], signal.SIGKILL)
     done = await asyncio.gather(*groups)
-    assert [group.group_id for group in done] == list(range(6))
+    assert [group.group_id for group in done] == list(range(12))
+    await until_died(pool, 1)
     (death,) = pool.deaths
     assert isinstance(death, WorkerDied)
     assert (death.worker, death.cause) == ("actor-0", "its engine exited with code -9")
@@ -127,6 +137,7 @@ async def test_a_hung_actor_is_killed(pool: ActorPool, oracle: Oracle, hung: str
     os.kill(victim.engine_pids[0] if hung == "engine" else victim.pid, signal.SIGSTOP)
     done = await asyncio.gather(*groups)
     assert [group.group_id for group in done] == [0, 1, 2]
+    await until_died(pool, deaths + 1)
     assert str(pool.deaths[deaths]) == f"actor pool waited 8 s for {victim.name}: a sign of life"
     wait_until_gone(pids)
     await until_count(pool, before)
