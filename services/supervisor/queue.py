@@ -215,7 +215,7 @@ class _Turn:
         }
         waits = " and ".join(amount(value, name) for name, value in lacking.items())
         name = next(iter(lacking))
-        holders = sorted(self.held.values(), key=lambda each: -each.resources.get(name, 0.0))
+        holders = sorted(self.held.values(), key=lambda one: (-one.resources.get(name, 0.0), one.submitted, one.run))
         holds = [f"{named(each)} holds {each.resources[name]:g}" for each in holders if each.resources.get(name)]
         more = f" and {len(holds) - HOLDERS_SHOWN} more" if len(holds) > HOLDERS_SHOWN else ""
         return f"waits for {waits}: {', '.join(holds[:HOLDERS_SHOWN]) or 'runs before it need them'}{more}"
