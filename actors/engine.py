@@ -40,7 +40,7 @@ WEIGHTS, CACHE = ("weights",), ("kv_cache",)  # vLLM's names for what sleeping g
 
 
 class Engine:
-    """A started engine. Once its process has ended, or if a call fails in it, a method raises ``WorkerDied``."""
+    """A started engine. Its methods raise ``WorkerDied`` once its process has ended, and if a call fails in it."""
 
     def __init__(
         self, llm: AsyncLLM, tokenizer: PreTrainedTokenizerBase, config: ActorConfig, name: str, log: Path
@@ -327,7 +327,7 @@ class Engine:
         return self._tokenizer.batch_decode(bodies, skip_special_tokens=True)  # type: ignore[no-any-return]
 
     async def _alive(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await ``work``, but raise ``WorkerDied`` as soon as the engine's process has ended or fails a call."""
+        """Await ``work``, but raise ``WorkerDied`` as soon as the engine's process has ended or failed a call."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self._death), return_when=asyncio.FIRST_COMPLETED)
@@ -339,7 +339,7 @@ class Engine:
         except Exception as error:
             if type(error) is not Exception:
                 raise
-            # vLLM's, for a call that failed in the engine: it is ending, which may take long, or did half of the call.
+            # vLLM's, for a call that failed in the engine, which then is ending, perhaps slowly, or did half of it.
             raise self._died(await self._why(error)) from error
         finally:
             task.cancel()
