@@ -17,6 +17,7 @@ from actors.pool import ActorPool
 from tests.integration.oracle import Oracle
 from tests.integration.processes import descendants, wait_until_gone
 from tests.integration.test_actors import configuration, generate, publish, request
+from tests.integration.waiting import until
 from tests.models import tiny_llama
 from volley.errors import WorkerDied
 
@@ -46,20 +47,12 @@ def long(group_id: int = 1) -> GenerateRequest:
 
 
 async def until_count(pool: ActorPool, count: int) -> None:
-    for _ in range(1200):
-        if pool.count == count:
-            return
-        await asyncio.sleep(0.1)
-    pytest.fail(f"{pool.count} actors serve after two minutes, not {count}")
+    await until(lambda: pool.count == count, seconds=120)
 
 
 async def until_died(pool: ActorPool, count: int) -> None:
     """Wait for the ``count``-th death, which the actor's next sign of life shows if no group was under way."""
-    for _ in range(1200):
-        if len(pool.deaths) >= count:
-            return
-        await asyncio.sleep(0.1)
-    pytest.fail(f"{len(pool.deaths)} actors have died after two minutes, not {count}")
+    await until(lambda: len(pool.deaths) >= count, seconds=120)
 
 
 async def serves(pool: ActorPool, oracle: Oracle, version: int) -> bool:

@@ -24,7 +24,8 @@ from services.supervisor import supervisor as supervising
 from services.supervisor.decisions import BARREN_LIVES
 from services.supervisor.supervisor import Supervisor
 from tests.integration.api.servers import a_job, flushed
-from tests.integration.test_supervisor import FakeRay, ended, until
+from tests.integration.test_supervisor import FakeRay, ended
+from tests.integration.waiting import until
 from tests.integration.webhooks import KEY, Receiver, receiving
 from volley.job import JOB
 from volley.state import Observed, RunRecord

@@ -29,6 +29,7 @@ from services.store.desired import change_in_folder
 from services.store.folder import RunFolder
 from services.store.redis import Store
 from tests.integration.jobs import PROMPTS, rl_job, unhurried_job, write_inputs
+from tests.integration.waiting import until
 from volley.errors import JobError
 from volley.job import RLJob
 from volley.processes import is_alive
@@ -235,9 +236,9 @@ async def test_redis_may_die_or_hang_at_any_time(inputs: Path, ray_local: None, 
         pid = await redis_pid(url)
         os.kill(pid, signal.SIGSTOP)
         done = len(run.folder.read("metrics"))
-        await eventually(lambda: len(run.folder.read("metrics")) > done + 2 or not is_alive(pid), seconds=60)
+        await until(lambda: len(run.folder.read("metrics")) > done + 2 or not is_alive(pid), seconds=60)
         assert is_alive(pid), "nobody has killed it yet, but the run continues"
-        await eventually(lambda: not is_alive(pid), seconds=60)
+        await until(lambda: not is_alive(pid), seconds=60)
         await run.want(stopped=True)
         assert (await run.task).state == "stopped"
         rows = [row["step"] for _, row in await run.store.entries(run.folder.run_id, "metrics")]
@@ -247,12 +248,6 @@ async def test_redis_may_die_or_hang_at_any_time(inputs: Path, ray_local: None, 
 async def redis_pid(url: str) -> int:
     async with redis.asyncio.from_url(url) as client:
         return int((await client.info("server"))["process_id"])
-
-
-async def eventually(holds: Callable[[], bool], seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - nobody announces it
-            await asyncio.sleep(0.1)
 
 
 async def test_a_failing_scorer_pauses_the_run_until_it_works_again(stack: Stack, inputs: Path, tmp_path: Path) -> None:

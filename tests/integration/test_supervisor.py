@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from services.supervisor import supervisor as module
 from services.supervisor.decisions import BARREN_LIVES
 from services.supervisor.ray_jobs import JobStatus
 from services.supervisor.supervisor import ClusterNodes, Supervisor, unlimited
+from tests.integration.waiting import until
 from volley.errors import HostError, JobError
 from volley.job import JOB
 from volley.state import Desired, Observed, RunRecord, RunState
@@ -95,14 +96,6 @@ async def supervised(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    for _ in range(round(seconds / 0.02)):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"not true within {seconds:g} s")
 
 
 async def ended(store: Store, run_id: str, state: RunState) -> Observed:

@@ -22,7 +22,7 @@ from services.stack.redis import embedded_redis
 from services.store.folder import RunFolder
 from tests.integration.jobs import rl_job, run_job, write_inputs
 from tests.integration.test_tensor_parallel import TWO_WAY, ray_head_with_gpus
-from tests.integration.test_weight_groups import until
+from tests.integration.waiting import until
 from volley.records import WeightUpdate
 
 pytestmark = pytest.mark.integration

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from learner.pool import LearnerPool
 from learner.records import SFTRow
 from services.runs.weight_groups import WeightGroups
 from tests.integration.test_actors import configuration, generate, request
+from tests.integration.waiting import until
 from tests.models import tiny_llama
 from volley.job import RLJob
 from volley.model import ModelSpec
@@ -173,10 +174,3 @@ async def test_a_hung_member_delays_the_others_until_the_deadline_only(run: Run)
 
 async def until_count(pool: ActorPool, count: int) -> None:
     await until(lambda: pool.count == count, seconds=120)
-
-
-async def until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    ends = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < ends
-        await asyncio.sleep(0.1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TOOLS = ("bash", "basename", "cat", "cut", "dirname", "env", "id", "sed", "sha256sum")
-# Passes for Python 3.12 without headers: the script's questions are told apart by a word in each.
+# Answers as Python 3.12 without headers would; a word in each question tells which one it is.
 WITHOUT_HEADERS = """#!/usr/bin/env bash
 case "$2" in *Python.h*) exit 1 ;; *print*) echo 3.12 ;; esac
 """
@@ -24,12 +24,12 @@ def machine(tmp_path: Path) -> Path:
         tool = shutil.which(name)
         assert tool is not None
         (tmp_path / "bin" / name).symlink_to(tool)
-    (tmp_path / "bin" / "python3").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    (tmp_path / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
     return tmp_path
 
 
 def setup(machine: Path) -> tuple[str, str]:
-    """What a set-up that fails prints as advice and as its last line."""
+    """Run a set-up that must fail; returns what it prints as advice and as its error."""
     bash = machine / "bin" / "bash"
     run = subprocess.run(
         [bash, machine / "deploy" / "setup.sh"], env={"PATH": str(machine / "bin")}, capture_output=True, text=True
