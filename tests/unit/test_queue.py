@@ -49,6 +49,13 @@ def states(places: Mapping[str, Place]) -> dict[str, str]:
 # ---- one pass, by example ------------------------------------------------------------------------------------------
 
 
+def test_of_holders_of_equal_amounts_the_one_submitted_first_is_named_first() -> None:
+    holders = [held("a", submitted=2), held("b", submitted=1), held("c", submitted=3, resources={"CPU": 6})]
+    for order in itertools.permutations(holders):
+        reason = planned(a_place("next", submitted=4), *order)["next"].reason
+        assert reason.endswith("c holds 6, b holds 1 and 1 more")
+
+
 def test_runs_start_by_priority_then_by_submission_as_far_as_they_fit() -> None:
     found = planned(
         a_place("late", submitted=2, resources={"CPU": 4}),
