@@ -1,5 +1,6 @@
 """A private Ray cluster on this machine, for one benchmark."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,8 +8,14 @@ import ray
 
 
 @contextmanager
-def local_ray(*, cpus: int, store_bytes: int) -> Iterator[None]:
-    """Start Ray on the loopback address with ``cpus`` logical CPUs; it is shut down after the block."""
+def local_ray(*, cpus: int, store_bytes: int | None = None) -> Iterator[None]:
+    """Start Ray on the loopback address; it is shut down after the block.
+
+    Args:
+        cpus: logical ones.
+        store_bytes: size of the object store, by default Ray's.
+    """
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in a run; with Ray's 15, anything else that runs goes first
     ray.init(
         address="local",
         num_cpus=cpus,

@@ -135,22 +135,26 @@ def make(family: str, folder: Path) -> str:
     return str(config.model_type)
 
 
-async def tried(family: str, folder: Path) -> Outcome:
-    """Train and serve a tiny model of ``family``, or say why not."""
+async def tried(family: str, folder: Path, gpus: float = 0) -> Outcome:
+    """Train and serve a tiny model of ``family``, or say why not.
+
+    Args:
+        gpus: the share of a GPU for the actor and for the learner each; 0: on the CPU, in float32.
+    """
     model_type = make(family, folder / "model")
     try:
-        return await _trained(family, model_type, folder)
+        return await _trained(family, model_type, folder, gpus)
     except VolleyError as error:
         return Outcome(family, model_type, problem=" ".join(str(error).splitlines()[0].split())[:200])
 
 
-async def _trained(family: str, model_type: str, folder: Path) -> Outcome:
-    model = ModelSpec(path=folder / "model")
+async def _trained(family: str, model_type: str, folder: Path, gpus: float) -> Outcome:
+    model = ModelSpec(path=folder / "model", dtype="bfloat16" if gpus else "float32")
     actors = await ActorPool.start(
-        ActorConfig(model, ActorsSpec(cpus=0.1, max_num_seqs=16, kv_cache_gb=0.1), LENGTH, 0, folder)
+        ActorConfig(model, ActorsSpec(cpus=0.1, gpus=gpus, max_num_seqs=16, kv_cache_gb=0.1), LENGTH, 0, folder)
     )
     try:
-        learner = await LearnerPool.start(_learner_config(model, folder))
+        learner = await LearnerPool.start(_learner_config(model, folder, gpus))
         try:
             before = await _difference(actors, learner)
             old = await actors.generate(_request(0))
@@ -168,11 +172,11 @@ async def _trained(family: str, model_type: str, folder: Path) -> Outcome:
         await actors.stop()
 
 
-def _learner_config(model: ModelSpec, folder: Path) -> LearnerConfig:
+def _learner_config(model: ModelSpec, folder: Path, gpus: float) -> LearnerConfig:
     return LearnerConfig(
         model=model,
         optimizer=Optimizer(lr=RATE),
-        learner=LearnerSpec(cpus_per_rank=0.1),
+        learner=LearnerSpec(cpus_per_rank=0.1, gpus_per_rank=gpus),
         steps=STEPS,
         seed=0,
         log_dir=folder,

@@ -11,6 +11,7 @@ from actors.config import ActorConfig, BroadcastReport, GenerateRequest
 from actors.pool import ActorPool
 from benchmarks.gpu.jobs import inputs, shape
 from benchmarks.gpu.setting import Row, Setting
+from benchmarks.local_ray import local_ray
 from volley.job import ActorsSpec
 from volley.model import ModelSpec
 from volley.records import WeightBucket, WeightUpdate
@@ -20,11 +21,8 @@ PROMPT = 32  # tokens
 
 def run(setting: Setting) -> Iterator[Row]:
     """Yield the rows of this section."""
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
-    try:
+    with local_ray(cpus=2):
         yield from asyncio.run(measure(setting))
-    finally:
-        ray.shutdown()
 
 
 async def measure(setting: Setting) -> list[Row]:

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -77,13 +78,20 @@ def supervised(benchmark: Benchmark, section: str, options: argparse.Namespace, 
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             code = process.wait(options.limit)
-            problem = f"exit status {code}: {last_lines(log, 1)}" if code else ""
+            problem = f"exit status {code}: {reason(log)}" if code else ""
         except subprocess.TimeoutExpired:
             problem = f"no end within {options.limit:g} s"
         finally:
             end(process)
     lines = [line.removeprefix(MARK) for line in log.read_text().splitlines() if line.startswith(MARK)]
     return [Row(**json.loads(line)) for line in lines], problem
+
+
+def reason(log: Path) -> str:
+    """The last line that names an exception, which libraries' warnings may follow; without one, the last line."""
+    lines = last_lines(log, 40).splitlines()
+    named = [line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)]
+    return (named or lines or [""])[-1]
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

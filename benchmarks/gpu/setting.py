@@ -144,6 +144,8 @@ def make(size: str, folder: Path, device: str) -> None:
     with torch.no_grad():
         lm.model.norm.weight.fill_(SHARPNESS)
     lm.save_pretrained(folder)
+    del lm
+    torch.cuda.empty_cache()  # the sections' processes need it
 
 
 def engine_of(config: LearnerConfig, *, checkpointed: bool = False) -> Engine:
