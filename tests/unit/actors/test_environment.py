@@ -28,6 +28,7 @@ def test_output_of_the_process_and_its_children_goes_to_the_log(tmp_path: Path) 
     assert log.read_text() == f"from the actor\n3 {tmp_path / 'scratch'}\n"
 
 
-def test_cpu_engines_are_not_pinned_and_gpu_engines_keep_vllms_defaults() -> None:
+def test_cpu_engines_are_not_pinned_and_gpu_engines_draw_without_flashinfer() -> None:
     assert engine_environment(ActorsSpec())["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert not [name for name in engine_environment(ActorsSpec(gpus=1)) if name.startswith("VLLM_CPU")]
+    assert engine_environment(ActorsSpec(gpus=0.5))["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
