@@ -21,7 +21,7 @@ from services.store.folder import RunFolder
 from services.store.outbox import Outbox
 from services.store.redis import Store
 from services.tasks import cancel_all
-from volley.errors import HostError, RunStopped
+from volley.errors import HostError, JobError, RunStopped
 from volley.state import Desired, Observed
 
 POLL_SECONDS = 1.0
@@ -58,6 +58,31 @@ class Context:
     def stop_exception(self) -> BaseException:
         """The exception to raise after the final checkpoint: CancelledError after a signal, else RunStopped."""
         return asyncio.CancelledError() if self.stop_signal.signalled else RunStopped()
+
+
+class User:
+    """Who may stop the run. A desired state that is invalid is reported, and the run goes on as before."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._problem = context, ""
+
+    async def stopped_it(self) -> bool:
+        try:
+            stopped = (await self._context.desired()).stopped
+        except JobError as error:
+            self._report(f"the desired state cannot be applied: {error}")
+            return False
+        self._report("")
+        return stopped
+
+    def _report(self, problem: str) -> None:
+        if problem == self._problem:
+            return
+        if problem:
+            self._context.display.say(f"  {problem}")
+        if self._context.status.observed.problem in ("", self._problem):
+            self._context.status.set(problem=problem)
+        self._problem = problem
 
 
 class Run(Protocol):
@@ -118,7 +143,7 @@ async def start_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
     Raises:
         RunStopped: the user stopped the run while it waited.
     """
-    owner = f"{context.folder.run_id}:{os.getpid()}"
+    owner, user = f"{context.folder.run_id}:{os.getpid()}", User(context)
     reservation = await asyncio.to_thread(ClusterReservation, needs)
     try:
         while obstacle := await _try_to_start(context.store, owner, reservation):
@@ -126,7 +151,7 @@ async def start_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
                 context.display.say(f"  pending: {obstacle}")
             context.status.set(state="pending", problem=obstacle)
             await asyncio.sleep(POLL_SECONDS)
-            if (await context.desired()).stopped:
+            if await user.stopped_it():
                 raise RunStopped
     finally:
         await asyncio.to_thread(reservation.leave)
@@ -162,10 +187,10 @@ async def run_until_stopped(context: Context, work: Coroutine[Any, Any, None]) -
 
     Work inside a `StopSignal.grace_period` is not cancelled: it is asked to stop, and ends at its next checkpoint.
     """
-    task = asyncio.ensure_future(work)
+    task, user = asyncio.ensure_future(work), User(context)
     try:
         while not (await asyncio.wait({task}, timeout=POLL_SECONDS))[0]:
-            if (await context.desired()).stopped and not context.stop_signal.request():
+            if await user.stopped_it() and not context.stop_signal.request():
                 raise RunStopped
         await task
     finally:

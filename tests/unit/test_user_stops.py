@@ -1,0 +1,86 @@
+"""What a run of any kind does when its user stops it, and when the desired state cannot be read."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.runs import context as module
+from services.runs.context import Context, run_until_stopped
+from services.store.desired import write_desired
+from tests.unit.fake_roles import until
+from tests.unit.fake_runs import SmallFolder, context_in
+from volley.errors import HostError, RunStopped
+from volley.job import SFTJob
+from volley.state import Desired
+
+
+class Away:
+    """A Redis that does not answer."""
+
+    async def desired(self, _run_id: str) -> Desired:
+        raise HostError("away")
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    job = SFTJob.model_validate(
+        {"kind": "sft", "name": "s", "steps": 1, "rows_per_step": 1, "model": {"path": "/m"}, "data": {"path": "/d"}}
+    )
+    folder = SmallFolder.create(tmp_path, job)
+    away: Any = Away()
+    return replace(context_in(folder, job)[0], store=away)
+
+
+async def test_an_invalid_desired_state_is_reported_and_the_run_goes_on(context: Context) -> None:
+    work = asyncio.Event()
+    run = asyncio.ensure_future(run_until_stopped(context, wait(work)))
+    file = context.folder.path / "desired.json"
+    for invalid in ("{}}", json.dumps({"revision": -1}), json.dumps({"unknown": 1}), "\xff"):
+        file.write_text(invalid)
+        await reports(context, "cannot be applied")
+        write_desired(context.folder, Desired())
+        await reports(context, "")
+    assert not run.done()
+    work.set()
+    await run
+
+
+async def test_the_run_stops_once_the_state_is_valid_and_says_so(context: Context) -> None:
+    run = asyncio.ensure_future(run_until_stopped(context, wait(asyncio.Event())))
+    (context.folder.path / "desired.json").write_text("")
+    await reports(context, "cannot be applied")
+    write_desired(context.folder, Desired(revision=1, stopped=True))
+    with pytest.raises(RunStopped):
+        await asyncio.wait_for(run, 20)
+
+
+async def test_another_problem_is_neither_hidden_nor_removed(context: Context) -> None:
+    work = asyncio.Event()
+    run = asyncio.ensure_future(run_until_stopped(context, wait(work)))
+    context.status.set(problem="the disk is full")
+    (context.folder.path / "desired.json").write_text("")
+    await asyncio.sleep(0.1)
+    write_desired(context.folder, Desired())
+    await asyncio.sleep(0.1)
+    assert context.status.observed.problem == "the disk is full"
+    work.set()
+    await run
+
+
+async def wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def reports(context: Context, problem: str) -> None:
+    """Wait until the run reports ``problem``, or none if it is ""."""
+
+    def reported() -> bool:
+        seen = context.status.observed.problem
+        return problem in seen if problem else not seen
+
+    await until(reported)
