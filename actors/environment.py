@@ -28,7 +28,7 @@ def engine_environment(spec: ActorsSpec) -> dict[str, str]:
         # vLLM compiles the counting of log-prob ranks even in eager mode, which delays the first sample by seconds.
         variables["TORCH_COMPILE_DISABLE"] = "1"
     else:
-        # It cannot return log-probs of what it draws, so vLLM would import and never call it.
+        # FlashInfer's sampler returns no log-probs of what it draws, so vLLM would load it and never call it.
         variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return variables
 

@@ -18,7 +18,6 @@ def run(setting: Setting) -> Iterator[Row]:
         for family in FAMILIES:
             with tempfile.TemporaryDirectory() as folder:
                 done = asyncio.run(tried(family, Path(folder), gpus=0.4 if setting.cuda else 0))
-            figure = (
-                f"{done.before:.1e} before, {done.after:.1e} after two steps, which moved them by {done.moved:.2g} nats"
-            )
+            moved = f"two steps, which moved them by {done.moved:.2g} nats on average"
+            figure = f"{done.before:.1e} before, {done.after:.1e} after {moved}"
             yield Row("families", f"{family}: log-probs of engine and learner apart by at most", done.problem or figure)

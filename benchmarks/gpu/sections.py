@@ -25,6 +25,8 @@ from benchmarks.gpu.setting import SHAPES, Row, Setting
 from benchmarks.objectives.report import print_table
 from volley.processes import last_lines
 
+# A class in a module, as `volley.errors.WorkerDied`, or one of Python's own.
+EXCEPTION = re.compile(r"(\[rank\d+\]: )?(\w[\w.]*\.[A-Z]\w*|\w*(Error|Exception|Exit|Interrupt))(: |$)")
 MARK = "ROW "  # begins the lines of a section's log that are rows
 
 
@@ -90,7 +92,7 @@ def supervised(benchmark: Benchmark, section: str, options: argparse.Namespace, 
 def reason(log: Path) -> str:
     """The last line that names an exception, which libraries' warnings may follow; without one, the last line."""
     lines = last_lines(log, 40).splitlines()
-    named = [line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)]
+    named = [line for line in lines if EXCEPTION.match(line)]
     return (named or lines or [""])[-1]
 
 

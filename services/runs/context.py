@@ -50,39 +50,35 @@ class Context:
     checkpoint: Path | None = None
     stop_signal: StopSignal = field(default_factory=StopSignal)
     summary_fields: dict[str, object] = field(default_factory=dict)
+    _troubles: set[str] = field(default_factory=set)  # why the desired state cannot be applied; printed once each
 
     async def desired(self) -> Desired:
         """The run's desired state; raises `JobError` if the file in the run folder is invalid."""
         return await newest_desired(self.folder, self.store)
 
+    async def stopped_by_user(self) -> bool:
+        """Whether the user has stopped the run. A desired state that is invalid is reported, and the run goes on."""
+        try:
+            stopped = (await self.desired()).stopped
+        except (JobError, ValueError) as error:
+            self._report_trouble(f"the desired state cannot be applied: {error}")
+            return False
+        if self.status.observed.problem in self._troubles:
+            self.status.set(problem="")
+        self._troubles.clear()
+        return stopped
+
+    def _report_trouble(self, problem: str) -> None:
+        shown = self.status.observed.problem
+        if shown != problem and (not shown or shown in self._troubles):
+            self.status.set(problem=problem)
+        if problem not in self._troubles:
+            self._troubles.add(problem)
+            self.display.say(f"  {problem}")
+
     def stop_exception(self) -> BaseException:
         """The exception to raise after the final checkpoint: CancelledError after a signal, else RunStopped."""
         return asyncio.CancelledError() if self.stop_signal.signalled else RunStopped()
-
-
-class User:
-    """Who may stop the run. A desired state that is invalid is reported, and the run goes on as before."""
-
-    def __init__(self, context: Context) -> None:
-        self._context, self._problem = context, ""
-
-    async def stopped_it(self) -> bool:
-        try:
-            stopped = (await self._context.desired()).stopped
-        except JobError as error:
-            self._report(f"the desired state cannot be applied: {error}")
-            return False
-        self._report("")
-        return stopped
-
-    def _report(self, problem: str) -> None:
-        if problem == self._problem:
-            return
-        if problem:
-            self._context.display.say(f"  {problem}")
-        if self._context.status.observed.problem in ("", self._problem):
-            self._context.status.set(problem=problem)
-        self._problem = problem
 
 
 class Run(Protocol):
@@ -143,7 +139,7 @@ async def start_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
     Raises:
         RunStopped: the user stopped the run while it waited.
     """
-    owner, user = f"{context.folder.run_id}:{os.getpid()}", User(context)
+    owner = f"{context.folder.run_id}:{os.getpid()}"
     reservation = await asyncio.to_thread(ClusterReservation, needs)
     try:
         while obstacle := await _try_to_start(context.store, owner, reservation):
@@ -151,7 +147,7 @@ async def start_turn(context: Context, needs: Needs) -> AsyncIterator[None]:
                 context.display.say(f"  pending: {obstacle}")
             context.status.set(state="pending", problem=obstacle)
             await asyncio.sleep(POLL_SECONDS)
-            if await user.stopped_it():
+            if await context.stopped_by_user():
                 raise RunStopped
     finally:
         await asyncio.to_thread(reservation.leave)
@@ -187,10 +183,10 @@ async def run_until_stopped(context: Context, work: Coroutine[Any, Any, None]) -
 
     Work inside a `StopSignal.grace_period` is not cancelled: it is asked to stop, and ends at its next checkpoint.
     """
-    task, user = asyncio.ensure_future(work), User(context)
+    task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=POLL_SECONDS))[0]:
-            if await user.stopped_it() and not context.stop_signal.request():
+            if await context.stopped_by_user() and not context.stop_signal.request():
                 raise RunStopped
         await task
     finally:

@@ -30,12 +30,12 @@ def test_the_job_for_gpus_is_valid(section: str, tmp_path: Path, monkeypatch: py
 
     def run(command: list[str], **_: Any) -> SimpleNamespace:
         made.append(load_job(Path(command[command.index("run") + 1])))
-        return SimpleNamespace(returncode=1)
+        return SimpleNamespace(returncode=1, stderr="error: no\nGPU\n")
 
     monkeypatch.setattr(jobs, "inputs", lambda setting: (tmp_path, tmp_path / "prompts.jsonl"))
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(RuntimeError, match="volley run ended with 1"):
+    with pytest.raises(RuntimeError, match="volley run ended with 1: error: no GPU"):
         list(importlib.import_module(f"benchmarks.gpu.{section}").run(on_gpu(tmp_path)))
     (job,) = made
     assert isinstance(job, RLJob)
@@ -60,7 +60,7 @@ def test_a_family_that_is_refused_is_a_row_with_the_reason(tmp_path: Path, monke
     monkeypatch.setattr(families, "local_ray", lambda **_: contextlib.nullcontext())
     assert set(families.FAMILIES) <= set(FAMILIES)
     figures = [row.figure for row in families.run(on_gpu(tmp_path))]
-    assert figures == ["1.0e-03 before, 2.0e-03 after two steps, which moved them by 3 nats", "too large"]
+    assert figures == ["1.0e-03 before, 2.0e-03 after two steps, which moved them by 3 nats on average", "too large"]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,8 @@ def test_a_family_that_is_refused_is_a_row_with_the_reason(tmp_path: Path, monke
     [
         ("[rank0]: KeyError: no symbol\n[rank0]:[W1126] Warning: not destroyed", "[rank0]: KeyError: no symbol"),
         ("volley.errors.JobError: no model\nbye", "volley.errors.JobError: no model"),
+        ("volley.errors.WorkerDied: actor-0\n[W1126 11:43] Warning: no\nINFO: x", "volley.errors.WorkerDied: actor-0"),
+        ("[rank0]: KeyboardInterrupt\n  warnings.warn(x)", "[rank0]: KeyboardInterrupt"),
         ("RuntimeError: first\nValueError: last\n", "ValueError: last"),
         ("Killed", "Killed"),
         ("", ""),

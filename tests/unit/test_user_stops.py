@@ -1,7 +1,6 @@
 """What a run of any kind does when its user stops it, and when the desired state cannot be read."""
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,9 @@ import pytest
 
 from services.runs import context as module
 from services.runs.context import Context, run_until_stopped
-from services.store.desired import write_desired
+from services.store.desired import newest_desired, write_desired
+from services.store.folder import RunFolder
+from services.store.redis import Store
 from tests.unit.fake_roles import until
 from tests.unit.fake_runs import SmallFolder, context_in
 from volley.errors import HostError, RunStopped
@@ -40,8 +41,8 @@ async def test_an_invalid_desired_state_is_reported_and_the_run_goes_on(context:
     work = asyncio.Event()
     run = asyncio.ensure_future(run_until_stopped(context, wait(work)))
     file = context.folder.path / "desired.json"
-    for invalid in ("{}}", json.dumps({"revision": -1}), json.dumps({"unknown": 1}), "\xff"):
-        file.write_text(invalid)
+    for invalid in (b"{}}", b'{"revision": -1}', b'{"unknown": 1}', b"\xff"):
+        file.write_bytes(invalid)
         await reports(context, "cannot be applied")
         write_desired(context.folder, Desired())
         await reports(context, "")
@@ -59,15 +60,45 @@ async def test_the_run_stops_once_the_state_is_valid_and_says_so(context: Contex
         await asyncio.wait_for(run, 20)
 
 
-async def test_another_problem_is_neither_hidden_nor_removed(context: Context) -> None:
+async def test_another_problem_is_neither_hidden_nor_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    polls = 0
+
+    async def counted(folder: RunFolder, store: Store) -> Desired:
+        nonlocal polls
+        polls += 1
+        return await newest_desired(folder, store)
+
+    async def polled() -> None:
+        """Wait until a poll that begins after this call has ended."""
+        seen = polls
+        await until(lambda: polls >= seen + 3)
+
+    monkeypatch.setattr(module, "newest_desired", counted)
     work = asyncio.Event()
     run = asyncio.ensure_future(run_until_stopped(context, wait(work)))
     context.status.set(problem="the disk is full")
+    for _ in range(2):
+        (context.folder.path / "desired.json").write_text("")
+        await polled()
+        write_desired(context.folder, Desired())
+        await polled()
+        assert context.status.observed.problem == "the disk is full"
     (context.folder.path / "desired.json").write_text("")
-    await asyncio.sleep(0.1)
-    write_desired(context.folder, Desired())
-    await asyncio.sleep(0.1)
-    assert context.status.observed.problem == "the disk is full"
+    await polled()
+    context.status.set(problem="")
+    await reports(context, "cannot be applied")
+    work.set()
+    await run
+
+
+async def test_a_state_in_redis_that_is_invalid_ends_no_run(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def invalid(_run_id: str) -> Desired:
+        return Desired.model_validate({"unknown": 1})
+
+    work = asyncio.Event()
+    monkeypatch.setattr(context.store, "desired", invalid)
+    run = asyncio.ensure_future(run_until_stopped(context, wait(work)))
+    await reports(context, "cannot be applied")
     work.set()
     await run
 
