@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from services.jobs.needs import Needs, needs_of
 from services.runs import context as module
-from services.runs.context import Context, run_until_stopped
+from services.runs.context import Context, run_until_stopped, start_turn
 from services.store.desired import newest_desired, write_desired
 from services.store.folder import RunFolder
 from services.store.redis import Store
@@ -18,23 +19,29 @@ from volley.errors import HostError, RunStopped
 from volley.job import SFTJob
 from volley.state import Desired
 
+JOB = SFTJob.model_validate(
+    {"kind": "sft", "name": "s", "steps": 1, "rows_per_step": 1, "model": {"path": "/m"}, "data": {"path": "/d"}}
+)
+
 
 class Away:
-    """A Redis that does not answer."""
+    """A Redis that holds leases and answers nothing else."""
 
     async def desired(self, _run_id: str) -> Desired:
         raise HostError("away")
+
+    async def lease(self, *_: object) -> bool:
+        return True
+
+    async def release(self, *_: object) -> None: ...
 
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
-    job = SFTJob.model_validate(
-        {"kind": "sft", "name": "s", "steps": 1, "rows_per_step": 1, "model": {"path": "/m"}, "data": {"path": "/d"}}
-    )
-    folder = SmallFolder.create(tmp_path, job)
+    folder = SmallFolder.create(tmp_path, JOB)
     away: Any = Away()
-    return replace(context_in(folder, job)[0], store=away)
+    return replace(context_in(folder, JOB)[0], store=away)
 
 
 async def test_an_invalid_desired_state_is_reported_and_the_run_goes_on(context: Context) -> None:
@@ -101,6 +108,35 @@ async def test_a_state_in_redis_that_is_invalid_ends_no_run(context: Context, mo
     await reports(context, "cannot be applied")
     work.set()
     await run
+
+
+async def test_a_run_that_waits_for_resources_outlives_an_invalid_state(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = ["needs 1 GPU"]
+
+    class Reservation:
+        def __init__(self, _needs: Needs) -> None: ...
+
+        def lacking(self) -> str:
+            return "; ".join(lacking)
+
+        def leave(self) -> None: ...
+
+    async def start() -> None:
+        async with start_turn(context, needs_of(JOB)):
+            pass
+
+    monkeypatch.setattr(module, "ClusterReservation", Reservation)
+    run = asyncio.ensure_future(start())
+    await reports(context, "needs 1 GPU")
+    (context.folder.path / "desired.json").write_text("")
+    printed: list[str] = []
+    monkeypatch.setattr(context.display, "say", printed.append)
+    await until(lambda: any("cannot be applied" in line for line in printed))
+    lacking.clear()
+    await asyncio.wait_for(run, 20)
+    assert context.status.observed.problem == ""
 
 
 async def wait(event: asyncio.Event) -> None:
