@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,11 +114,18 @@ def _python(executable: str, script: str, control: int) -> list[str]:
     return [executable, "-s", "-S", "-P", "-B", script, str(control)]
 
 
+@lru_cache
+def _libraries() -> str:
+    """Return the folder of libpython if the interpreter is linked to it, else ""."""
+    shared = sysconfig.get_config_var("Py_ENABLE_SHARED")
+    return str(Path(sysconfig.get_config_var("LIBDIR")).resolve()) if shared else ""
+
+
 def _as_account(command: list[str], uid: int | None, binds: list[tuple[str, str]], *, sources_only: bool) -> list[str]:
     if uid is None:
         return command
     hidden = [source for source, _ in binds if not _open_to_all(source)]
-    plan = {"uid": uid, "command": command, "stage": hidden, "sources_only": sources_only}
+    plan = {"uid": uid, "command": command, "stage": hidden, "sources_only": sources_only, "libraries": _libraries()}
     return [sys.executable, "-I", "-S", "-B", str(STAGE), json.dumps(plan)]
 
 

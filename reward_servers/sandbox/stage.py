@@ -1,9 +1,9 @@
 # ruff: noqa: PTH101, PTH102, PTH112, PTH123 - avoids the time to import pathlib for a few calls before exec
 """Switches to a slot's account and executes the sandbox. Started by root as ``python stage.py PLAN``.
 
-PLAN is JSON with ``uid``, ``command``, ``stage`` and ``sources_only``. The paths in ``stage``, which the account cannot
-reach, are bound below a tmpfs in a private mount namespace, and the command line is rewritten to use them there. The
-mounts are invisible outside and end with the process.
+PLAN is JSON with ``uid``, ``command``, ``stage``, ``sources_only`` and ``libraries``. The paths in ``stage``, which the
+account cannot reach, are bound below a tmpfs in a private mount namespace, and the command line is rewritten to use
+them there. The mounts are invisible outside and end with the process.
 """
 
 import ctypes
@@ -54,6 +54,9 @@ def main() -> None:
     command = plan["command"]
     for old, new in stage(plan["stage"]).items() if plan["stage"] else ():
         command = rewrite(command, old, new, plan["sources_only"])
+        if not plan["sources_only"] and plan["libraries"].startswith(old + "/"):
+            # The executable itself names the old folder.
+            os.environ["LD_LIBRARY_PATH"] = new + plan["libraries"][len(old) :]
     os.setgroups([])
     os.setgid(plan["uid"])
     os.setuid(plan["uid"])
