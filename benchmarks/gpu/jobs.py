@@ -65,10 +65,10 @@ def run_job(setting: Setting, name: str, *, gpus: tuple[float, float], **changes
     file = setting.folder / f"{name}.json"
     file.write_text(json.dumps(job))
     runs = setting.folder / f"{name}-runs"
-    command = [*LAUNCH, "run", str(file), "--out", str(runs), "--quiet"]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*LAUNCH, "run", str(file), "--out", str(runs), "--quiet"], check=False)
     if done.returncode:
-        raise RuntimeError(f"volley run ended with {done.returncode}: {' '.join(done.stderr.split())[-400:]}")
+        problems = [json.loads(summary.read_text())["problem"] for summary in runs.glob("*/summary.json")]
+        raise RuntimeError(f"volley run ended with {done.returncode}: {' '.join(problems) or 'the job was refused'}")
     (folder,) = runs.iterdir()
     return RunFolder.open(folder)[0]
 

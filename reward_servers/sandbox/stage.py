@@ -55,7 +55,7 @@ def main() -> None:
     for old, new in stage(plan["stage"]).items() if plan["stage"] else ():
         command = rewrite(command, old, new, plan["sources_only"])
         if not plan["sources_only"] and plan["libraries"].startswith(old + "/"):
-            # The executable itself names the old folder.
+            # The executable looks for its library in the old folder, which the account cannot reach.
             os.environ["LD_LIBRARY_PATH"] = new + plan["libraries"][len(old) :]
     os.setgroups([])
     os.setgid(plan["uid"])

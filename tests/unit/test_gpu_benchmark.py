@@ -30,12 +30,15 @@ def test_the_job_for_gpus_is_valid(section: str, tmp_path: Path, monkeypatch: py
 
     def run(command: list[str], **_: Any) -> SimpleNamespace:
         made.append(load_job(Path(command[command.index("run") + 1])))
-        return SimpleNamespace(returncode=1, stderr="error: no\nGPU\n")
+        folder = Path(command[command.index("--out") + 1]) / "run"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text('{"problem": "no GPU"}')
+        return SimpleNamespace(returncode=1)
 
     monkeypatch.setattr(jobs, "inputs", lambda setting: (tmp_path, tmp_path / "prompts.jsonl"))
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(RuntimeError, match="volley run ended with 1: error: no GPU"):
+    with pytest.raises(RuntimeError, match="volley run ended with 1: no GPU"):
         list(importlib.import_module(f"benchmarks.gpu.{section}").run(on_gpu(tmp_path)))
     (job,) = made
     assert isinstance(job, RLJob)
